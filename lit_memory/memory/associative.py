@@ -1,0 +1,120 @@
+"""Associative (fast-weight) memory of ARMT as pure functions of tensors.
+
+Paper:     Rodkin et al. 2024, Associative Recurrent Memory Transformer, arXiv 2407.04841, section 2 and appendix C.1;
+           the feature map is DPFP of Schlag et al. 2021, arXiv 2102.11174, eq. 37-38.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
+
+Deviations
+1. The first segment needs no special case from the caller: an all-zero ``z`` marks a sample that was never written, and its
+   gamma is exactly 1 (the reference keeps a Python flag, which cannot differ between the samples of a batch).
+2. ``gamma="raw"``, ``update="sequential"`` and ``gamma_detach=False`` are the paper's formulas; the defaults are the reference's.
+3. ``denom_floor``, ``normalize_phi`` and ``use_denom=False`` are not in the paper. They are off by default.
+
+Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the feature map, K features (2*nu*C), D value width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class AssociativeState(NamedTuple):
+    """What one layer remembers. Both tensors are zero for an empty memory."""
+
+    A_BKD: Tensor
+    z_BK: Tensor
+
+
+def empty(batch: int, keys: int, width: int, device=None, dtype=torch.float32) -> AssociativeState:
+    """A memory of ``keys`` features and values of ``width`` floats in which nothing has been written."""
+    return AssociativeState(
+        torch.zeros(batch, keys, width, device=device, dtype=dtype), torch.zeros(batch, keys, device=device, dtype=dtype)
+    )
+
+
+def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
+    """Deterministic parameter-free projection, phi(x): (B, T, C) -> (B, T, 2*nu*C), non-negative and of degree two.
+
+    ``r = [relu(x); relu(-x)]`` and ``phi = concat_j r * roll(r, j)`` for j = 1..nu. With ``normalize`` every non-zero phi has
+    unit length.
+    """
+    r = torch.cat([x_BTC, -x_BTC], dim=-1).relu()
+    size = r.shape[-1]
+    # Row j of the windows over [last nu entries; r] is r rolled by j: one product instead of nu rolls.
+    rolled = torch.cat([r[..., -nu:], r], dim=-1).unfold(-1, size, 1)[..., :nu, :].flip(-2)
+    phi = (r.unsqueeze(-2) * rolled).flatten(-2)
+    return F.normalize(phi, dim=-1, eps=1e-12) if normalize else phi
+
+
+def denominator(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5, floor: float = 0.0) -> Tensor:
+    """z . phi + eps of every row, (B, T, 1). With ``floor`` it is at least ``floor * |phi| * |z|``, so that it cannot vanish
+    or change sign where z has little mass (the clipped gamma) or negative mass (the raw one)."""
+    den = (phi_BTK @ z_BK.unsqueeze(-1)) + eps
+    if floor:
+        den = torch.maximum(den, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
+    return den
+
+
+def read(state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_floor: float = 0.0, use_denom: bool = True) -> Tensor:
+    """Recall y = A^T phi / (z . phi + eps), (B, T, D); all zeros from an empty memory.
+
+    Without ``use_denom`` it is A^T phi. Source: the recall equation of section 2.
+    """
+    y_BTD = phi_BTK @ state.A_BKD
+    return y_BTD / denominator(state.z_BK, phi_BTK, eps, denom_floor) if use_denom else y_BTD
+
+
+def gamma_correction(z_BK: Tensor, phi_BMK: Tensor, den_BM1: Tensor, mode: str = "clip", eps: float = 1e-5) -> Tensor:
+    """gamma = 1 - z.phi / |phi|^2, (B, M, 1): the share of phi that z does not hold yet (appendix C.1).
+
+    ``mode``: "clip" limits it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. A sample whose z is
+    all zero gets exactly 1.
+    """
+    if mode == "off":
+        return torch.ones_like(den_BM1)
+    gamma = 1 - den_BM1 / (phi_BMK.square().sum(-1, keepdim=True) + eps)
+    if mode == "clip":
+        gamma = gamma.clamp(0, 1)
+    empty_B11 = (z_BK == 0).all(-1)[:, None, None]
+    return gamma.masked_fill(empty_B11, 1.0)
+
+
+def write(
+    state: AssociativeState,
+    phi_BMK: Tensor,
+    v_BMD: Tensor,
+    beta_BM1: Tensor,
+    *,
+    update: str = "batch",
+    gamma: str = "clip",
+    gamma_detach: bool = True,
+    beta_on_z: bool = False,
+    eps: float = 1e-5,
+    denom_floor: float = 0.0,
+    use_denom: bool = True,
+) -> AssociativeState:
+    """Replace what the memory holds under the keys ``phi`` by the values ``v``, with strength ``beta`` in [0, 1].
+
+    ``update="batch"`` writes all M tokens against the same (A, z), as the reference does; "sequential" one after another, as
+    the paper writes it. They agree where the keys of one segment are orthogonal. Source: the update equations of section 2.
+    """
+    if update == "sequential":
+        flags = dict(gamma=gamma, gamma_detach=gamma_detach, beta_on_z=beta_on_z, eps=eps, denom_floor=denom_floor, use_denom=use_denom)
+        for phi, v, beta in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
+            state = write(state, phi, v, beta, **flags)
+        return state
+    A_BKD, z_BK = state
+    old_BMD = phi_BMK @ A_BKD  # v-bar: what the memory recalls under the keys now
+    if not use_denom:
+        return AssociativeState(A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD), z_BK)
+    den_BM1 = denominator(z_BK, phi_BMK, eps, denom_floor)
+    gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, eps)
+    if gamma_detach:
+        gamma_BM1 = gamma_BM1.detach()
+    if beta_on_z:
+        gamma_BM1 = gamma_BM1 * beta_BM1
+    A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD / den_BM1)
+    z_BK = z_BK + (gamma_BM1 * phi_BMK).sum(1)
+    return AssociativeState(A_BKD, z_BK)

@@ -1,0 +1,13 @@
+"""The registry of architectures. Names are strings, so that a wrong name in a YAML fails before torch is imported.
+
+A model file holds one class, derived from ``SegmentRecurrent``, with its configuration as the attribute ``Config``; it is built
+as ``Model(Model.Config(...))``.
+"""
+
+MODELS = {
+    "transformer": "lit_memory.models.transformer:Transformer",
+    "rmt": "lit_memory.models.rmt:RMT",
+    "prmt": "lit_memory.models.prmt:PRMT",
+    "armt": "lit_memory.models.armt:ARMT",
+    "tarm": "lit_memory.models.tarm:TARM",
+}

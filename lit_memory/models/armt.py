@@ -1,0 +1,147 @@
+"""ARMT: associative recurrent memory transformer.
+
+Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in ``memory/associative.py``.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``modeling_amt/language_modeling.py``.
+
+The rows of a segment are ``[tokens; memory tokens]``. Every layer first recalls, for all its rows, from the memory that its
+earlier segments left (plain residual addition), then runs the transformer block, then writes what the block made of the memory
+tokens. The memory tokens that enter the first layer are the same learned parameter at every segment.
+
+Deviations
+1. The state is passed in and returned; the reference keeps it in module attributes.
+2. The memory of a segment is written at the end of that segment, as in the reference; the paper writes it at the start of the
+   next one. The values are the same.
+3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from scratch.
+4. Flags that are not in the paper: see ``memory/associative.py``. ``recall_on_mem_rows=False`` is ours as well.
+
+Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.memory import associative
+from lit_memory.memory.associative import AssociativeState
+from lit_memory.recurrence import LayerRecurrent
+
+
+class ARMTLayer(nn.Module):
+    """Recall, block, write."""
+
+    def __init__(self, config: "ARMT.Config") -> None:
+        super().__init__()
+        self.config = config
+        self.block = Block(config)
+        self.to_query = nn.Linear(config.width, config.memory_dim, bias=False)
+        self.to_key = nn.Linear(config.width, config.memory_dim, bias=False)
+        self.to_value = nn.Linear(config.width, config.width, bias=False)
+        self.to_beta = nn.Linear(config.width, 1)
+        nn.init.normal_(self.to_value.weight, std=config.value_std) if config.value_std else nn.init.zeros_(self.to_value.weight)
+
+    def forward(self, rows_BTD: Tensor, state: AssociativeState, mask_BT: Tensor | None = None, write: bool = True):
+        memory_tokens = self.config.memory_tokens if write else 0
+        rows_BTD = rows_BTD + self.recall(rows_BTD, state, memory_tokens)
+        rows_BTD = self.block(rows_BTD, _mask(mask_BT, memory_tokens))
+        return rows_BTD, self.memorize(rows_BTD[:, -memory_tokens:], state) if memory_tokens else state
+
+    def features(self, x_BTC: Tensor, state: AssociativeState) -> Tensor:
+        """phi(x) in the state's precision."""
+        return associative.dpfp(x_BTC.to(state.z_BK.dtype), self.config.nu, self.config.normalize_phi)
+
+    def recall(self, rows_BTD: Tensor, state: AssociativeState, memory_tokens: int) -> Tensor:
+        """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``."""
+        c = self.config
+        asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
+        query_BTC = self.to_query(asking)
+        with torch.autocast(rows_BTD.device.type, enabled=False):
+            phi = self.features(query_BTC, state)
+            y_BTD = associative.read(state, phi, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom)
+        return F.pad(y_BTD, (0, 0, 0, rows_BTD.shape[1] - asking.shape[1])).to(rows_BTD.dtype)
+
+    def memorize(self, rows_BMD: Tensor, state: AssociativeState) -> AssociativeState:
+        """The state after the M memory rows have been written."""
+        c = self.config
+        key, value, beta = self.to_key(rows_BMD), self.to_value(rows_BMD), self.to_beta(rows_BMD).sigmoid()
+        flags = dict(update=c.update, gamma=c.gamma, gamma_detach=c.gamma_detach, beta_on_z=c.beta_on_z)
+        with torch.autocast(rows_BMD.device.type, enabled=False):
+            phi = self.features(key, state)
+            value, beta = value.to(phi.dtype), beta.to(phi.dtype)
+            return associative.write(state, phi, value, beta, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom, **flags)
+
+
+def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
+    """Attention mask of ``[tokens; memory tokens]``: memory rows are always valid."""
+    if mask_BT is None:
+        return None
+    mask_BT = F.pad(mask_BT, (0, memory_tokens), value=True)
+    return attention_mask(mask_BT, mask_BT.shape[1])
+
+
+class ARMT(LayerRecurrent):
+    """Transformer with an associative memory in every layer."""
+
+    @dataclass
+    class Config(BackboneConfig):
+        memory_tokens: int = 4
+        memory_dim: int = 32
+        """Channels of keys and queries before the feature map; a key has 2*nu*memory_dim features (the script has 64)."""
+        nu: int = 3
+        """Rolls of DPFP."""
+        update: Literal["batch", "sequential"] = "batch"
+        """Write the memory tokens of a segment at once (reference) or one after another (paper)."""
+        gamma: Literal["clip", "raw", "off"] = "clip"
+        """Correction of the normaliser: clipped to [0, 1] (reference), the paper's formula, or none (the ablation)."""
+        gamma_detach: bool = True
+        """No gradient through gamma ("converges better", appendix C.1)."""
+        beta_on_z: bool = False
+        """Apply beta to the normaliser as well."""
+        eps: float = 1e-5
+        """Added to the denominators."""
+        denom_floor: float = 0.0
+        """Least denominator, as a share of |phi|*|z|. Ours."""
+        normalize_phi: bool = False
+        """Keys and queries of unit length. Ours (and a later branch of the reference)."""
+        use_denom: bool = True
+        """Divide by z . phi; without, the memory is a plain delta rule. Ours (and a later branch of the reference)."""
+        recall_on_mem_rows: bool = True
+        value_std: float = 0.0
+        """Init of W_v; 0 makes a fresh ARMT equal to its backbone."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("memory_tokens", "memory_dim", "nu"):
+                if getattr(self, name) < 1:
+                    raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            if self.nu >= 2 * self.memory_dim:
+                raise ValueError(f"nu={self.nu}: expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
+            for name in ("eps", "denom_floor", "value_std"):
+                if getattr(self, name) < 0:
+                    raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+
+        def rows(self, segment_len: int) -> int:
+            return segment_len + self.memory_tokens
+
+    def __init__(self, config: "ARMT.Config") -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = Decoder(config, ARMTLayer)
+        self.memory = self.decoder.memory_tokens(config.memory_tokens)
+
+    def init_state(self, batch, device=None, dtype=None):
+        c = self.config
+        options = self.state_options(device, dtype)
+        return tuple(associative.empty(batch, 2 * c.nu * c.memory_dim, c.width, **options) for _ in self.layers)
+
+    def embed(self, ids_BT, write=True):
+        rows_BTD = self.decoder.tokens(ids_BT)
+        if write:
+            rows_BTD = torch.cat([rows_BTD, self.memory.expand(len(rows_BTD), -1, -1)], dim=1)
+        return self.decoder.place(rows_BTD)
+
+    def finish(self, rows_BTD, write=True):
+        return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)

@@ -1,0 +1,279 @@
+"""Segment-level recurrence: what every model offers, and the only loop over segments.
+
+A ``SegmentRecurrent`` model reads one segment at a time and carries a state between segments. The state is a pytree (tuples of
+tensors, batch first) that is passed in and returned, never kept on the module: that is what makes data parallelism, activation
+checkpointing, beam search and tests work. A ``LayerRecurrent`` model keeps one state per layer, which allows the diagonal
+schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, evaluation and benchmarks alike.
+
+Shape suffixes: B batch, T tokens, D width, V vocabulary, G cells that run together.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+State = Any  # a tensor, or a (named) tuple of States
+
+
+def map_state(fn: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Apply ``fn`` to every tensor of a state (and to the tensors at the same place in ``others``)."""
+    if isinstance(state, Tensor):
+        return fn(state, *others)
+    items = [map_state(fn, *parts) for parts in zip(state, *others, strict=True)]
+    return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
+
+
+def state_tensors(state: State) -> Iterator[Tensor]:
+    """All tensors of a state, in order."""
+    if isinstance(state, Tensor):
+        yield state
+    else:
+        for part in state:
+            yield from state_tensors(part)
+
+
+def detach(state: State) -> State:
+    """The same values without their graph."""
+    return map_state(Tensor.detach, state)
+
+
+class SegmentRecurrent(nn.Module):
+    """A model that reads segments: ``init_state``, ``step`` and ``logits`` are its whole interface."""
+
+    decoder: nn.Module
+
+    def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
+        """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters, but never
+        below fp32."""
+        raise NotImplementedError
+
+    def step(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None, write: bool = True) -> tuple[Tensor, State]:
+        """Read one segment: hidden states (B, T, D) of its tokens, and the next state.
+
+        ``mask_BT`` is True at real tokens (default: all). With ``write=False`` the state comes back as it was.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Vocabulary scores (B, T, V). Apart from ``step`` because on a long context only the answer needs them."""
+        return self.decoder.head(hidden_BTD)
+
+    def state_floats(self, state: State) -> int:
+        """Floats that one sample carries from segment to segment."""
+        return sum(t[0].numel() for t in state_tensors(state) if t.is_floating_point())
+
+    def reorder(self, state: State, idx: Tensor) -> State:
+        """The state of samples ``idx`` (which may repeat), for beam search and for several readers of one memory."""
+        return map_state(lambda t: t.index_select(0, idx), state)
+
+    def state_options(self, device: torch.device | None, dtype: torch.dtype | None) -> dict[str, Any]:
+        """``device`` and ``dtype`` for new state tensors, with the defaults of ``init_state``."""
+        weight = next(self.parameters())
+        return {"device": device or weight.device, "dtype": dtype or torch.promote_types(weight.dtype, torch.float32)}
+
+
+class LayerRecurrent(SegmentRecurrent):
+    """A model whose recurrence lies inside each layer of its ``decoder``.
+
+    The layers are modules of equal structure, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, and the state
+    is a tuple with one entry per layer.
+    """
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.decoder.layers
+
+    def embed(self, ids_BT: Tensor, write: bool = True) -> Tensor:
+        """Rows that enter the first layer; without ``write`` the rows that only write memory are left out."""
+        raise NotImplementedError
+
+    def finish(self, rows_BTD: Tensor, write: bool = True) -> Tensor:
+        """Hidden states of the ordinary tokens, after the final norm, from the rows that leave the last layer."""
+        raise NotImplementedError
+
+    def step(self, state, ids_BT, mask_BT=None, write=True):
+        rows = self.embed(ids_BT, write)
+        states = []
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            rows, layer_state = layer(rows, layer_state, mask_BT, write)
+            states.append(layer_state)
+        return self.finish(rows, write), tuple(states)
+
+
+class Unrolled(NamedTuple):
+    """Hidden states of the segments that were kept, joined to (B, T, D), and the state after the last writing segment."""
+
+    hidden_BTD: Tensor
+    state: State
+
+
+def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:
+    """How ``total`` tokens are cut: "left" leaves the last segment short, "right" the first one, "center" makes
+    ceil(total / segment_len) nearly equal ones. Source: the reference's segmenter (spec 0.2)."""
+    count, rest = -(-total // segment_len), total % segment_len
+    if align == "center":
+        return [total // count + (i < total % count) for i in range(count)]
+    full = [segment_len] * (total // segment_len)
+    if align not in ("left", "right"):
+        raise ValueError(f"align={align!r}: expected 'left', 'right' or 'center'")
+    return full if not rest else [*full, rest] if align == "left" else [rest, *full]
+
+
+def unroll(
+    model: SegmentRecurrent,
+    ids_BT: Tensor | Iterable[Tensor],
+    segment_len: int | None = None,
+    *,
+    mask_BT: Tensor | None = None,
+    state: State | None = None,
+    read_only: int = 0,
+    keep: int | None = None,
+    bptt: int | None = None,
+    schedule: str = "sequential",
+    align: str = "left",
+) -> Unrolled:
+    """Read a sequence segment by segment.
+
+    ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or an iterator of segments, which is
+        consumed with constant memory, so that 50 million tokens fit (use ``keep``).
+    mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
+    state: where to start; default ``model.init_state``.
+    read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
+        as one batch.
+    keep: number of trailing segments whose hidden states are returned; default all.
+    bptt: gradients cross the boundaries of the last ``bptt`` segments only; default all (no truncation).
+    schedule: "sequential", or "diagonal" for LayerRecurrent models: cells (segment, layer) on one diagonal run together.
+    Raises ValueError for a schedule that the model does not allow, and for ``read_only`` or ``bptt`` on an iterator.
+    """
+    if schedule not in ("sequential", "diagonal"):
+        raise ValueError(f"schedule={schedule!r}: expected 'sequential' or 'diagonal'")
+    if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
+        raise ValueError(f"{type(model).__name__} passes memory from the top layer to the bottom one, so schedule='diagonal' is impossible; use 'sequential'")
+    if not isinstance(ids_BT, Tensor):
+        if read_only or bptt is not None or mask_BT is not None or schedule != "sequential":
+            raise ValueError("an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown")
+        return _sequential(model, ids_BT, None, state, keep, None)
+    lengths = segment_lengths(ids_BT.shape[1], segment_len or ids_BT.shape[1], align)
+    if not 0 <= read_only <= len(lengths):
+        raise ValueError(f"read_only={read_only}: the input has {len(lengths)} segments")
+    ids = ids_BT.split(lengths, dim=1)
+    masks = mask_BT.split(lengths, dim=1) if mask_BT is not None else None
+    writing = len(ids) - read_only
+    if state is None:
+        state = model.init_state(ids_BT.shape[0], ids_BT.device)
+    keep_writing = None if keep is None else max(keep - read_only, 0)
+    run = _diagonal if schedule == "diagonal" else _sequential
+    done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt)
+    if not read_only:
+        return done
+    state = detach(done.state) if bptt is not None and bptt <= read_only else done.state
+    read = _read(model, ids[writing:], masks and masks[writing:], state)
+    hidden = torch.cat([done.hidden_BTD, read], dim=1) if done.hidden_BTD.shape[1] else read
+    return Unrolled(hidden, done.state)
+
+
+def _sequential(model, segments: Iterable[Tensor], masks, state, keep: int | None, bptt: int | None) -> Unrolled:
+    hidden: deque[Tensor] = deque(maxlen=keep)
+    for i, ids in enumerate(segments):
+        if state is None:
+            state = model.init_state(ids.shape[0], ids.device)
+        if bptt is not None and i <= len(segments) - bptt:
+            state = detach(state)
+        h_BTD, state = _masked_step(model, state, ids, masks[i] if masks is not None else None)
+        if keep != 0:
+            hidden.append(h_BTD)
+    return Unrolled(_join(model, hidden, state), state)
+
+
+def _masked_step(model, state, ids, mask):
+    h_BTD, new = model.step(state, ids, mask)
+    if mask is not None:  # a sample that has ended must not write its padding
+        live = mask.any(1)
+        new = map_state(lambda a, b: torch.where(live.view(-1, *[1] * (a.dim() - 1)), a, b) if a.shape == b.shape else a, new, state)
+    return h_BTD, new
+
+
+def _join(model, hidden: deque[Tensor], state) -> Tensor:
+    if hidden:
+        return torch.cat(list(hidden), dim=1) if len(hidden) > 1 else hidden[0]
+    batch = next(state_tensors(state)).shape[0]
+    return next(model.parameters()).new_zeros(batch, 0, 0)
+
+
+def _read(model, segments, masks, state) -> Tensor:
+    """Hidden states of segments that all read the same state, (B, T, D)."""
+    if len({ids.shape for ids in segments}) > 1:
+        outs = [model.step(state, ids, masks[i] if masks is not None else None, write=False)[0] for i, ids in enumerate(segments)]
+        return torch.cat(outs, dim=1)
+    batch, count = segments[0].shape[0], len(segments)
+    ids = torch.stack(segments, dim=1).flatten(0, 1)
+    mask = torch.stack(masks, dim=1).flatten(0, 1) if masks is not None else None
+    if count > 1:
+        state = model.reorder(state, torch.arange(batch, device=ids.device).repeat_interleave(count))
+    hidden = model.step(state, ids, mask, write=False)[0]
+    return hidden.unflatten(0, (batch, count)).flatten(1, 2)
+
+
+def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, bptt: int | None) -> Unrolled:
+    """Run cell (segment s, layer l) at time s + l: S + L - 1 grouped steps in place of S * L single ones.
+
+    The layers of one group run as one ``vmap`` over stacked weights. Segments of another length than the first (a short last
+    one) are read sequentially afterwards. Source: spec 13.
+    """
+    if masks is not None or bptt is not None:
+        raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
+    even = next((i for i, ids in enumerate(segments) if ids.shape != segments[0].shape), len(segments))
+    num_layers = len(model.layers)
+    params, buffers = torch.func.stack_module_state(list(model.layers))
+    layer = model.layers[0]
+
+    def cell(params, buffers, rows, layer_state):
+        return torch.func.functional_call(layer, (params, buffers), (rows, layer_state, None, True))
+
+    group = torch.func.vmap(cell, randomness="different")
+    states, rows, hidden = list(state), [None] * num_layers, []
+    for t in range(even + num_layers - 1 if even else 0):
+        first, last = max(0, t - even + 1), min(t, num_layers - 1)
+        if first == 0:
+            rows[0] = model.embed(segments[t])
+        part = slice(first, last + 1)
+        stacked = map_state(lambda *a: torch.stack(a), *states[part])
+        weights = [{k: v[part] for k, v in tree.items()} for tree in (params, buffers)]
+        with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that vmap can batch on every device
+            out_GBTD, new = group(*weights, torch.stack(rows[part]), stacked)
+        for i, out in enumerate(out_GBTD.unbind(0)):
+            states[first + i] = map_state(lambda a, i=i: a.unbind(0)[i], new)
+            if first + i + 1 < num_layers:
+                rows[first + i + 1] = out
+            else:
+                hidden.append(model.finish(out))
+    tail = _sequential(model, segments[even:], None, tuple(states), None, None)
+    hidden = deque([*hidden, *([tail.hidden_BTD] if tail.hidden_BTD.shape[1] else [])], maxlen=keep)
+    return Unrolled(_join(model, hidden, tail.state), tail.state)
+
+
+@torch.no_grad()
+def generate(model: SegmentRecurrent, ids_BT: Tensor, max_new_tokens: int, *, segment_len: int | None = None, stop: int | None = None) -> Tensor:
+    """Greedy continuation, (B, max_new_tokens): reads the prompt, then extends its last segment without writing memory.
+
+    A segment that is full is written before the next one starts. After ``stop`` a sample repeats it.
+    """
+    segment_len = segment_len or ids_BT.shape[1] + max_new_tokens
+    full = (ids_BT.shape[1] - 1) // segment_len * segment_len
+    state = unroll(model, ids_BT[:, :full], segment_len, keep=0).state if full else model.init_state(ids_BT.shape[0], ids_BT.device)
+    current, out = ids_BT[:, full:], []
+    for _ in range(max_new_tokens):
+        if current.shape[1] > segment_len:
+            _, state = model.step(state, current[:, :segment_len])
+            current = current[:, segment_len:]
+        hidden, _ = model.step(state, current, write=False)
+        token = model.logits(hidden[:, -1:]).argmax(-1)
+        if stop is not None and out:
+            token = torch.where(out[-1] == stop, stop, token)
+        out.append(token)
+        current = torch.cat([current, token], dim=1)
+    return torch.cat(out, dim=1)

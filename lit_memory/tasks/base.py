@@ -1,0 +1,102 @@
+"""What every task offers, and the random numbers that all of them use.
+
+Shape suffixes: B batch, T tokens.
+"""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+
+def generator(seed: int, split: str, step: int) -> torch.Generator:
+    """A CPU generator that depends on its arguments alone: the same bits on any machine, in any process, in any order."""
+    digest = hashlib.blake2b(f"{seed}/{split}/{step}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@dataclass
+class Batch:
+    """What a model reads and what it is asked.
+
+    ids_BT: token ids. targets_BT: the id at every position that is scored, -100 elsewhere; position p is predicted from p-1.
+    segment_len: tokens per segment where the task fixes it (None: the whole sequence).
+    read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
+    meta: numbers per sample (B,) that say what kind of sample it is.
+    """
+
+    ids_BT: Tensor
+    targets_BT: Tensor
+    segment_len: int | None = None
+    read_only: int = 0
+    meta: dict[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """The same batch on ``device``."""
+        meta = {k: v.to(device, non_blocking=non_blocking) for k, v in self.meta.items()}
+        return replace(
+            self, ids_BT=self.ids_BT.to(device, non_blocking=non_blocking), targets_BT=self.targets_BT.to(device, non_blocking=non_blocking), meta=meta
+        )
+
+
+class Task:
+    """A pure sampler and its metric.
+
+    ``batch(seed, split, step, size)`` returns the same bits for the same arguments. ``Config.test_<field>`` lists the values of
+    ``<field>`` that the test visits; the x axis of a figure is one of those fields.
+    """
+
+    Config: ClassVar[type]
+    metric: ClassVar[str] = "exact_match"
+    """The metric that curricula and figures use unless they name another."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run from 0 to ``vocab_size - 1``."""
+        raise NotImplementedError
+
+    @property
+    def segment_len(self) -> int | None:
+        """Tokens per segment where the task fixes it."""
+        raise NotImplementedError
+
+    def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
+        """``size`` samples of ``split`` ("train", "valid" or "test")."""
+        raise NotImplementedError
+
+    def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Metrics per sample, (B,), from the predicted id at every target position (anything elsewhere)."""
+        raise NotImplementedError
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Metrics that follow from the means over a whole split (an estimated capacity, say), to be added to them."""
+        return {}
+
+    def at(self, **changes: Any) -> Self:
+        """The same task with other fields: a stage of a curriculum, or one condition of a test."""
+        return type(self)(replace(self.config, **changes))
+
+    def test_conditions(self) -> list[tuple[int | float, Self]]:
+        """(x, task) of every value in ``Config.test_<field>``."""
+        axis, values = self.test_axis()
+        return [(value, self.at(**{axis: value})) for value in values]
+
+    def test_axis(self) -> tuple[str, list]:
+        """Name of the field that the test varies, and its values."""
+        for name, values in vars(self.config).items():
+            if name.startswith("test_"):
+                return name.removeprefix("test_"), values
+        raise ValueError(f"{type(self).__name__}.Config has no test_<field>")
+
+
+def exact_match(predicted_BT: Tensor, batch: Batch) -> Tensor:
+    """Share of a sample's answers that are right in every token, (B,). An answer is what one read-only segment is asked."""
+    answers = max(batch.read_only, 1)
+    length = batch.ids_BT.shape[1] if not batch.read_only else batch.read_only * (batch.segment_len or 0)
+    targets, predicted = (t[:, -length:].unflatten(1, (answers, -1)) for t in (batch.targets_BT, predicted_BT))
+    return ((predicted == targets) | (targets == -100)).all(-1).float().mean(-1)
