@@ -12,9 +12,9 @@ Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,9 @@ class BackboneConfig:
     embedding_std: float | None = None
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if get_origin(field.type) is Literal and getattr(self, field.name) not in get_args(field.type):
+                raise ValueError(f"{field.name}={getattr(self, field.name)!r}: expected one of {', '.join(get_args(field.type))}")
         for name in ("layers", "width", "heads", "ff_mult", "positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
@@ -52,8 +55,18 @@ class BackboneConfig:
             raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
         if not 0 <= self.rotary_fraction <= 1:
             raise ValueError(f"rotary_fraction={self.rotary_fraction}: expected a number from 0 to 1")
+        if self.family == "gpt_neox" and self.rotary_dims + self.rotary_dims % 2 > self.width // self.heads:
+            raise ValueError(f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.width // self.heads}; lower it")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
+        for name in ("norm_eps", "init_std", "embedding_std"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+
+    @property
+    def rotary_dims(self) -> int:
+        """Channels of a head that are rotated. Of an odd number one more is, at the frequencies of the odd one (as in Hugging Face)."""
+        return 0 if self.family == "gpt2" else int(self.width // self.heads * self.rotary_fraction)
 
     def rows(self, segment_len: int) -> int:
         """Rows that one segment occupies, memory included."""
@@ -68,6 +81,7 @@ class BackboneConfig:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a table first made during validation must serve training as well
 def rotary_table(length: int, dims: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0..length-1, each (length, dims). Source: Su et al. 2021, arXiv 2104.09864."""
     frequency = 10_000.0 ** (-torch.arange(0, dims, 2, device=device, dtype=torch.float64) / dims)
@@ -78,6 +92,7 @@ def rotary_table(length: int, dims: int, device: torch.device, dtype: torch.dtyp
 def rotate(x_BHTK: Tensor, dims: int) -> Tensor:
     """Rotary embedding of the first ``dims`` channels at positions 0..T-1."""
     cos, sin = rotary_table(x_BHTK.shape[-2], dims, x_BHTK.device, x_BHTK.dtype)
+    dims = cos.shape[-1]  # rounded up to even
     head, rest = x_BHTK[..., :dims], x_BHTK[..., dims:]
     left, right = head.chunk(2, dim=-1)
     return torch.cat([head * cos + torch.cat([-right, left], dim=-1) * sin, rest], dim=-1)
@@ -100,7 +115,7 @@ class Attention(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.rotary = 0 if config.family == "gpt2" else int(config.width // config.heads * config.rotary_fraction)
+        self.rotary = config.rotary_dims
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
@@ -187,8 +202,8 @@ class Decoder(nn.Module):
 
     def memory_tokens(self, count: int) -> nn.Parameter:
         """A new (count, D) parameter, N(0, s) with s the standard deviation of the token embeddings (the reference's init)."""
-        std = self.tokens.weight.detach().std().item()
-        return nn.Parameter(torch.randn(count, self.config.width, dtype=self.tokens.weight.dtype) * std)
+        table = self.tokens.weight.detach()
+        return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * table.std())
 
     def place(self, rows_BTD: Tensor) -> Tensor:
         """Add positions 0..T-1 where the family has absolute ones. Raises ValueError beyond the table."""
@@ -208,6 +223,10 @@ class Decoder(nn.Module):
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the plain decoder."""
         return self.head(self.run(self.place(self.tokens(ids_BT)), mask_BT))
+
+
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+"""Endings of the causal-mask and rotary buffers of old checkpoints."""
 
 
 def _block_names(family: str) -> dict[str, str]:
@@ -236,16 +255,15 @@ def import_block(weights: Mapping[str, Tensor], family: str, heads: int) -> dict
 def import_decoder(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
     """State dict of our ``Decoder`` from that of a Hugging Face ``GPT2LMHeadModel`` or ``GPTNeoXForCausalLM``.
 
-    Causal-mask and rotary buffers of old checkpoints are dropped. Raises KeyError for a missing weight, ValueError for one
-    that has no place here.
+    ``BUFFERS`` are dropped. A GPT-2 without a head has the token embedding as its head. Raises KeyError for a missing weight,
+    ValueError for one that has no place here.
     """
-    stem, layer, tokens, norm, head = (
-        ("transformer", "h", "wte", "ln_f", "lm_head") if family == "gpt2" else ("gpt_neox", "layers", "embed_in", "final_layer_norm", "embed_out")
-    )
-    buffers = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-    left = {name: tensor for name, tensor in weights.items() if not name.endswith(buffers)}
+    stem, layer, tokens, norm = ("transformer", "h", "wte", "ln_f") if family == "gpt2" else ("gpt_neox", "layers", "embed_in", "final_layer_norm")
+    left = {name: tensor for name, tensor in weights.items() if not name.endswith(BUFFERS)}
+    if "embed_out.weight" in left:  # NeoX's head in files and before transformers 5
+        left["lm_head.weight"] = left.pop("embed_out.weight")
     out = {"tokens.weight": left.pop(f"{stem}.{tokens}.weight")}
-    out["head.weight"] = left.pop(f"{head}.weight", out["tokens.weight"])
+    out["head.weight"] = left.pop("lm_head.weight", out["tokens.weight"]) if family == "gpt2" else left.pop("lm_head.weight")
     if family == "gpt2":
         out["positions.weight"] = left.pop(f"{stem}.wpe.weight")
     for kind in ("weight", "bias"):

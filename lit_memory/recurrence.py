@@ -145,10 +145,12 @@ def unroll(
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
         as one batch.
     keep: number of trailing segments whose hidden states are returned; default all.
-    bptt: gradients cross the boundaries of the last ``bptt`` segments only; default all (no truncation).
+    bptt: gradients stay within the last ``bptt`` segments, of which the read-only ones count as one; default no truncation.
     schedule: "sequential", or "diagonal" for LayerRecurrent models: cells (segment, layer) on one diagonal run together.
     Raises ValueError for a schedule that the model does not allow, and for ``read_only`` or ``bptt`` on an iterator.
     """
+    if bptt is not None and bptt < 1:
+        raise ValueError(f"bptt={bptt}: expected at least 1 segment, or None for no truncation")
     if schedule not in ("sequential", "diagonal"):
         raise ValueError(f"schedule={schedule!r}: expected 'sequential' or 'diagonal'")
     if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
@@ -162,16 +164,19 @@ def unroll(
         raise ValueError(f"read_only={read_only}: the input has {len(lengths)} segments")
     ids = ids_BT.split(lengths, dim=1)
     masks = mask_BT.split(lengths, dim=1) if mask_BT is not None else None
-    writing = len(ids) - read_only
+    writing, reading = len(ids) - read_only, read_only if keep is None else min(read_only, keep)
     if state is None:
         state = model.init_state(ids_BT.shape[0], ids_BT.device)
+    elif bptt is not None and bptt <= writing + (read_only > 0):
+        state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
+    bptt_writing = None if bptt is None else bptt - (read_only > 0)
     run = _diagonal if schedule == "diagonal" else _sequential
-    done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt)
-    if not read_only:
+    done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt_writing)
+    if not reading:
         return done
-    state = detach(done.state) if bptt is not None and bptt <= read_only else done.state
-    read = _read(model, ids[writing:], masks and masks[writing:], state)
+    state = detach(done.state) if bptt == 1 and writing else done.state
+    read = _read(model, ids[-reading:], masks and masks[-reading:], state)
     hidden = torch.cat([done.hidden_BTD, read], dim=1) if done.hidden_BTD.shape[1] else read
     return Unrolled(hidden, done.state)
 
@@ -181,7 +186,7 @@ def _sequential(model, segments: Iterable[Tensor], masks, state, keep: int | Non
     for i, ids in enumerate(segments):
         if state is None:
             state = model.init_state(ids.shape[0], ids.device)
-        if bptt is not None and i <= len(segments) - bptt:
+        if bptt is not None and 0 < i <= len(segments) - bptt:  # i = 0: a learned initial memory is trained
             state = detach(state)
         h_BTD, state = _masked_step(model, state, ids, masks[i] if masks is not None else None)
         if keep != 0:
@@ -193,7 +198,7 @@ def _masked_step(model, state, ids, mask):
     h_BTD, new = model.step(state, ids, mask)
     if mask is not None:  # a sample that has ended must not write its padding
         live = mask.any(1)
-        new = map_state(lambda a, b: torch.where(live.view(-1, *[1] * (a.dim() - 1)), a, b) if a.shape == b.shape else a, new, state)
+        new = map_state(lambda a, b: torch.where(live.view(-1, *[1] * (a.dim() - 1)), a, b), new, state)
     return h_BTD, new
 
 
@@ -228,11 +233,12 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
         raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
     even = next((i for i, ids in enumerate(segments) if ids.shape != segments[0].shape), len(segments))
     num_layers = len(model.layers)
-    params, buffers = torch.func.stack_module_state(list(model.layers))
     layer = model.layers[0]
+    single = [{**dict(layer.named_parameters()), **dict(layer.named_buffers())} for layer in model.layers]
+    weights = {name: torch.stack([w[name] for w in single]) for name in single[0]}  # torch.func.stack_module_state would cut the graph
 
-    def cell(params, buffers, rows, layer_state):
-        return torch.func.functional_call(layer, (params, buffers), (rows, layer_state, None, True))
+    def cell(weights, rows, layer_state):
+        return torch.func.functional_call(layer, weights, (rows, layer_state, None, True))
 
     group = torch.func.vmap(cell, randomness="different")
     states, rows, hidden = list(state), [None] * num_layers, []
@@ -242,9 +248,8 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
             rows[0] = model.embed(segments[t])
         part = slice(first, last + 1)
         stacked = map_state(lambda *a: torch.stack(a), *states[part])
-        weights = [{k: v[part] for k, v in tree.items()} for tree in (params, buffers)]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that vmap can batch on every device
-            out_GBTD, new = group(*weights, torch.stack(rows[part]), stacked)
+            out_GBTD, new = group({k: v[part] for k, v in weights.items()}, torch.stack(rows[part]), stacked)
         for i, out in enumerate(out_GBTD.unbind(0)):
             states[first + i] = map_state(lambda a, i=i: a.unbind(0)[i], new)
             if first + i + 1 < num_layers:
@@ -252,7 +257,7 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
             else:
                 hidden.append(model.finish(out))
     tail = _sequential(model, segments[even:], None, tuple(states), None, None)
-    hidden = deque([*hidden, *([tail.hidden_BTD] if tail.hidden_BTD.shape[1] else [])], maxlen=keep)
+    hidden = deque([*hidden, *tail.hidden_BTD.split([ids.shape[1] for ids in segments[even:]], dim=1)], maxlen=keep)
     return Unrolled(_join(model, hidden, tail.state), tail.state)
 
 

@@ -119,7 +119,9 @@ class ARMT(LayerRecurrent):
                     raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
             if self.nu >= 2 * self.memory_dim:
                 raise ValueError(f"nu={self.nu}: expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
-            for name in ("eps", "denom_floor", "value_std"):
+            if self.eps <= 0:
+                raise ValueError(f"eps={self.eps}: expected more than 0, which an empty memory would be divided by")
+            for name in ("denom_floor", "value_std"):
                 if getattr(self, name) < 0:
                     raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
 

@@ -27,7 +27,7 @@ class TARM(RMT):
     @dataclass
     class Config(RMT.Config):
         alpha: float = 0.2
-        """Weight of the new memory, 0 < alpha <= 1; 1 is RMT."""
+        """Weight of the new memory, from 0 (the memory never changes) to 1 (RMT)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

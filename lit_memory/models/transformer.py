@@ -22,7 +22,7 @@ from lit_memory.recurrence import LayerRecurrent
 
 
 class WindowState(NamedTuple):
-    """Unrotated keys and values of the last tokens of one layer, and which of them are real."""
+    """Unrotated keys and values of the last W tokens of one layer, and which of them are real (at first: none)."""
 
     k_BHWK: Tensor
     v_BHWK: Tensor
@@ -42,10 +42,12 @@ class WindowLayer(nn.Module):
             return self.block(rows_BTD, None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])), state
         now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
-        rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), (state.k_BHWK, state.v_BHWK))
+        past = (state.k_BHWK.to(rows_BTD.dtype), state.v_BHWK.to(rows_BTD.dtype))
+        rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), past)
         if not write:
             return rows_BTD, state
-        new = WindowState(k[:, :, -self.window :], v[:, :, -self.window :], mask_BS[:, -self.window :])
+        k, v = (t[:, :, -self.window :].to(state.k_BHWK.dtype) for t in (k, v))
+        new = WindowState(k, v, mask_BS[:, -self.window :])
         return rows_BTD, WindowState(new.k_BHWK.detach(), new.v_BHWK.detach(), new.mask_BW) if self.detach else new
 
 
@@ -73,8 +75,8 @@ class Transformer(LayerRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         options = self.state_options(device, dtype)
         c = self.config
-        keys = torch.zeros(batch, c.heads, 0, c.width // c.heads, **options)
-        mask = torch.zeros(batch, 0, dtype=torch.bool, device=options["device"])
+        keys = torch.zeros(batch, c.heads, c.window, c.width // c.heads, **options)
+        mask = torch.zeros(batch, c.window, dtype=torch.bool, device=options["device"])
         return tuple(WindowState(keys, keys, mask) for _ in self.layers)
 
     def embed(self, ids_BT, write=True):

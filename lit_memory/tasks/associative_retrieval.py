@@ -50,6 +50,8 @@ class AssociativeRetrieval(Task):
         test_pairs: list[int] = field(default_factory=lambda: [50])
 
         def __post_init__(self) -> None:
+            if self.mode not in ("remember", "rewrite"):
+                raise ValueError(f"mode={self.mode!r}: expected one of remember, rewrite")
             for name in ("pairs", "key_size", "value_size", "queries"):
                 if getattr(self, name) < 1:
                     raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")

@@ -1,0 +1,455 @@
+"""The command: flags -> plan -> execute -> report. The only file that prints.
+
+Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or command line, 130 and 143 interrupted.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.table import Table
+
+from lit_memory.experiment import ConfigError, Experiment, RunSpec, differences, load
+from lit_memory.registry import model_size, nearest
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as ConfigErrors: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("command line", "", f"{message}; see --help")
+
+
+def parser() -> Parser:
+    """The command's flags (frozen by a test)."""
+    p = Parser(prog="run.py", description="Train, evaluate and compare with the paper: one YAML, one table or figure.", allow_abbrev=False)
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml")
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
+    p.add_argument("--scale", metavar="NAME", help="one of the experiment's scales (default: its first)")
+    p.add_argument("--arms", metavar="A,B", help="run these arms only")
+    p.add_argument("--seeds", metavar="0,1", help="run these seeds only")
+    p.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: as many as the cores allow)")
+    p.add_argument("--root", type=Path, metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
+    p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
+    p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
+    p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        args = parser().parse_intermixed_args(argv)
+        job = Job.prepare(args)
+    except ConfigError as error:
+        errors.print(f"[bold red]error:[/] {error}", markup=True)
+        return 2
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    return job.run(console, errors)
+
+
+@dataclass
+class Job:
+    """One call of the command: which runs of which experiment, and where."""
+
+    experiment: Experiment
+    overrides: list[str]
+    everything: list[RunSpec]
+    """All runs of the scale; the report wants to know what is missing."""
+    specs: list[RunSpec]
+    """The runs that were asked for."""
+    root: Path
+    args: argparse.Namespace
+    runs: dict[str, Any] = field(default_factory=dict)
+    """What MLflow knows: key -> tracking.Run."""
+
+    @classmethod
+    def prepare(cls, args: argparse.Namespace) -> "Job":
+        """Read and check everything; nothing is written. Raises ConfigError."""
+        loaded = load(args.experiment)
+        args.default_scale = args.scale is None or args.scale == loaded.scale_names()[0]
+        experiment = loaded.at(args.scale)
+        specs = experiment.plan(args.overrides)
+        experiment.check_report(specs)
+        arms = chosen("--arms", args.arms, list(experiment.arms), str)
+        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
+        if args.jobs is not None and args.jobs < 1:
+            raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
+        root = (args.root or Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT)).absolute()
+        if root.exists() and not root.is_dir():
+            raise ConfigError("command line", "--root", f"{root} is a file; expected a folder")
+        return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
+
+    @property
+    def scale(self) -> str:
+        return next(iter(self.experiment.scales))
+
+    @property
+    def jobs(self) -> int:
+        """Runs at a time: as asked, or as many as the cores allow; one where a run takes a GPU."""
+        train = self.specs[0].train
+        limit = max(1, (os.cpu_count() or 1) // train["threads"]) if train["accelerator"] == "cpu" else 1
+        return min(self.args.jobs or limit, max(1, len(self.specs)))
+
+    @property
+    def report_folder(self) -> Path:
+        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else."""
+        folder = self.root / "reports" / self.experiment.experiment
+        if self.overrides:
+            return folder / f"{self.scale}-modified"
+        return folder if self.args.default_scale else folder / self.scale
+
+    def run(self, console: Console, errors: Console) -> int:
+        tracker = self.open_tracker()
+        self.look_up(tracker)
+        todo = [] if self.args.report else [s for s in self.specs if self.args.fresh or self.status(s) != "finished"]
+        console.print(self.headline(todo), highlight=False)
+        if self.args.dry_run:
+            console.print(self.plan_table())
+            return 0
+        code = 0
+        if todo:
+            tracker = tracker or self.create_tracker()
+            if self.args.fresh:
+                self.retire(tracker, todo)
+            code = Execution(self, tracker, todo, console, errors).run()
+            self.look_up(tracker)
+        if code < 128:
+            self.report(tracker or self.create_tracker(), console)
+        return code
+
+    def open_tracker(self) -> Any:
+        """The tracker, or None where there is no database yet: a dry run creates nothing."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
+        path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else self.root / "mlflow.db"
+        return None if (not uri or uri.startswith("sqlite:///")) and not path.is_file() else self.create_tracker()
+
+    def create_tracker(self) -> Any:
+        from lit_memory.tracking import Tracker
+
+        self.root.mkdir(parents=True, exist_ok=True)
+        return Tracker(self.root)
+
+    def look_up(self, tracker: Any) -> None:
+        if tracker is not None:
+            self.runs = {s.key: run for s in self.everything if (run := tracker.find(s.key)) is not None}
+
+    def retire(self, tracker: Any, specs: Sequence[RunSpec]) -> None:
+        """Forget runs and their checkpoints, so that they start anew."""
+        for spec in specs:
+            if spec.key in self.runs:
+                tracker.retire(self.runs[spec.key].run_id)
+            (spec.folder(self.root) / "last.ckpt").unlink(missing_ok=True)
+
+    def status(self, spec: RunSpec) -> str:
+        """finished, to resume, or new."""
+        run = self.runs.get(spec.key)
+        if run is not None and run.status == "FINISHED":
+            return "finished"
+        return "to resume" if (spec.folder(self.root) / "last.ckpt").is_file() else "new"
+
+    def headline(self, todo: Sequence[RunSpec]) -> str:
+        """What will happen, in one line."""
+        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "to resume", "new")}
+        parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+        seconds = [self.estimate(s) for s in todo]
+        known = [s for s in seconds if s is not None]
+        time_left = f"; about {duration(sum(known) / len(known) * len(todo) / min(self.jobs, len(todo)))}" if known else ""
+        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}"
+        modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
+        return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
+
+    def estimate(self, spec: RunSpec) -> float | None:
+        """Seconds of a run: what the same arm took here, or took for the report that came with the project."""
+        own = [r.metrics["seconds"] for s in self.everything if s.arm == spec.arm and (r := self.runs.get(s.key)) and "seconds" in r.metrics]
+        if own:
+            return sum(own) / len(own)
+        shipped = PROJECT / "reports" / self.experiment.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
+        if not shipped.is_file() or self.overrides:
+            return None
+        runs = [r for r in json.loads(shipped.read_text()).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        return sum(r["seconds"] for r in runs) / len(runs) if runs else None
+
+    def plan_table(self) -> Table:
+        """The plan as a table: arm, parameters, state floats, steps, key, status, time."""
+        table = Table("arm", "seed", "parameters", "state floats", "steps", "key", "status", "est. time", box=None, header_style="bold")
+        sizes: dict[str, dict[str, int]] = {}
+        for spec in self.specs:
+            size = sizes.setdefault(f"{spec.arm}{spec.point}", model_size(spec.model))
+            steps = sum(stage["steps"] for stage in spec.stages)
+            least = "≤" if any(stage["until"] for stage in spec.stages) else ""
+            seconds = self.estimate(spec)
+            name = f"{spec.arm} {spec.point}".strip()
+            row = (name, str(spec.seed), f"{size['parameters']:,}", f"{size['state_floats']:,}", f"{least}{steps:,}", spec.key[:8], self.status(spec))
+            table.add_row(*row, duration(seconds) if seconds else "?")
+        return table
+
+    def report(self, tracker: Any, console: Console) -> None:
+        """Draw the report of all finished runs of the plan, and print table, verdict and where to look."""
+        from lit_memory import report
+        from lit_memory.tracking import frame
+
+        plan = self.report_plan()
+        done = report.render(plan, frame(tracker, self.everything, self.runs), self.report_folder)
+        parent = tracker.parent(self.experiment.experiment, self.scale, {})
+        tracker.write_folder(parent, self.report_folder)
+        tracker.tag(parent, {"verdict": done.verdict})
+        tracker.end(parent, "FINISHED")
+        console.print(Markdown(done.table))
+        for claim in done.claims:
+            console.print(f"{claim.line}   {claim.numbers}   [bold]{claim.verdict}[/]", highlight=False)
+        missing = f" (missing: {', '.join(done.missing)})" if done.missing else ""
+        console.print(f"verdict  [bold]{done.verdict}[/]{missing}: {self.experiment.paper.claim}", highlight=False)
+        console.print(f"report   {shown(self.report_folder / 'README.md')}", highlight=False)
+        console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
+
+    def report_plan(self) -> Any:
+        from lit_memory.report import ReportPlan
+
+        e = self.experiment
+        return ReportPlan(
+            experiment=e.experiment,
+            scale=self.scale,
+            modified=self.overrides,
+            paper=vars(e.paper),
+            arms=list(e.arms),
+            seeds=e.seeds,
+            x_values=e.test_values(self.everything),
+            config=e.report,
+            expect=e.expect,
+            deviations=self.deviations(),
+            runs=[self.run_facts(s) for s in self.everything],
+            command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
+            provenance=provenance(),
+        )
+
+    def deviations(self) -> list[str]:
+        """Settings that differ from those of the scale "paper"."""
+        everything = load(self.args.experiment)
+        if self.scale == "paper" or "paper" not in everything.scales:
+            return []
+        return differences(self.everything, everything.at("paper").plan())
+
+    def run_facts(self, spec: RunSpec) -> dict[str, Any]:
+        run = self.runs.get(spec.key)
+        facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
+        if run is None:
+            return facts
+        sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats") if k in run.params}
+        totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
+        origin = {k: run.tags.get(f"lit.{k}", "") for k in ("commit", "dirty", "hardware", "versions")}
+        return facts | sizes | totals | origin | {"run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+
+
+def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
+    """The values of a comma-separated flag, or all. Raises ConfigError for one that the experiment does not have."""
+    if text is None:
+        return list(valid)
+    names = {str(v): v for v in valid}
+    for item in text.split(","):
+        if item not in names:
+            raise ConfigError("command line", flag, f"unknown value {item!r}; {nearest(item, names)}")
+    return [names[item] for item in text.split(",")]
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4 min, 2.5 h."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def git(*arguments: str) -> str:
+    """Output of a git command in the project's folder, "" where there is no git or no repository."""
+    try:
+        return subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def provenance() -> dict[str, str]:
+    """Where and with what a run is made."""
+    import platform
+
+    packages = " ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "mlflow"))
+    changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
+    return {
+        "commit": git("rev-parse", "--short=12", "HEAD"),
+        "dirty": str(bool(changed)).lower(),
+        "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> str:
+    """Processor, cores and GPU."""
+    import platform
+
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        model = next((line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")), "")
+    import torch
+
+    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{model or platform.machine()}, {os.cpu_count()} cores{gpu}"
+
+
+@dataclass
+class Child:
+    """A run in its own process."""
+
+    spec: RunSpec
+    process: Any
+    connection: Connection
+    progress: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    failure: str = ""
+
+    def line(self) -> tuple[str, ...]:
+        """Columns of the live display: run, stage, step, loss, metric, time."""
+        p = self.progress
+        if not p:
+            return (f"{self.spec.arm} s{self.spec.seed}", "starting", "", "", "", duration(time.monotonic() - self.started))
+        stage = "testing" if p.get("event") == "testing" else f"stage {p['stage']}/{p['stages']}"
+        step = "" if p.get("event") == "testing" else f"step {p['step']}/{p['steps']}"
+        loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
+        metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
+        return (f"{self.spec.arm} s{self.spec.seed}", stage, step, loss, metric, duration(time.monotonic() - self.started))
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM."""
+
+
+class Execution:
+    """Runs the plan: at most ``jobs`` child processes at a time, one line each."""
+
+    def __init__(self, job: Job, tracker: Any, todo: list[RunSpec], console: Console, errors: Console) -> None:
+        self.job, self.tracker, self.console, self.errors = job, tracker, console, errors
+        self.todo, self.running, self.failed, self.total = list(todo), [], 0, len(todo)
+        self.tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title}
+        self.parent = tracker.parent(job.experiment.experiment, job.scale, self.tags)
+        self.context = multiprocessing.get_context("spawn")
+
+    def run(self) -> int:
+        """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
+        handlers = {s: signal.signal(s, self.interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.display, auto_refresh=self.console.is_terminal):
+                while self.todo or self.running:
+                    while self.todo and len(self.running) < self.job.jobs:
+                        self.start(self.todo.pop(0))
+                    self.listen()
+            return int(self.failed > 0)
+        except Interrupted as signum:
+            self.stop()
+            code = 128 + signum.args[0]
+            self.errors.print(f"interrupted; run the same command again to go on (exit {code})")
+            return code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def interrupt(self, signum: int, frame: Any) -> None:
+        signal.signal(signum, signal.SIG_DFL)  # a second signal ends at once
+        raise Interrupted(signum)
+
+    def start(self, spec: RunSpec) -> None:
+        from lit_memory.engine import child
+
+        here, there = self.context.Pipe(duplex=False)
+        arguments = (spec, self.job.root, self.tracker.uri, self.parent, self.tags, there)
+        process = self.context.Process(target=child, args=arguments, daemon=True, name=spec.name)
+        process.start()
+        there.close()
+        self.running.append(Child(spec, process, here))
+
+    def listen(self) -> None:
+        """Take in what the children say for half a second."""
+        ready = wait([c.connection for c in self.running], timeout=0.5)
+        for child in [c for c in self.running if c.connection in ready]:
+            try:
+                message = child.connection.recv()
+            except EOFError:
+                self.end(child)
+                continue
+            if message["event"] == "failed":
+                child.failure = message["message"]
+            elif message["event"] in ("progress", "testing"):
+                self.tell(child, message)
+
+    def tell(self, child: Child, message: dict[str, Any]) -> None:
+        new_stage = message.get("stage") != child.progress.get("stage") or message["event"] != child.progress.get("event")
+        child.progress = child.progress | message
+        if new_stage and not self.console.is_terminal:
+            self.console.print("  ".join(part for part in child.line() if part), highlight=False)
+
+    def end(self, child: Child) -> None:
+        child.process.join()
+        self.running.remove(child)
+        took = duration(time.monotonic() - child.started)
+        done = self.total - len(self.todo) - len(self.running)
+        name = f"{child.spec.arm} {child.spec.point}".strip() + f" seed {child.spec.seed}"
+        if child.process.exitcode == 0:
+            self.console.print(f"[green]✓[/] {name} finished in {took} ({done} of {self.total})", highlight=False)
+            return
+        self.failed += 1
+        why = child.failure or f"its process ended with code {child.process.exitcode}"
+        log = child.spec.folder(self.job.root) / "log.txt"
+        self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {why} (log: {shown(log)})", markup=True)
+        self.close(child.spec, "FAILED")
+
+    def close(self, spec: RunSpec, status: str) -> None:
+        """End a run in MLflow whose process could not do so itself."""
+        run = self.tracker.find(spec.key)
+        if run is not None and run.status == "RUNNING":
+            self.tracker.end(run.run_id, status)
+
+    def stop(self) -> None:
+        """End all children; their last checkpoints are on disk."""
+        for child in self.running:
+            child.process.terminate()
+        deadline = time.monotonic() + 5
+        for child in self.running:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+            self.close(child.spec, "KILLED")
+
+    def display(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for child in self.running:
+            table.add_row(*child.line())
+        if self.todo:
+            table.add_row(f"{len(self.todo)} waiting")
+        return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

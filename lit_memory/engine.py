@@ -1,0 +1,281 @@
+"""One run: train through the stages, test, record. ``run_one`` needs nothing but a RunSpec, a folder and a tracking URI.
+
+A Lightning epoch is the stretch between two validations. Stages change and checkpoints are written at its end only, and item k of
+the data is a function of (seed, split, k), so that an interrupted run goes on bit for bit where its last epoch ended.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from filelock import FileLock
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
+
+from lit_memory.experiment import RunSpec, TrainConfig
+from lit_memory.lit.data import LIT_DATA, LitData
+from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.registry import model_size
+from lit_memory.tracking import Tracker
+
+Send = Callable[[dict[str, Any]], None]
+"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}."""
+
+
+class NonFinite(FloatingPointError):
+    """A loss or a gradient is NaN or infinite; the weights have not been touched."""
+
+
+class FiniteGuard(L.Callback):
+    """Stops a run before a non-finite loss or gradient reaches the weights."""
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        if not torch.isfinite(loss):
+            raise NonFinite(f"loss is {loss.item()} at {self.where(trainer)}; lower train.lr or raise model.denom_floor")
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        norm = torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
+        if not torch.isfinite(norm):
+            raise NonFinite(f"gradient norm is {norm.item()} at {self.where(trainer)}; lower train.lr or clip harder")
+
+    def where(self, trainer) -> str:
+        curriculum = next((c for c in trainer.callbacks if isinstance(c, Curriculum)), None)
+        stage = f", stage {curriculum.stage + 1} of {len(curriculum.stages)}" if curriculum else ""
+        return f"step {trainer.global_step}{stage}, lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"
+
+
+class StepSeed(L.Callback):
+    """Random numbers of a training step (dropout) depend on (seed, step) alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        digest = hashlib.blake2b(f"{self.seed}/dropout/{trainer.global_step}".encode(), digest_size=8).digest()
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class Curriculum(L.Callback):
+    """Walks through the stages of a run: each changes fields of the task and ends after its steps, or as soon as a validation
+    reaches all metrics of its ``until``."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.stages, self.valid_every = spec.stages, spec.train["valid_every"]
+        self.stage, self.first_step = 0, 0
+        self.history: list[dict[str, Any]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stage": self.stage, "first_step": self.first_step, "history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.stage, self.first_step, self.history = state_dict["stage"], state_dict["first_step"], state_dict["history"]
+
+    @property
+    def done(self) -> bool:
+        return self.stage >= len(self.stages)
+
+    def enter(self, data: LitData, module: LitMemory, step: int) -> None:
+        """Set task, epoch length and schedule for what follows ``step``."""
+        stage = self.stages[self.stage]
+        data.set_task(data.whole_task.at(**stage["task"]) if stage["task"] else data.whole_task)
+        data.epoch_steps = min(self.valid_every, stage["steps"] - (step - self.first_step))
+        module.span = (self.first_step, stage["steps"])
+
+    def on_fit_start(self, trainer, pl_module):
+        if self.done:
+            trainer.should_stop = True
+        else:
+            self.enter(trainer.datamodule, pl_module, trainer.global_step)
+
+    def on_validation_end(self, trainer, pl_module):
+        stage = self.stages[self.stage]
+        reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
+        solved = bool(reached) and all(reached[name] >= least for name, least in stage["until"].items())
+        if solved or trainer.global_step - self.first_step >= stage["steps"]:
+            self.history = [*self.history, {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved}]
+            self.stage, self.first_step = self.stage + 1, trainer.global_step
+        if self.done:
+            trainer.should_stop = True
+        else:
+            self.enter(trainer.datamodule, pl_module, trainer.global_step)
+
+
+class Progress(L.Callback):
+    """Tells the parent process how far the run is, at every validation and a few times in between."""
+
+    def __init__(self, send: Send, curriculum: Curriculum, metric: str) -> None:
+        self.send, self.curriculum, self.metric, self.last = send, curriculum, metric, 0.0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if time.monotonic() - self.last > 0.5:
+            self.tell(trainer, loss=float(outputs["loss"]))
+
+    def on_validation_end(self, trainer, pl_module):
+        metrics = trainer.callback_metrics
+        self.tell(trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"]))
+
+    def tell(self, trainer, **values):
+        self.last = time.monotonic()
+        c = self.curriculum
+        stage = min(c.stage, len(c.stages) - 1)
+        steps = c.stages[stage]["steps"]
+        place = {"stage": stage + 1, "stages": len(c.stages), "step": trainer.global_step - c.first_step, "steps": steps}
+        self.send({"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values})
+
+
+class TrackingLogger(Logger):
+    """Lightning's metrics, written to one MLflow run in batches of one database transaction per validation."""
+
+    def __init__(self, tracker: Tracker, run_id: str) -> None:
+        super().__init__()
+        self.tracker, self.run_id = tracker, run_id
+
+    @property
+    def name(self) -> str:
+        return "lit-memory"
+
+    @property
+    def version(self) -> str:
+        return self.run_id
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        values = {k: float(v) for k, v in metrics.items() if k.startswith(("train/", "valid/"))}
+        if values:
+            self.tracker.log(self.run_id, values, step or 0)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The engine logs the whole configuration itself; Lightning would cut its values to 250 characters."""
+
+
+def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
+    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed."""
+    t = spec.train
+    model = {k: v for k, v in spec.model.items() if k != "name"}
+    optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
+    torch.manual_seed(spec.seed)
+    module = LIT_MODULES[spec.model["name"]](**optimizer, **model)
+    task = {k: v for k, v in spec.task.items() if k != "name"}
+    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "workers")}
+    data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
+    return module, data
+
+
+def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
+    """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after recording it."""
+    TrainConfig(**spec.train)
+    quiet()
+    path = spec.folder(root)
+    path.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        tracker = Tracker(root, uri)
+        run = tracker.find(spec.key)
+        if run is not None and run.status == "FINISHED":
+            return
+        run_id = tracker.start(spec, parent, tags, flatten(spec))
+        try:
+            results, totals = train_and_test(spec, path, tracker, run_id, send)
+        except BaseException as error:
+            tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})
+            tracker.end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+            raise
+        tracker.finish(run_id, results, totals)
+
+
+def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, send: Send):
+    """Fit from the last checkpoint, then test: (metric, x, value) rows, and totals."""
+    torch.set_num_threads(spec.train["threads"])
+    start = time.monotonic()
+    module, data = build(spec)
+    curriculum = Curriculum(spec)
+    last = path / "last.ckpt"
+    trainer = make_trainer(spec, path, TrackingLogger(tracker, run_id), curriculum, Progress(send, curriculum, data.task.metric))
+    trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None, weights_only=True)
+    trained = time.monotonic() - start
+    for entry in curriculum.history:
+        tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
+    send({"event": "testing"})
+    steps, data.task = trainer.global_step, data.whole_task
+    trainer.test(module, datamodule=data, verbose=False)
+    totals = {"steps": steps, "train_seconds": trained, "seconds": time.monotonic() - start, "peak_memory_mb": peak_memory_mb()}
+    return collect(trainer.callback_metrics, data), totals
+
+
+def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:
+    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them."""
+    out = []
+    for x, task in data.test_conditions:
+        means = {name.removeprefix("test/").removesuffix(f"@{x}"): float(v) for name, v in metrics.items() if name.endswith(f"@{x}")}
+        out += [(name, x, value) for name, value in (means | task.summarize(means)).items()]
+    return out
+
+
+def make_trainer(spec: RunSpec, path: Path, logger: Logger, *callbacks: L.Callback) -> L.Trainer:
+    """Lightning's Trainer with our epochs, checkpoints and guards."""
+    t = spec.train
+    clip = {"gradient_clip_val": t["clip_norm"] or t["clip_value"] or None, "gradient_clip_algorithm": "value" if t["clip_value"] else "norm"}
+    checkpoint = ModelCheckpoint(dirpath=path, save_last=True, save_top_k=0, save_on_train_epoch_end=True, enable_version_counter=False)
+    checkpoint.CHECKPOINT_NAME_LAST = "last"
+    return L.Trainer(
+        max_epochs=-1,
+        accelerator=t["accelerator"],
+        devices=t["trainer"].get("devices", 1),
+        precision=t["precision"],
+        deterministic=True,
+        logger=logger,
+        callbacks=[*callbacks, StepSeed(spec.seed), FiniteGuard(), checkpoint],
+        reload_dataloaders_every_n_epochs=1,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=t["valid_every"],
+        inference_mode=False,
+        **clip,
+        **{k: v for k, v in t["trainer"].items() if k != "devices"},
+    )
+
+
+def flatten(spec: RunSpec) -> dict[str, Any]:
+    """The configuration as dotted MLflow parameters, with the model's size."""
+    flat = {f"{section}.{k}": v for section in ("model", "task", "train") for k, v in getattr(spec, section).items()}
+    return flat | model_size(spec.model) | {"seed": spec.seed, "arm": spec.arm}
+
+
+def peak_memory_mb() -> float:
+    """Largest resident size of this process so far (Linux counts kilobytes, macOS bytes)."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def quiet() -> None:
+    """Lightning's banners and hints about workers say nothing that the report does not."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
+
+
+def child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Any) -> None:
+    """Entry point of a run's own process: progress and the outcome go through ``connection``, all else to the run's log file."""
+    path = spec.folder(root)
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "log.txt").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            run_one(spec, root, uri, parent, tags, connection.send)
+            connection.send({"event": "finished"})
+        except BaseException as error:
+            traceback.print_exc()
+            connection.send({"event": "failed", "message": f"{type(error).__name__}: {error}".replace("\n", " ")})
+            raise SystemExit(1) from None

@@ -1,0 +1,449 @@
+"""YAML -> Experiment -> list of RunSpec: strict validation, scales, arms, grid, seeds, overrides, keys.
+
+Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
+(``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
+(``model: {name: rmt, ...}``). In a scale, ``arms.<arm>.<key>`` addresses one arm, and ``seeds`` and ``expect`` replace the
+experiment's own.
+
+Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
+"""
+
+import copy
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_memory.registry import REGISTRIES, load_class, nearest
+from lit_memory.report import ReportConfig, check_expect
+
+KEY_VERSION = 1
+"""Part of every key; raise it when a change of the code changes the numbers."""
+
+
+class ConfigError(Exception):
+    """A wrong experiment file or command line, told in one line."""
+
+    def __init__(self, where: str, key: str, message: str) -> None:
+        super().__init__(": ".join(part for part in (where, key, message.replace("\n", " ")) if part))
+
+
+@dataclass
+class PaperConfig:
+    """Which claim of which paper the experiment tests."""
+
+    title: str
+    item: str
+    claim: str
+    arxiv: str = ""
+
+
+@dataclass
+class TrainConfig:
+    """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
+
+    steps: int = 10_000
+    """Most steps of a stage; a stage may have its own."""
+    batch_size: int = 64
+    lr: float = 3e-4
+    weight_decay: float = 1e-3
+    schedule: Literal["constant", "linear"] = "constant"
+    """linear: in every stage, from lr to final_lr * lr (the reference's schedule over twice the steps is final_lr 0.5)."""
+    final_lr: float = 0.5
+    warmup: float = 0
+    """Steps, or a share of the stage's steps if below 1. A constant schedule warms up once, a linear one in every stage."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0: no limit."""
+    clip_value: float = 0.0
+    """Largest gradient entry; 0: no limit."""
+    bptt: int | None = None
+    """Segments that gradients cross; default: all."""
+    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """Curriculum: each stage is {task.<field>: value, steps: N, until: {metric: value}}; it ends after N steps, or earlier, at the
+    first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
+    valid_every: int = 100
+    """Steps between two validations; also the work that a killed run can lose."""
+    valid_size: int = 256
+    test_size: int = 1000
+    eval_batch_size: int = 250
+    workers: int = 0
+    threads: int = 1
+    """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
+    precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
+    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+        if self.clip_norm and self.clip_value:
+            raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
+        if self.bptt is not None and self.bptt < 1:
+            raise ValueError(f"bptt={self.bptt}: expected at least 1")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, fully resolved: plain data, picklable, enough for ``engine.run_one``."""
+
+    experiment: str
+    scale: str
+    arm: str
+    point: str
+    """The grid point, "" without a grid."""
+    seed: int
+    model: dict[str, Any]
+    task: dict[str, Any]
+    train: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Identity of everything that changes the numbers; names and reports are outside."""
+        content = {"version": KEY_VERSION, "model": self.model, "task": self.task, "train": self.train, "seed": self.seed}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """Folder name, unique within experiment and scale."""
+        return f"{self.arm}{'-' + self.point if self.point else ''}-s{self.seed}-{self.key[:8]}"
+
+    def folder(self, root: Path) -> Path:
+        """Where the run keeps its checkpoint and its log."""
+        return root / "checkpoints" / self.experiment / self.scale / self.name
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Stages with their steps, ``until`` and the fields of the task that they change."""
+        stages = self.train["stages"] or [{}]
+        return [
+            {
+                "steps": s.get("steps", self.train["steps"]),
+                "until": s.get("until", {}),
+                "task": {k.removeprefix("task."): v for k, v in s.items() if k.startswith("task.")},
+            }
+            for s in stages
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """Everything as nested plain data."""
+        return asdict(self)
+
+
+@dataclass
+class Experiment:
+    """A parsed YAML. ``plan`` makes the runs."""
+
+    file: str
+    experiment: str
+    paper: PaperConfig
+    base: dict[str, Any]
+    scales: dict[str, dict[str, Any]]
+    arms: dict[str, dict[str, Any]]
+    grid: dict[str, list]
+    seeds: list[int]
+    report: ReportConfig
+    expect: list[str]
+
+    def scale_names(self) -> list[str]:
+        return list(self.scales)
+
+    def at(self, scale: str | None = None) -> "Experiment":
+        """The experiment at one scale (default: the first), its ``seeds`` and ``expect`` in place. Raises ConfigError."""
+        scale = scale or next(iter(self.scales))
+        if scale not in self.scales:
+            raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
+        values = dict(self.scales[scale])
+        own = {name: values.pop(name) for name in ("seeds", "expect", "grid") if name in values}
+        return replace(self, scales={scale: values}, **own)
+
+    def plan(self, overrides: Sequence[str] = ()) -> list[RunSpec]:
+        """All runs of the (first) scale, arm by arm, seed by seed. Raises ConfigError."""
+        scale = next(iter(self.scales))
+        changes = [parse_override(text) for text in overrides]
+        specs = []
+        for arm in self.arms:
+            for point, settings in self.grid_points():
+                run = self.resolve(scale, arm, settings, changes)
+                specs += [RunSpec(self.experiment, scale, arm, point, seed, **run) for seed in self.seeds]
+        return specs
+
+    def grid_points(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name, settings) of every point of the grid's cross product; ("", {}) without a grid."""
+        for values in itertools.product(*self.grid.values()):
+            settings = dict(zip(self.grid, values, strict=True))
+            yield "-".join(f"{k.rpartition('.')[2]}{v}" for k, v in settings.items()), settings
+
+    def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """Validated model, task and train sections of one arm."""
+        tree = copy.deepcopy(self.base)
+        scaled, own = split_scale(self.scales[scale], arm)
+        layers = [
+            (f"{self.file} (scale {scale})", scaled),
+            (f"{self.file} (arm {arm})", self.arms[arm]),
+            (f"{self.file} (scale {scale}, arm {arm})", own),
+            (f"{self.file} (grid)", point),
+            ("command line", dict(changes)),
+        ]
+        origin = {}
+        for where, layer in layers:
+            for key, value in layer.items():
+                apply(tree, key, value, where)
+                origin[key.rstrip("?")] = where
+        return Resolver(self.file, arm, origin).resolve(tree)
+
+    def test_values(self, specs: Sequence[RunSpec]) -> list:
+        """The x axis: values of the report's ``test_<field>``, the same in every run. Raises ConfigError."""
+        axis = self.report.x
+        values = [spec.task.get(axis) for spec in specs]
+        if values[0] is None or any(v != values[0] for v in values):
+            raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
+        return values[0]
+
+    def check_report(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError if a claim names an arm or an x that the plan does not have."""
+        try:
+            check_expect(self.expect, list(self.arms), self.test_values(specs))
+        except ValueError as error:
+            raise ConfigError(self.file, "expect", str(error)) from None
+
+
+SECTIONS = ("model", "task", "train")
+
+
+def split_scale(scale: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Overrides of a scale for all arms, and those for one arm (``arms.<arm>.<key>``)."""
+    prefix = f"arms.{arm}."
+    common = {k: v for k, v in scale.items() if not k.startswith("arms.")}
+    return common, {k.removeprefix(prefix): v for k, v in scale.items() if k.startswith(prefix)}
+
+
+def apply(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set one dotted key, or replace one whole section, in place."""
+    section, _, name = key.partition(".")
+    if section not in SECTIONS or (not name and not isinstance(value, dict)):
+        raise ConfigError(where, key, f"expected model.<field>, task.<field>, train.<field> or a whole section; {nearest(section, SECTIONS)}")
+    if not name:
+        tree[section] = copy.deepcopy(value)
+        return
+    old = tree[section]
+    old.pop(name if name.endswith("?") else f"{name}?", None)
+    old[name] = copy.deepcopy(value)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """("model.width", 64) from ``model.width=64``; values are YAML. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.]+\??", key):
+        raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
+    return key, parsed["value"]  # type: ignore[index,call-overload]
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+@dataclass
+class Resolver:
+    """Turns one merged tree into validated plain sections, and says where a wrong value came from."""
+
+    file: str
+    arm: str
+    origin: dict[str, str]
+
+    def error(self, section: str, name: str, message: str) -> ConfigError:
+        key = f"{section}.{name}" if name else section
+        return ConfigError(self.origin.get(key, self.origin.get(section, f"{self.file} (arm {self.arm})")), key, message)
+
+    def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
+        task_class, task = self.registered("task", tree["task"])
+        model_class, model = self.registered("model", tree["model"])
+        train = self.typed("train", TrainConfig, tree["train"])
+        sampler = task_class(task)
+        self.check_together(model, sampler)
+        for i, stage in enumerate(train.stages):
+            self.check_stage(i, stage, model, task_class, task)
+        return {
+            "model": {"name": tree["model"]["name"], **asdict(model)},
+            "task": {"name": tree["task"]["name"], **asdict(task)},
+            "train": asdict(train),
+        }
+
+    def registered(self, kind: str, values: dict[str, Any]) -> tuple[type, Any]:
+        name = values.get("name")
+        if not isinstance(name, str):
+            raise self.error(kind, "name", f"expected one of {', '.join(REGISTRIES[kind])}")
+        try:
+            cls = load_class(kind, name)
+        except KeyError as error:
+            raise self.error(kind, "name", error.args[0]) from None
+        return cls, self.typed(kind, cls.Config, {k: v for k, v in values.items() if k != "name"})
+
+    def typed(self, section: str, cls: type, values: Mapping[str, Any]) -> Any:
+        """An instance of the dataclass ``cls``; unknown keys, wrong types and failed checks become ConfigErrors."""
+        names = [f.name for f in fields(cls)]
+        values = {k.rstrip("?"): v for k, v in values.items() if not k.endswith("?") or k.rstrip("?") in names}
+        for name in values:
+            if name not in names:
+                raise self.error(section, name, f"unknown key; {nearest(name, names)}")
+        config = OmegaConf.structured(cls)
+        floats = {f.name for f in fields(cls) if f.type in (float, "float")}
+        for name, value in values.items():
+            if name in floats and type(value) is int:
+                value = float(value)
+            try:
+                config[name] = value
+            except OmegaConfBaseException as error:
+                raise self.error(section, name, f"{first_line(error)} (got {value!r})") from None
+        try:
+            return OmegaConf.to_object(config)
+        except OmegaConfBaseException as error:
+            raise self.error(section, str(error.key or ""), first_line(error)) from None
+        except ValueError as error:  # from __post_init__, "name=value: expected ..."
+            name = str(error).partition("=")[0]
+            raise self.error(section, name if name in names else "", str(error)) from None
+
+    def check_together(self, model: Any, sampler: Any) -> None:
+        """Fill in the vocabulary and check that the task fits the model."""
+        if not model.vocab_size:
+            model.vocab_size = sampler.vocab_size
+        if model.vocab_size < sampler.vocab_size:
+            raise self.error("model", "vocab_size", f"{model.vocab_size}: the task has {sampler.vocab_size} token ids; expected 0 (the task's) or more")
+        try:
+            if sampler.segment_len is not None:
+                model.check_segment(sampler.segment_len)
+        except ValueError as error:
+            raise self.error("model", str(error).partition("=")[0], str(error)) from None
+
+    def check_stage(self, i: int, stage: Mapping[str, Any], model: Any, task_class: type, task: Any) -> None:
+        where = f"stages[{i}]"
+        for key, value in stage.items():
+            if key == "steps" and (not isinstance(value, int) or value < 1):
+                raise self.error("train", f"{where}.steps", f"{value!r}: expected a whole number of at least 1")
+            if key == "until" and not (isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())):
+                raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metric}: 0.99}}")
+            if key not in ("steps", "until") and not key.startswith("task."):
+                raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, ['steps', 'until', 'task.<field>'])}")
+        changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}
+        try:
+            staged = self.typed("task", task_class.Config, asdict(task) | changes)
+        except ConfigError as error:
+            raise self.error("train", where, str(error).partition(": ")[2]) from None
+        self.check_together(model, task_class(staged))
+
+
+TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", "expect")
+
+
+def load(path: str | Path) -> Experiment:
+    """Read and check an experiment file. Raises ConfigError: one line with file, key, what was expected."""
+    path = Path(path)
+    if not path.is_file():
+        others = [str(p) for p in sorted(path.parent.glob("*.yaml"))] if path.parent.is_dir() else []
+        raise ConfigError(str(path), "", f"no such file; {nearest(str(path), others)}")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
+    return parse(tree, str(path))
+
+
+def parse(tree: Any, file: str) -> Experiment:
+    """An Experiment from the plain content of a file. Raises ConfigError."""
+    if not isinstance(tree, dict):
+        raise ConfigError(file, "", f"expected a mapping with the keys {', '.join(TOP_KEYS)}")
+    for key in tree:
+        if key not in TOP_KEYS:
+            raise ConfigError(file, str(key), f"unknown key; {nearest(str(key), TOP_KEYS)}")
+    for key in ("experiment", "paper", "base", "arms", "seeds", "report"):
+        if key not in tree:
+            raise ConfigError(file, key, "missing")
+    name = tree["experiment"]
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name):
+        raise ConfigError(file, "experiment", f"{name!r}: expected letters, digits, '_' and '-' (it names folders)")
+    base = mapping(tree["base"], file, "base")
+    for section in SECTIONS:
+        base[section] = mapping(base.get(section, {}), file, f"base.{section}")
+    for section in base:
+        if section not in SECTIONS:
+            raise ConfigError(file, f"base.{section}", f"unknown section; {nearest(section, SECTIONS)}")
+    arms = {a: mapping(v or {}, file, f"arms.{a}") for a, v in mapping(tree["arms"], file, "arms").items()}
+    for arm in arms:
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(arm)):
+            raise ConfigError(file, f"arms.{arm}", "expected a name of letters, digits and '_' (claims refer to it)")
+    resolver = Resolver(file, "", {s: file for s in ("paper", "report")})
+    experiment = Experiment(
+        file=file,
+        experiment=name,
+        paper=resolver.typed("paper", PaperConfig, mapping(tree["paper"], file, "paper")),
+        base=base,
+        scales={s: mapping(v or {}, file, f"scales.{s}") for s, v in mapping(tree.get("scales") or {"default": {}}, file, "scales").items()},
+        arms=arms,
+        grid=mapping(tree.get("grid") or {}, file, "grid"),
+        seeds=tree["seeds"],
+        report=resolver.typed("report", ReportConfig, mapping(tree["report"], file, "report")),
+        expect=tree.get("expect") or [],
+    )
+    check_lists(experiment)
+    return experiment
+
+
+def mapping(value: Any, file: str, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(file, key, f"{value!r}: expected a mapping")
+    return value
+
+
+def check_lists(e: Experiment) -> None:
+    """Seeds, claims, grid values and the arms that scales address."""
+    if not e.arms:
+        raise ConfigError(e.file, "arms", "expected at least one arm")
+    for where, values in [("", {"seeds": e.seeds, "expect": e.expect, "grid": e.grid}), *((f"scales.{s}.", v) for s, v in e.scales.items())]:
+        seeds, expect, grid = values.get("seeds", [0]), values.get("expect", []), values.get("grid", {})
+        if not isinstance(seeds, list) or not seeds or any(type(s) is not int or s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
+            raise ConfigError(e.file, f"{where}seeds", f"{seeds!r}: expected a list of different whole numbers, for example [0, 1, 2]")
+        if not isinstance(expect, list) or not all(isinstance(line, str) for line in expect):
+            raise ConfigError(e.file, f"{where}expect", f"{expect!r}: expected a list of claims, for example 'gamma[200] > 0.95'")
+        for key, points in mapping(grid, e.file, f"{where}grid").items():
+            if not isinstance(points, list) or not points:
+                raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of values")
+        for key in values:
+            arm = key.split(".")[1] if key.startswith("arms.") else None
+            if arm is not None and arm not in e.arms:
+                raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")
+
+
+def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[str]:
+    """Settings of a plan that differ from those of the same arms in ``reference`` (the paper's scale), one line each.
+
+    A setting that differs alike in all arms is told once.
+    """
+    theirs = {spec.arm: spec for spec in reversed(reference)}
+    lines: dict[str, list[str]] = {}
+    arms = {spec.arm: spec for spec in reversed(specs)}
+    for arm, spec in arms.items():
+        for section in SECTIONS:
+            ours, paper = getattr(spec, section), getattr(theirs[arm], section)
+            for name in ours | paper:
+                if ours.get(name) != paper.get(name):
+                    lines.setdefault(f"`{section}.{name}`: {paper.get(name)} → {ours.get(name)}", []).append(arm)
+    return [line if len(names) == len(arms) else f"{line} ({', '.join(sorted(names, key=list(arms).index))})" for line, names in lines.items()]

@@ -1,0 +1,1 @@
+"""Lightning: a module per architecture, a data module per task."""

@@ -1,0 +1,93 @@
+"""A LightningDataModule per task.
+
+``AssociativeRetrievalData(pairs=50, ...)`` takes the fields of the task's ``Config`` and the loaders' settings. Loaders index whole
+batches: item k of a loader is the task's batch of step k, so that resuming takes one integer and no random state.
+"""
+
+from typing import Any, ClassVar
+
+import lightning as L
+from torch.utils.data import DataLoader, Dataset
+
+from lit_memory.registry import build_config, load_class
+from lit_memory.tasks.base import Batch, Task
+
+EVALUATION_SEED = 0
+"""Validation and test samples are the same for every training seed."""
+
+
+class Steps(Dataset):
+    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller)."""
+
+    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0) -> None:
+        self.task, self.seed, self.split = task, seed, split
+        self.batch_size, self.samples, self.first = batch_size, samples, first
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        size = min(self.batch_size, self.samples - index * self.batch_size)
+        return self.task.batch(self.seed, self.split, self.first + index, size)
+
+
+class LitData(L.LightningDataModule):
+    """Batches of one task.
+
+    seed: of the training samples. batch_size: contexts per training batch. epoch_steps: training batches between two
+    validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
+    batch of both. workers: processes that draw training batches (0: the main one); the bits are the same for any number.
+    All other arguments are fields of the task's ``Config``.
+    """
+
+    task_name: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        batch_size: int = 64,
+        epoch_steps: int = 100,
+        valid_size: int = 256,
+        test_size: int = 1000,
+        eval_batch_size: int = 250,
+        workers: int = 0,
+        **task: Any,
+    ) -> None:
+        super().__init__()
+        task_class = load_class("task", self.task_name)
+        self.task: Task = task_class(build_config(task_class.Config, task))
+        self.whole_task = self.task
+        self.test_conditions = self.task.test_conditions()
+        self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
+        self.valid_size, self.test_size, self.eval_batch_size = valid_size, test_size, eval_batch_size
+
+    def set_task(self, task: Task) -> None:
+        """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
+        self.task = task
+
+    def train_dataloader(self) -> DataLoader:
+        first = self.trainer.global_step if self.trainer else 0
+        steps = Steps(self.task, self.seed, "train", self.batch_size, self.batch_size * self.epoch_steps, first)
+        return DataLoader(steps, batch_size=None, num_workers=self.workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation(self.task, "valid", self.valid_size)
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [self._evaluation(task, "test", self.test_size) for _, task in self.test_conditions]
+
+    def _evaluation(self, task: Task, split: str, samples: int) -> DataLoader:
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples), batch_size=None)
+
+
+class AssociativeRetrievalData(LitData):
+    """Remember and Rewrite of the ARMT paper."""
+
+    task_name = "associative_retrieval"
+
+
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData,)}
+"""Registered name of a task -> its LightningDataModule."""

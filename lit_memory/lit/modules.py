@@ -1,0 +1,151 @@
+"""A LightningModule per architecture.
+
+``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
+``LitMemory``: unroll over the batch's segments, cross-entropy on the positions that the task scores, the task's own metric.
+
+Shape suffixes: B batch, T tokens, N scored positions, V vocabulary.
+"""
+
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_memory.recurrence import SegmentRecurrent, unroll
+from lit_memory.registry import build_config, load_class
+from lit_memory.tasks.base import Batch
+
+
+class LitMemory(L.LightningModule):
+    """Trains one segment-recurrent model on the batches of a ``LitData``.
+
+    lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
+    warm-up over ``warmup`` steps, or a share of all steps if below 1. bptt: segments that gradients cross (None: all).
+    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` is
+    taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
+    """
+
+    model_name: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        lr: float = 3e-4,
+        weight_decay: float = 1e-3,
+        schedule: str = "constant",
+        warmup: float = 0,
+        final_lr: float = 0.5,
+        bptt: int | None = None,
+        unroll_schedule: str = "sequential",
+        **model: Any,
+    ) -> None:
+        super().__init__()
+        self.model_class: type = load_class("model", self.model_name)
+        build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
+        self.save_hyperparameters()
+        self.model: SegmentRecurrent | None = None
+        self.span: tuple[int, int | None] | None = None  # first step and number of steps of the stage, set by a curriculum
+        if model.get("vocab_size"):
+            self.configure_model()
+
+    def configure_model(self) -> None:
+        """Build the model; a hook of Lightning that runs once the data is known."""
+        if self.model is None:
+            options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
+            if not options.get("vocab_size"):
+                options["vocab_size"] = self.hparams["vocab_size"] = self.trainer.datamodule.task.vocab_size
+            self.model = self.model_class(self.model_class.Config(**options))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a global step. A linear schedule restarts with every stage, a constant one warms up once."""
+        h = self.hparams
+        first, steps = self.span or (0, self.trainer.max_steps)
+        if h["schedule"] == "constant":
+            first = 0
+        warmup = h["warmup"] * (steps or 0) if 0 < h["warmup"] < 1 else h["warmup"]
+        factor = min(1.0, (step - first + 1) / warmup) if warmup else 1.0
+        if h["schedule"] == "linear" and steps and steps > 0:
+            factor *= 1 - (1 - h["final_lr"]) * min(1.0, (step - first) / steps)
+        return h["lr"] * factor
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.learning_rate(self.trainer.global_step)
+
+    def answers(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (N, V) and targets (N,) of the scored positions, and where those lie in (B, T)."""
+        out = unroll(
+            self.model,
+            batch.ids_BT,
+            batch.segment_len,
+            read_only=batch.read_only,
+            keep=batch.read_only or None,
+            bptt=self.hparams["bptt"],
+            schedule=self.hparams["unroll_schedule"],
+        )
+        scored_BT = batch.targets_BT != -100
+        tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
+        return self.model.logits(out.hidden_BTD[:, :-1][tail[:, 1:]]), batch.targets_BT[scored_BT], scored_BT
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        logits_NV, targets_N, _ = self.answers(batch)
+        loss = F.cross_entropy(logits_NV, targets_N)
+        self.log("train/loss", loss, batch_size=len(batch.ids_BT))
+        return loss
+
+    def evaluate(self, batch: Batch) -> dict[str, Tensor]:
+        """Loss and the task's metrics, means over the batch."""
+        logits_NV, targets_N, scored_BT = self.answers(batch)
+        predicted_BT = batch.targets_BT.clone()
+        predicted_BT[scored_BT] = logits_NV.argmax(-1)
+        scores = self.trainer.datamodule.task.score(predicted_BT, batch)
+        return {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        for name, value in self.evaluate(batch).items():
+            self.log(f"valid/{name}", value, batch_size=len(batch.ids_BT))
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Logs ``test/<metric>@<x>`` for every condition x of the test."""
+        x = self.trainer.datamodule.test_conditions[dataloader_idx][0]
+        for name, value in self.evaluate(batch).items():
+            self.log(f"test/{name}@{x}", value, batch_size=len(batch.ids_BT), add_dataloader_idx=False)
+
+
+class LitTransformer(LitMemory):
+    """Transformer without memory, or with a window of cached keys."""
+
+    model_name = "transformer"
+
+
+class LitRMT(LitMemory):
+    """Recurrent memory transformer."""
+
+    model_name = "rmt"
+
+
+class LitPRMT(LitMemory):
+    """Parallel-memory RMT."""
+
+    model_name = "prmt"
+
+
+class LitARMT(LitMemory):
+    """Associative recurrent memory transformer."""
+
+    model_name = "armt"
+
+
+class LitTARM(LitMemory):
+    """RMT with an average over its memory tokens."""
+
+    model_name = "tarm"
+
+
+LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitRMT, LitPRMT, LitARMT, LitTARM)}
+"""Registered name of an architecture -> its LightningModule."""

@@ -1,0 +1,53 @@
+"""Names to classes, and keyword arguments to configurations. Imports nothing heavy by itself."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+from lit_memory.models import MODELS
+from lit_memory.tasks import TASKS
+
+REGISTRIES = {"model": MODELS, "task": TASKS}
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest valid one, or all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(str(name), valid, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(valid) or '(none)'}"
+
+
+def load_class(kind: str, name: str) -> type:
+    """The class registered as ``name``; ``kind`` is "model" or "task". Raises KeyError with the nearest name."""
+    registry = REGISTRIES[kind]
+    if name not in registry:
+        raise KeyError(f"unknown {kind} {name!r}; {nearest(name, registry)}")
+    module, _, attribute = registry[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def build_config(cls: type, values: Mapping[str, Any]) -> Any:
+    """``cls(**values)``. Raises TypeError with the nearest field for an unknown one."""
+    names = [f.name for f in fields(cls)]
+    for name in values:
+        if name not in names:
+            raise TypeError(f"unknown argument {name!r}; {nearest(name, names)}")
+    return cls(**values)
+
+
+def build(kind: str, settings: Mapping[str, Any]) -> Any:
+    """The model or task that a resolved section describes: its ``name`` and the fields of its ``Config``."""
+    cls = load_class(kind, settings["name"])
+    return cls(cls.Config(**{k: v for k, v in settings.items() if k != "name"}))
+
+
+def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Parameters and state floats of a model, without allocating its weights."""
+    import torch
+
+    with torch.device("meta"):
+        model = build("model", settings)
+        state = model.init_state(1)
+    return {"parameters": sum(p.numel() for p in model.parameters()), "state_floats": model.state_floats(state)}

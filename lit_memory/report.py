@@ -1,0 +1,300 @@
+"""A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and README.md.
+
+``render`` is pure apart from the files it writes: no clock, no search for runs, no torch, no mlflow. What the plan asks for and the
+runs do not have yet is named, and the verdict stays INCOMPLETE until it is there. table.csv and the figures depend on the plan and
+the measured values alone, so the same experiment gives the same bytes. The language of ``expect`` lines lives in ``expect.py``.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
+from lit_memory.figures import draw, label, short
+
+PAPER_VALUES = Path(__file__).parent / "paper_values"
+
+
+@dataclass
+class ReportConfig:
+    """The ``report:`` section of an experiment."""
+
+    kind: Literal["line"] = "line"
+    x: str = "test_pairs"
+    """test_<field>: what the test varies is the x axis."""
+    y: str = "exact_match"
+    """The metric of the figure, and of ``arm[x]`` in ``expect``."""
+    hue: Literal["arm"] = "arm"
+    band: Literal["std"] = "std"
+    """Mean over seeds, plus and minus one sample standard deviation."""
+    x_label: str = ""
+    """Words and units for the axis; "" takes them from figures.LABELS, or else the field's name."""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    chance: float | None = None
+    """y of blind guessing, drawn as a horizontal line."""
+    identity: bool = False
+    """Draw y = x: all that was written is kept."""
+    paper_values: str = ""
+    """A file of lit_memory/paper_values without .csv; "" for none."""
+    paper_rows: list[str] = field(default_factory=list)
+    """Beginnings of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
+    notes: str = ""
+    """Markdown for the report."""
+
+    def __post_init__(self) -> None:
+        if not self.x.startswith("test_") or self.x == "test_":
+            raise ValueError(f"x={self.x}: expected test_<field>")
+        paper_rows(self)
+
+
+@dataclass(frozen=True)
+class ReportPlan:
+    """What a report needs to know of a plan."""
+
+    experiment: str
+    scale: str
+    paper: dict[str, str]
+    """title, arxiv, item, claim."""
+    arms: list[str]
+    seeds: list[int]
+    x_values: list[float]
+    config: ReportConfig
+    expect: list[str]
+    modified: list[str] = field(default_factory=list)
+    """Overrides of the command line; empty if the YAML ran as it is."""
+    train_x: float | None = None
+    """The largest x seen in training."""
+    deviations: list[str] = field(default_factory=list)
+    """What differs from the paper's set-up."""
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """arm, seed, key, status, run_id, parameters, state_floats, steps, stage_steps, seconds; what is not known may be left out."""
+    command: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """git commit, dirty, versions, hardware, date."""
+
+    def __post_init__(self) -> None:
+        if self.config.log_x and min(self.x_values) <= 0:
+            raise ValueError(f"log_x: expected positive values of {self.config.x}, got {min(self.x_values):g}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``render`` found and wrote."""
+
+    verdict: str
+    claims: list[Claim]
+    missing: list[str]
+    table: str
+    """table.md."""
+    paths: dict[str, Path] = field(default_factory=dict)
+
+
+class Results:
+    """The measured values that the plan asks for: ``values(arm, metric, x)``, in the order of the plan's seeds."""
+
+    def __init__(self, plan: ReportPlan, frame: Any) -> None:
+        self.plan = plan
+        self.cells: dict[tuple[str, str, float, int], float] = {}
+        for arm, seed, x, metric, value in frame[["arm", "seed", "x", "metric", "value"]].itertuples(index=False):
+            if arm not in plan.arms or seed not in plan.seeds or x not in plan.x_values:
+                continue
+            cell = (arm, metric, float(x), int(seed))
+            if cell in self.cells:
+                raise ValueError(f"two finished runs of arm {arm}, seed {seed} both report {metric} at x={x:g}")
+            self.cells[cell] = float(value)
+        self.metrics = [plan.config.y, *sorted({metric for _, metric, _, _ in self.cells} - {plan.config.y})]
+
+    def seeds(self, arm: str, metric: str | None, x: float) -> list[float | None]:
+        """One value per planned seed, None where it is missing."""
+        return [self.cells.get((arm, metric or self.plan.config.y, float(x), seed)) for seed in self.plan.seeds]
+
+    def values(self, arm: str, metric: str | None, x: float) -> list[float]:
+        return [v for v in self.seeds(arm, metric, x) if v is not None]
+
+    def missing(self) -> list[str]:
+        """Every planned run without its results, in words."""
+        status = {(run["arm"], run["seed"]): run.get("status") for run in self.plan.runs}
+        found: dict[tuple[str, str], list[str]] = {}
+        for arm in self.plan.arms:
+            for i, seed in enumerate(self.plan.seeds):
+                absent = [x for x in self.plan.x_values if self.seeds(arm, None, x)[i] is None]
+                where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
+                state = (status.get((arm, seed)) or "").replace("FINISHED", "")
+                if absent:
+                    found.setdefault((arm, where + (f" ({state})" if state else "")), []).append(str(seed))
+        return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{rest}" for (arm, rest), seeds in found.items()]
+
+
+def paper_rows(config: ReportConfig) -> list[dict[str, str]]:
+    """The rows of the paper's numbers that the report shows. Raises ValueError for a file or a row that does not exist."""
+    if not config.paper_values:
+        if config.paper_rows:
+            raise ValueError("paper_rows without paper_values: name the file")
+        return []
+    path = PAPER_VALUES / f"{config.paper_values}.csv"
+    if not path.is_file():
+        raise ValueError(f"paper_values={config.paper_values}: expected one of {', '.join(sorted(p.stem for p in PAPER_VALUES.glob('*.csv')))}")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row | {"id": f"{row['table']}: {row['condition']}"} for row in csv.DictReader(file)]
+    for start in config.paper_rows:
+        if not any(row["id"].startswith(start) for row in rows):
+            raise ValueError(f"paper_rows: no row of {path.name} starts with {start!r}; tables: {'; '.join(dict.fromkeys(r['table'] for r in rows))}")
+    return [row for row in rows if row["id"].startswith(tuple(config.paper_rows) or "")]
+
+
+def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
+    """Write the report of ``plan`` into ``out_dir``.
+
+    frame: long DataFrame of FINISHED runs, columns arm, seed, x, metric, value. Rows outside the plan are ignored, and it may be
+    empty. No file is ever half-written: all are staged first, then renamed, README.md last.
+    """
+    check_expect(plan.expect, plan.arms, plan.x_values)
+    results = Results(plan, frame)
+    claims = [evaluate(line, results.values, plan.x_values, len(plan.seeds)) for line in plan.expect]
+    missing, verdicts = results.missing(), {claim.verdict for claim in claims}
+    verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
+    report = Report(verdict, claims, missing, _table(results))
+    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report)}
+    files = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
+    return replace(report, paths=_write(Path(out_dir), files))
+
+
+def _status(plan: ReportPlan, report: Report) -> str:
+    """The line under the figure's title."""
+    n = len(plan.seeds)
+    parts = [f"scale {plan.scale}" + (", modified" if plan.modified else ""), f"mean ± std of {n} seeds" if n > 1 else "1 seed"]
+    return " · ".join(parts + ([report.verdict] if report.verdict == INCOMPLETE else []))
+
+
+def _table(results: Results) -> str:
+    """The y metric in Markdown: an arm per row, a tested value per column."""
+    plan, y = results.plan, results.plan.config.y
+    columns = label(plan.config.x.removeprefix("test_"), plan.config.x_label)
+    rows = []
+    for arm in plan.arms:
+        groups = [results.values(arm, None, x) for x in plan.x_values]
+        run = next((run for run in plan.runs if run["arm"] == arm), {})
+        cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
+        rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), _count(run.get("state_floats"))])
+    caption = f"{label(y, plan.config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
+    return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
+
+
+def _csv(results: Results) -> str:
+    """All metrics with a fixed number of digits, in the order of the plan. Empty is missing, nan was measured."""
+    plan, file = results.plan, io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["arm", "x", "metric", "mean", "std", "n", *(f"seed_{seed}" for seed in plan.seeds)])
+    for arm in plan.arms:
+        for x in plan.x_values:
+            for metric in results.metrics:
+                values = results.values(arm, metric, x)
+                numbers = [mean(values) if values else None, std(values) if len(values) > 1 else None, *results.seeds(arm, metric, x)]
+                average, spread, *single = ("" if v is None else f"{v:.6f}" for v in numbers)
+                writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *single])
+    return file.getvalue()
+
+
+def _json(plan: ReportPlan, report: Report) -> str:
+    """The verdict for programs: the README's table of claims is made of these files."""
+    claims = [
+        {"expect": c.line, "verdict": c.verdict, "numbers": c.numbers, "sides": [s if math.isfinite(s) else None for s in c.sides]} for c in report.claims
+    ]
+    head = {"experiment": plan.experiment, "scale": plan.scale, "modified": plan.modified, "paper": plan.paper, "arms": plan.arms, "seeds": plan.seeds}
+    content = head | {"verdict": report.verdict, "missing": report.missing, "claims": claims}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+def _markdown(header: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table, padded so that it reads as plain text too."""
+    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines) + "\n"
+
+
+def _readme(plan: ReportPlan, report: Report) -> str:
+    """The report as a page: verdict and figure first, then everything that is needed to check it."""
+    paper, missing = plan.paper, "; ".join(report.missing)
+    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    changed = ", ".join(f"`{m}`" for m in plan.modified)
+    claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
+    blocks = [
+        f"# {plan.experiment}",
+        f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
+        f"**{report.verdict}** at scale `{plan.scale}`"
+        + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
+        f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}.",
+        "![The figure of this report; its numbers are in the table below.](figure.png)",
+        _markdown(["expected", "measured", "holds"], claims) if claims else "",
+        "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). Figure for print: [figure.pdf](figure.pdf).",
+        "## What the paper reports\n\n" + _paper(plan.config),
+        "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
+        f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
+        "## Runs\n\n" + _runs(plan),
+        "## How to reproduce\n\n" + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "") + _provenance(plan.provenance),
+    ]
+    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def _paper(config: ReportConfig) -> str:
+    """The paper's own values; what it prints as an image is named, not guessed."""
+    rows = paper_rows(config)
+    images = [f"- {row['table']}, {row['arm']}: printed only as an image; no values were found." for row in rows if row["note"].startswith("not found")]
+    found = []
+    for row in rows:
+        if not row["note"].startswith("not found"):
+            source = re.sub(r"[.,]? *\bseed \d{3}\b", "", row["note"]).strip()  # how the CSV names the text it was copied from
+            value = row["value"] + (f" ± {row['std']}" if row["std"] else "") or "–"
+            found.append([row["table"], row["arm"], row["condition"], row["metric"], value, source])
+    table = _markdown(["where", "model", "condition", "metric", "value", "note"], found) if found else ""
+    return "\n".join([table, *images]).strip() or "No values of the paper are attached to this experiment."
+
+
+def _runs(plan: ReportPlan) -> str:
+    rows = []
+    for run in plan.runs:
+        steps = _count(run.get("steps")) + (f" ({' + '.join(map(_count, run['stage_steps']))})" if len(run.get("stage_steps") or ()) > 1 else "")
+        seconds = "–" if run.get("seconds") is None else f"{run['seconds']:.0f}"
+        rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, seconds, f"`{run.get('key') or '–'}`", f"`{run.get('run_id') or '–'}`"])
+    return _markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
+
+
+def _provenance(provenance: dict[str, Any]) -> str:
+    """A list, with nested dictionaries on one line."""
+    words = {True: "yes", False: "no"}
+    lines = []
+    for key, value in provenance.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else words.get(value, value) if isinstance(value, bool) else value
+        lines.append(f"- {key.replace('_', ' ')}: {text}")
+    return "\n".join(lines)
+
+
+def _write(out_dir: Path, files: dict[str, bytes]) -> dict[str, Path]:
+    """Stage every file next to its place, then rename them all: a full disk leaves the old report, and no moment shows half a file."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    staged = {name: out_dir / f".{name}.{os.getpid()}.tmp" for name in files}
+    try:
+        for name, content in files.items():
+            with staged[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for name in files:
+            os.replace(staged[name], out_dir / name)
+    finally:
+        for path in staged.values():
+            path.unlink(missing_ok=True)
+    return {name: out_dir / name for name in files}

@@ -1,0 +1,159 @@
+"""Runs in MLflow: the only file that imports it.
+
+One parent run per experiment and scale, one child per key for its whole life: a resumed run goes on in the same MLflow run, and a
+run that several experiments share (same key) is trained once. FINISHED is written last, after the test metrics, so that it
+marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step, ``test/*`` the x of the figure.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# MLflow 3 reports usage unless told otherwise, and configures itself at import.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+from filelock import FileLock  # noqa: E402
+from mlflow import MlflowClient  # noqa: E402
+from mlflow.entities import Metric, Param, RunTag, ViewType  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.utils.time import get_current_time_millis  # noqa: E402
+
+from lit_memory.experiment import RunSpec  # noqa: E402
+
+logging.getLogger("mlflow").setLevel(logging.WARNING)
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+TAG = "lit."
+PARENT = "mlflow.parentRunId"
+
+
+def default_uri(root: Path) -> str:
+    """``MLFLOW_TRACKING_URI``, or a database below ``root``, where a plain ``mlflow ui`` finds it."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+
+
+@dataclass
+class Run:
+    """What MLflow knows about one key."""
+
+    run_id: str
+    status: str
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Tracker:
+    """All that the project writes to and reads from MLflow."""
+
+    def __init__(self, root: Path, uri: str | None = None) -> None:
+        """``root``: folder of artifacts and of the default database."""
+        self.root, self.uri = root, uri or default_uri(root)
+        with self._creation_lock():
+            self.client = MlflowClient(tracking_uri=self.uri)
+            self.client.search_experiments(max_results=1)
+
+    @contextlib.contextmanager
+    def _creation_lock(self) -> Iterator[None]:
+        """First starts on a new SQLite database race in its migrations: let one process create it."""
+        if not self.uri.startswith("sqlite:///"):
+            yield
+            return
+        path = Path(self.uri.removeprefix("sqlite:///"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            yield
+
+    def experiment_id(self, name: str) -> str:
+        """Id of the MLflow experiment ``name``, created where it does not exist."""
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            with self._creation_lock():
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
+        return found.experiment_id
+
+    def _search(self, filter_string: str) -> list[Run]:
+        ids = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
+        runs = self.client.search_runs(ids, filter_string, order_by=["attributes.start_time DESC"], max_results=1000)
+        return [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in runs]
+
+    def find(self, key: str) -> Run | None:
+        """The run of a key, if there is one: the FINISHED one, else the newest."""
+        runs = self._search(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'")
+        return next((r for r in runs if r.status == "FINISHED"), runs[0] if runs else None)
+
+    def retire(self, run_id: str) -> None:
+        """Take a run out of all plans and reports; it stays in MLflow."""
+        self.client.set_tag(run_id, f"{TAG}kind", "retired")
+
+    def parent(self, experiment: str, scale: str, tags: Mapping[str, str]) -> str:
+        """Run id of the parent of an experiment's runs at one scale, created where it does not exist."""
+        runs = self._search(f"tags.`{TAG}kind` = 'experiment' and tags.`{TAG}experiment` = '{experiment}' and tags.`{TAG}scale` = '{scale}'")
+        if runs:
+            return runs[0].run_id
+        own = {"kind": "experiment", "experiment": experiment, "scale": scale}
+        return self._create(experiment, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()})
+
+    def _create(self, experiment: str, name: str, tags: dict[str, str]) -> str:
+        return self.client.create_run(self.experiment_id(experiment), tags=tags, run_name=name).info.run_id
+
+    def start(self, spec: RunSpec, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
+        """Open the run of a key, a new one or the interrupted one, and mark it RUNNING. Returns its id."""
+        run = self.find(spec.key)
+        own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale, "seed": str(spec.seed), "point": spec.point}
+        if run is not None:
+            self.client.update_run(run.run_id, status="RUNNING")
+            return run.run_id
+        all_tags = {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()} | {PARENT: parent}
+        run_id = self._create(spec.experiment, spec.name, all_tags)
+        self.client.log_batch(run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
+        return run_id
+
+    def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics of one step."""
+        now = get_current_time_millis()
+        self.client.log_batch(run_id, [Metric(k, v, now, step) for k, v in metrics.items()])
+
+    def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
+
+    def finish(self, run_id: str, results: Iterable[tuple[str, float, float]], totals: Mapping[str, float]) -> None:
+        """Write the test's (metric, x, value) rows and the totals at once, then FINISHED."""
+        now = get_current_time_millis()
+        rows = [Metric(f"test/{name}", value, now, int(x)) for name, x, value in results]
+        self.client.log_batch(run_id, rows + [Metric(k, v, now, 0) for k, v in totals.items()])
+        self.end(run_id, "FINISHED")
+
+    def end(self, run_id: str, status: str) -> None:
+        """Status FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(run_id, status)
+
+    def write_text(self, run_id: str, text: str, name: str) -> None:
+        self.client.log_text(run_id, text, name)
+
+    def write_folder(self, run_id: str, folder: Path) -> None:
+        """All files of a folder as artifacts below its name."""
+        with contextlib.suppress(MlflowException):  # a remote store may refuse artifacts; the files are in reports/ anyway
+            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+
+    def results(self, run: Run) -> list[tuple[str, float, float]]:
+        """(metric, x, value) rows of a run's test."""
+        names = [name for name in run.metrics if name.startswith("test/")]
+        return [(name.removeprefix("test/"), m.step, m.value) for name in names for m in self.client.get_metric_history(run.run_id, name)]
+
+
+def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -> Any:
+    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan."""
+    from pandas import DataFrame
+
+    columns = ["arm", "point", "seed", "x", "metric", "value"]
+    done = [(spec, runs[spec.key]) for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
+    rows = [(spec.arm, spec.point, spec.seed, x, metric, value) for spec, run in done for metric, x, value in tracker.results(run)]
+    return DataFrame(rows, columns=columns)

@@ -1,0 +1,83 @@
+"""Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is tested."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lit_memory.models import MODELS
+from lit_memory.recurrence import LayerRecurrent
+from lit_memory.registry import load_class
+
+VOCAB = 19
+TINY = {
+    "vocab_size": VOCAB,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "rotary_fraction": 0.5,
+    "init_std": 0.2,
+    "embedding_std": 1.0,
+    "memory_tokens": 2,
+    "memory_dim": 4,
+    "value_std": 0.5,  # W_v is 0 by default, and an ARMT that remembers nothing would pass many tests
+    "window": 7,
+    "window_detach": False,
+}
+
+
+def _config_fields(name: str) -> set[str]:
+    return {f.name for f in dataclasses.fields(load_class("model", name).Config)}
+
+
+# Every registered model, and its GPT-2 variant (absolute positions; a window is impossible there).
+CASES = [(name, {}) for name in MODELS] + [(name, {"family": "gpt2", "window": 0}) for name in MODELS if "family" in _config_fields(name)]
+LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
+
+
+def _ids(cases):
+    return [name + ("-gpt2" if extra else "") for name, extra in cases]
+
+
+def build_model(name: str, defaults: dict | None = None, **overrides):
+    """A fresh tiny model in fp64. Fields that it does not have are left out of TINY and ``defaults``, but not of ``overrides``."""
+    cls = load_class("model", name)
+    values = {k: v for k, v in {**TINY, **(defaults or {})}.items() if k in _config_fields(name)}
+    torch.manual_seed(0)
+    return cls(cls.Config(**{**values, **overrides})).double()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def build():
+    """``build(name, **config)``: a fresh tiny model in fp64; same name, same weights."""
+    return build_model
+
+
+@pytest.fixture(params=CASES, ids=_ids(CASES))
+def model(request):
+    """Every registered model, rotary and with absolute positions."""
+    name, extra = request.param
+    return build_model(name, extra)
+
+
+@pytest.fixture(params=LAYERED, ids=_ids(LAYERED))
+def layered(request):
+    """Every registered model whose recurrence lies inside its layers; three layers."""
+    name, extra = request.param
+    return build_model(name, extra, layers=3)
+
+
+@pytest.fixture
+def tokens():
+    """``tokens(batch, length)``: random ids, the same in every test."""
+
+    def draw(batch: int, length: int) -> torch.Tensor:
+        return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(7))
+
+    return draw

@@ -1,0 +1,399 @@
+"""The contract of every registered model, and ``unroll``, the only loop over segments.
+
+All comparisons are in fp64. ``model`` runs over the whole registry, ``layered`` over the models whose recurrence lies inside
+their layers.
+"""
+
+import copy
+import weakref
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lit_memory.backbone import Decoder
+from lit_memory.models import MODELS
+from lit_memory.recurrence import LayerRecurrent, generate, segment_lengths, state_tensors, unroll
+from lit_memory.registry import load_class
+
+N = 5  # tokens per segment
+LAST = slice(-N, None)
+NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", name), LayerRecurrent)]
+
+
+def same(a, b, tol=1e-10):
+    """Two tensors, or two states, agree to ``tol``."""
+    return all(torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True))
+
+
+def gradients(model, out):
+    """Gradients of a random functional of hidden states and final state with respect to every parameter."""
+    generator = torch.Generator().manual_seed(3)
+    parts = [t for t in (out.hidden_BTD, *state_tensors(out.state)) if t.requires_grad]
+    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in parts)
+    return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+
+
+def naive(model, ids, lengths, read_only=0, masks=None):
+    """The loop over segments, written out."""
+    state, hidden = model.init_state(len(ids)), []
+    for i, part in enumerate(ids.split(lengths, dim=1)):
+        mask = None if masks is None else masks.split(lengths, dim=1)[i]
+        out, state = model.step(state, part, mask, write=i < len(lengths) - read_only)
+        hidden.append(out)
+    return torch.cat(hidden, dim=1), state
+
+
+# --- segments
+
+
+@pytest.mark.parametrize(("align", "lengths"), [("left", [4, 4, 2]), ("right", [2, 4, 4]), ("center", [4, 3, 3])])
+def test_seg_roundtrip(align, lengths):
+    """T-SEG-roundtrip: every alignment cuts a sequence into segments that join to it again; none is empty or too long."""
+    assert segment_lengths(10, 4, align) == lengths
+    for total in range(1, 30):
+        ids = torch.arange(total)
+        parts = ids.split(segment_lengths(total, 4, align))
+        assert torch.equal(torch.cat(parts), ids)
+        assert len(parts) == -(-total // 4) and all(1 <= len(p) <= 4 for p in parts)
+
+
+@pytest.mark.parametrize("align", ["left", "right", "center"])
+def test_unroll_is_the_loop(model, tokens, align):
+    """T-SEG-boundary: the joined hidden states are those of the segments in order, so the last token of one predicts the first of the next."""
+    ids = tokens(2, 3 * N + 2)
+    out = unroll(model, ids, N, align=align)
+    hidden, state = naive(model, ids, segment_lengths(ids.shape[1], N, align))
+    assert torch.equal(out.hidden_BTD, hidden) and same(out.state, state, 0)
+
+
+def test_seg_boundary_prediction(model, tokens):
+    """T-SEG-boundary: what follows a prompt of whole segments is predicted by the logits at the prompt's last token."""
+    ids = tokens(3, 3 * N)
+    logits = model.logits(unroll(model, ids, N).hidden_BTD)
+    assert torch.equal(generate(model, ids[:, : 2 * N], 1, segment_len=N)[:, 0], logits[:, 2 * N - 1].argmax(-1))
+
+
+@pytest.mark.parametrize(("name", "empty"), [("rmt", {"memory_tokens": 0}), ("tarm", {"memory_tokens": 0}), ("transformer", {"window": 0})])
+def test_seg_shift(build, tokens, name, empty):
+    """T-SEG-shift: without memory and with one segment, the loss is exactly that of the plain backbone, shifted by one."""
+    model, ids = build(name, **empty), tokens(3, 9)
+    backbone = Decoder(model.config).double()
+    backbone.load_state_dict({k.replace(".block.", "."): v for k, v in model.decoder.state_dict().items()})
+
+    def loss(logits):
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    assert torch.equal(loss(model.logits(unroll(model, ids).hidden_BTD)), loss(backbone(ids)))
+
+
+def test_state_passing(model, tokens):
+    """Two calls with the state passed on equal one call."""
+    ids = tokens(3, 4 * N)
+    whole, first = unroll(model, ids, N), unroll(model, ids[:, : 2 * N], N)
+    second = unroll(model, ids[:, 2 * N :], N, state=first.state)
+    assert same(torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1), whole.hidden_BTD) and same(second.state, whole.state)
+
+
+def test_state_pure(model, tokens):
+    """T-STATE-pure: interleaved samples equal separate ones; the same state twice gives the same bits; no state stays behind."""
+    a, b = tokens(2, 2 * N).chunk(2)
+    before = copy.deepcopy(model.state_dict())
+    (state_a, state_b), hidden = (model.init_state(1), model.init_state(1)), {}
+    for part in (slice(N), slice(N, None)):
+        hidden["a"], state_a = model.step(state_a, a[:, part])
+        hidden["b"], state_b = model.step(state_b, b[:, part])
+    for name, ids, state in (("a", a, state_a), ("b", b, state_b)):
+        alone = unroll(model, ids, N)
+        assert torch.equal(hidden[name], alone.hidden_BTD[:, N:]) and same(state, alone.state, 0)
+    kept = [t.clone() for t in state_tensors(state_a)]
+    first, again = model.step(state_a, b[:, :N]), model.step(state_a, b[:, :N])
+    assert torch.equal(first[0], again[0]) and same(first[1], again[1], 0)
+    assert all(torch.equal(x, y) for x, y in zip(kept, state_tensors(state_a), strict=True))
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and before.keys() == model.state_dict().keys()
+
+
+def test_batch_rows_are_independent(model, tokens):
+    """A permuted batch gives permuted results, and no sample sees another."""
+    ids, order = tokens(4, 3 * N), torch.tensor([2, 0, 3, 1])
+    out, permuted = unroll(model, ids, N), unroll(model, ids[order], N)
+    assert same(permuted.hidden_BTD, out.hidden_BTD[order]) and same(permuted.state, model.reorder(out.state, order))
+    assert same(unroll(model, ids[:1], N).hidden_BTD, out.hidden_BTD[:1])
+
+
+@pytest.mark.parametrize("changed", [0, 3, 7, 12])
+def test_causal(model, tokens, changed):
+    """T-CAUSAL: another token at j changes no hidden state before j, the one at j, and, through the memory, those of later segments."""
+    ids = tokens(2, 4 * N)
+    other = ids.clone()
+    other[:, changed] = (ids[:, changed] + 1) % 19
+    moved = (unroll(model, ids, N).hidden_BTD - unroll(model, other, N).hidden_BTD).abs().amax((0, 2))
+    assert (moved[:changed] < 1e-12).all() and moved[changed] > 1e-3
+    end = (changed // N + 1) * N
+    assert (moved[end : end + N] > 1e-9).all() == (model.state_floats(model.init_state(1)) > 0)
+
+
+# --- padding
+
+
+def test_seg_mask(model, tokens):
+    """T-SEG-mask: padding changes no hidden state of a real token, nor the state of a sample that ended with a segment."""
+    lengths = [3, 2 * N, 2 * N + 3, 4 * N]
+    ids = tokens(len(lengths), 4 * N)
+    mask = torch.arange(4 * N) < torch.tensor(lengths)[:, None]
+    padded = unroll(model, ids.masked_fill(~mask, 0), N, mask_BT=mask)
+    assert padded.hidden_BTD.isfinite().all()
+    for i, length in enumerate(lengths):
+        alone = unroll(model, ids[i : i + 1, :length], N)
+        assert same(padded.hidden_BTD[i : i + 1, :length], alone.hidden_BTD)
+        if length % N == 0:
+            assert same(model.reorder(padded.state, torch.tensor([i])), alone.state)
+
+
+def test_leading_padding_segments(model, tokens):
+    """A sample that starts one segment late equals the same sample without that segment."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
+    mask[1, :N] = False
+    late, alone = unroll(model, ids, N, mask_BT=mask), unroll(model, ids[1:, N:], N)
+    assert same(late.hidden_BTD[1:, N:], alone.hidden_BTD) and same(model.reorder(late.state, torch.tensor([1])), alone.state)
+
+
+def test_full_mask_is_no_mask(model, tokens):
+    """A mask that hides nothing changes nothing; one that hides a token does."""
+    ids, mask = tokens(2, 2 * N), torch.ones(2, 2 * N, dtype=torch.bool)
+    plain = unroll(model, ids, N).hidden_BTD
+    assert same(unroll(model, ids, N, mask_BT=mask).hidden_BTD, plain)
+    mask[:, 1] = False
+    assert not same(unroll(model, ids, N, mask_BT=mask).hidden_BTD[:, 2:N], plain[:, 2:N], 1e-6)
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize(("bptt", "read_only"), [(None, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 1), (3, 1)])
+def test_gradient_reach(model, bptt, read_only):
+    """T-RMT-grad, T-ARMT-bptt: the last segment's loss reaches ``bptt`` segments (all by default), and the others get exactly 0."""
+    ids = torch.arange(4).repeat_interleave(N).expand(2, -1)  # segment s is made of token s
+    hidden = unroll(model, ids, N, bptt=bptt, read_only=read_only).hidden_BTD[:, LAST]
+    loss = (hidden * torch.randn_like(hidden)).sum()
+    (grad,) = torch.autograd.grad(loss, model.decoder.tokens.weight)
+    reached = grad[:4].abs().amax(1)
+    segments = (bptt or 4) if model.state_floats(model.init_state(1)) else 1
+    assert (reached[4 - segments :] > 1e-12).all() and (reached[: 4 - segments] == 0).all()
+
+
+@pytest.mark.parametrize("read_only", [0, 2])
+def test_bptt_values_and_full_length(model, tokens, read_only):
+    """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial memory included."""
+    ids = tokens(2, 4 * N)
+    full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only) for b in (None, 1, 4))
+    assert torch.equal(full.hidden_BTD, cut.hidden_BTD) and same(full.state, cut.state, 0)
+    for a, b in zip(gradients(model, full), gradients(model, whole), strict=True):
+        assert torch.allclose(a, b, rtol=1e-12)
+
+
+def test_bptt_counts_readers_once(model):
+    """However many segments only read, they are one of the ``bptt`` levels: with 2, each of them reaches the last write."""
+    ids = torch.arange(4).repeat_interleave(N).expand(2, -1)
+    hidden = unroll(model, ids, N, bptt=2, read_only=2).hidden_BTD[:, LAST]
+    (grad,) = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), model.decoder.tokens.weight)
+    carries = model.state_floats(model.init_state(1)) > 0
+    assert (grad[:4].abs().amax(1) > 1e-12).tolist() == [False, carries, False, True]
+
+
+def test_bptt_cuts_a_given_state(model, tokens):
+    """Gradients enter a state that was passed in only if ``bptt`` is longer than the sequence."""
+    ids = tokens(2, 3 * N)
+    state = unroll(model, ids[:, :N], N).state
+    carried = [t for t in state_tensors(state) if t.requires_grad]
+    for bptt in (2, 3):
+        hidden = unroll(model, ids[:, N:], N, state=state, bptt=bptt).hidden_BTD
+        grads = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), carried, materialize_grads=True) if carried else []
+        assert any(g.any() for g in grads) == (bptt == 3 and bool(carried))
+
+
+def test_activation_checkpointing(model, tokens):
+    """Recomputing a segment in the backward pass writes nothing twice: outputs and gradients stay the same."""
+    ids, state, hidden = tokens(2, 3 * N), model.init_state(2), []
+    for part in ids.split(N, dim=1):
+        out, state = checkpoint(model.step, state, part, use_reentrant=False)
+        hidden.append(out)
+    plain = unroll(model, ids, N)
+    recomputed = plain._replace(hidden_BTD=torch.cat(hidden, dim=1), state=state)
+    assert torch.equal(recomputed.hidden_BTD, plain.hidden_BTD)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(gradients(model, recomputed), gradients(model, plain), strict=True))
+
+
+def test_inference_mode_leaves_no_trace(build, tokens):
+    """Validation under ``inference_mode`` at a new length does not break training at that length (cached rotary tables)."""
+    model, ids = build("transformer"), tokens(1, 13)
+    with torch.inference_mode():
+        unroll(model, ids, 13)
+    unroll(model, ids, 13).hidden_BTD.square().sum().backward()
+    assert model.decoder.layers[0].block.attention.qkv.weight.grad.any()
+
+
+# --- state
+
+
+def test_state_floats(model, tokens):
+    """``state_floats`` counts what one sample really carries, and that does not grow with the sequence."""
+    short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
+    real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
+    assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
+    assert model.state_floats(model.init_state(1)) == model.state_floats(short) == model.state_floats(long)
+
+
+def test_reorder(model, tokens):
+    """``reorder`` selects samples, repeats included: reading on from it equals reading on and selecting."""
+    ids, idx = tokens(3, 2 * N), torch.tensor([2, 2, 0, 1])
+    state = unroll(model, ids[:, :N], N).state
+    hidden, new = model.step(state, ids[:, N:])
+    hidden_idx, new_idx = model.step(model.reorder(state, idx), ids[idx, N:])
+    assert same(hidden_idx, hidden[idx]) and same(new_idx, model.reorder(new, idx))
+
+
+def test_iterator_of_segments(model, tokens):
+    """An iterator equals the tensor, is pulled one segment at a time, and needs memory for two segments only."""
+    ids, alive = tokens(2, 20 * N), []
+
+    def segments():
+        for part in ids.split(N, dim=1):
+            part = part.clone()
+            alive.append(weakref.ref(part))
+            assert sum(ref() is not None for ref in alive) <= 2
+            yield part
+
+    with torch.no_grad():
+        out, expected = unroll(model, segments(), keep=2), unroll(model, ids, N, keep=2)
+    assert len(alive) == 20 and out.hidden_BTD.shape[1] == 2 * N
+    assert torch.equal(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state, 0)
+
+
+# --- read-only segments and what is kept
+
+
+@pytest.mark.parametrize("total", [5 * N, 5 * N - 2], ids=["even", "ragged"])
+@pytest.mark.parametrize("read_only", [1, 3, 5])
+def test_read_only_slow_twin(model, tokens, read_only, total):
+    """Read-only segments, folded into the batch, equal the loop with write=False: values, state and all gradients (1e-10)."""
+    ids = tokens(2, total)
+    folded, lengths = unroll(model, ids, N, read_only=read_only), segment_lengths(total, N)
+    looped = folded._replace(**dict(zip(("hidden_BTD", "state"), naive(model, ids, lengths, read_only), strict=True)))
+    assert same(folded.hidden_BTD, looped.hidden_BTD) and same(folded.state, looped.state)
+    for a, b in zip(gradients(model, folded), gradients(model, looped), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_read_only_masked(model, tokens):
+    """The fold carries the padding mask along."""
+    ids, mask = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool)
+    mask[0, -2:] = mask[1, 2 * N + 1] = False
+    folded = unroll(model, ids, N, read_only=2, mask_BT=mask)
+    assert same(folded.hidden_BTD, naive(model, ids, [N] * 4, 2, mask)[0])
+
+
+@pytest.mark.parametrize("read_only", [0, 2])
+@pytest.mark.parametrize("keep", [0, 1, 2, 3, 9])
+def test_keep(model, tokens, keep, read_only):
+    """``keep`` returns that many trailing segments and changes neither their values nor the state."""
+    ids = tokens(2, 4 * N)
+    full, kept = unroll(model, ids, N, read_only=read_only), unroll(model, ids, N, read_only=read_only, keep=keep)
+    assert kept.hidden_BTD.shape[:2] == (2, min(keep, 4) * N) and same(kept.state, full.state)
+    assert keep == 0 or same(kept.hidden_BTD, full.hidden_BTD[:, -keep * N :])
+
+
+# --- the diagonal schedule
+
+
+@pytest.mark.parametrize("segments", [1, 2, 5])
+def test_diagonal_equals_sequential(layered, tokens, segments):
+    """T-DIAG-eq, T-ARMT-diag, T-PRMT-diag: hidden states, final state and all gradients equal the sequential schedule's."""
+    ids = tokens(2, segments * N)
+    diagonal, sequential = unroll(layered, ids, N, schedule="diagonal"), unroll(layered, ids, N)
+    assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
+    for a, b in zip(gradients(layered, diagonal), gradients(layered, sequential), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 6])
+def test_diagonal_steps(layered, tokens, segments):
+    """T-DIAG-steps: S segments and L layers take S + L - 1 grouped steps."""
+    calls = []
+    layered.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    unroll(layered, tokens(1, segments * N), N, schedule="diagonal")
+    assert len(calls) == segments + len(layered.layers) - 1
+
+
+@pytest.mark.parametrize("align", ["left", "right", "center"])
+@pytest.mark.parametrize("keep", [None, 1, 2])
+def test_diagonal_ragged(layered, tokens, align, keep):
+    """T-DIAG-ragged: a short segment, wherever it is, and ``keep`` give the same as the sequential schedule."""
+    ids = tokens(2, 3 * N + 2)
+    diagonal, sequential = (unroll(layered, ids, N, align=align, keep=keep, schedule=s) for s in ("diagonal", "sequential"))
+    assert diagonal.hidden_BTD.shape == sequential.hidden_BTD.shape
+    assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
+
+
+def test_diagonal_with_readers_and_state(layered, tokens):
+    """The diagonal schedule starts from a given state and serves read-only segments."""
+    ids = tokens(2, 6 * N)
+    state = unroll(layered, ids[:, : 2 * N], N).state
+    diagonal, sequential = (unroll(layered, ids[:, 2 * N :], N, state=state, read_only=2, schedule=s) for s in ("diagonal", "sequential"))
+    assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
+
+
+@pytest.mark.parametrize("name", NOT_LAYERED)
+def test_diagonal_refused(build, tokens, name):
+    """T-DIAG-refuse: RMT, TARM and whatever else hands memory from the top to the bottom has no diagonal schedule."""
+    assert {"rmt", "tarm"} <= set(NOT_LAYERED)
+    with pytest.raises(ValueError, match=f"{type(build(name)).__name__} .*diagonal.*sequential"):
+        unroll(build(name), tokens(1, 2 * N), N, schedule="diagonal")
+
+
+# --- generation and errors
+
+
+@pytest.mark.parametrize(("prompt", "segment_len"), [(3, 5), (5, 5), (7, 5), (10, 5), (7, None)])
+def test_generate_is_greedy(model, tokens, prompt, segment_len):
+    """T-ARMT-genmode: each generated token is the argmax of a teacher-forced run over prompt and continuation."""
+    ids = tokens(4, prompt)
+    new = generate(model, ids, 9, segment_len=segment_len)
+    forced = model.logits(unroll(model, torch.cat([ids, new], dim=1), segment_len).hidden_BTD)
+    assert new.shape == (4, 9) and torch.equal(new, forced[:, prompt - 1 : -1].argmax(-1))
+
+
+def test_generate_stops(model, tokens):
+    """After ``stop`` a sample repeats it; before, and in the other samples, nothing changes."""
+    ids = tokens(4, 7)
+    free = generate(model, ids, 9, segment_len=N)
+    stop = free[0, 3].item()
+    stopped = generate(model, ids, 9, segment_len=N, stop=stop)
+    ended = (free == stop).int().cummax(1).values.bool()
+    assert torch.equal(stopped, torch.where(ended, stop, free)) and ended[0, 3:].all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "zigzag"}, "schedule='zigzag'"),
+        ({"align": "top"}, "align='top'"),
+        ({"read_only": 4}, "read_only=4"),
+        ({"read_only": -1}, "read_only=-1"),
+        ({"bptt": 0}, "bptt=0"),
+        ({"schedule": "diagonal", "bptt": 1}, "bptt"),
+        ({"schedule": "diagonal", "mask_BT": torch.ones(1, 3 * N, dtype=torch.bool)}, "mask_BT"),
+    ],
+)
+def test_unroll_errors(build, tokens, options, message):
+    """Impossible requests raise ValueError and name the argument."""
+    with pytest.raises(ValueError, match=message):
+        unroll(build("armt"), tokens(1, 3 * N), N, **options)
+
+
+@pytest.mark.parametrize("options", [{"read_only": 1}, {"bptt": 2}, {"schedule": "diagonal"}, {"mask_BT": torch.ones(1, N, dtype=torch.bool)}])
+def test_iterator_errors(build, tokens, options):
+    """What needs the number of segments is refused for an iterator."""
+    with pytest.raises(ValueError, match="iterator"):
+        unroll(build("armt"), iter([tokens(1, N)]), **options)

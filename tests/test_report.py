@@ -1,0 +1,256 @@
+"""Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
+
+import csv
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_memory import figures, report
+from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, paper_rows, render
+
+ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
+PAPER = {"title": "Associative Recurrent Memory Transformer", "arxiv": "2407.04841", "item": "Figure 5a", "claim": "without gamma, recall fails"}
+EXPECT = ["gamma[200] - no_gamma[200] > 0.2", "abs(gamma[first] - no_gamma[first]) < 0.05"]
+SHARED = Path(__file__).parents[2] / "shared" / "spec" / "paper_values"
+
+
+def make_plan(arms=ARMS, seeds=SEEDS, xs=XS, config=None, expect=EXPECT, **changes):
+    runs = [{"arm": a, "seed": s, "key": f"key{s}", "run_id": f"{a}-{s}", "parameters": 501248, "state_floats": 18720} for a in arms for s in seeds]
+    fields = {"experiment": "armt_ablation_gamma", "scale": "cpu", "paper": PAPER, "runs": runs, "train_x": 50} | changes
+    return ReportPlan(arms=list(arms), seeds=list(seeds), x_values=list(xs), config=config or ReportConfig(), expect=list(expect), **fields)
+
+
+def make_frame(arms=ARMS, seeds=SEEDS, xs=XS, metric="exact_match", value=None):
+    """gamma stays at 0.99, the others fall with x; seeds differ by 0.01."""
+    value = value or (lambda arm, seed, x: 0.99 + 0.001 * seed if arm == "gamma" or x <= 50 else 30 / x + 0.01 * seed)
+    rows = [(arm, seed, x, metric, value(arm, seed, x)) for arm in arms for seed in seeds for x in xs]
+    return pd.DataFrame(rows, columns=["arm", "seed", "x", "metric", "value"])
+
+
+@pytest.mark.parametrize(
+    ("drop", "missing", "verdict"),
+    [
+        (lambda f: f.arm == "nobody", [], REPRODUCED),
+        (lambda f: (f.arm == "gamma") & (f.seed == 2), ["gamma seed 2"], INCOMPLETE),
+        (lambda f: f.arm == "no_gamma", ["no_gamma seeds 0, 1, 2"], INCOMPLETE),
+        (lambda f: (f.seed == 1) & (f.x == 500), ["gamma seed 1 at 500", "no_gamma seed 1 at 500"], INCOMPLETE),
+        (lambda f: f.seed >= 0, ["gamma seeds 0, 1, 2", "no_gamma seeds 0, 1, 2"], INCOMPLETE),
+    ],
+    ids=["complete", "a seed", "an arm", "one x", "everything"],
+)
+def test_what_is_missing_is_named(tmp_path, drop, missing, verdict):
+    frame = make_frame()
+    found = render(make_plan(), frame[~drop(frame)], tmp_path)
+    assert (found.verdict, found.missing) == (verdict, missing)
+    page = (tmp_path / "README.md").read_text()
+    assert f"**{verdict}** at scale `cpu`" in page and all(m in page for m in missing)
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == verdict
+
+
+def test_verdicts_of_complete_runs(tmp_path):
+    nan = make_frame()
+    nan.loc[(nan.arm == "gamma") & (nan.x == 200) & (nan.seed == 1), "value"] = float("nan")
+    cases = [(make_plan(expect=[*EXPECT, "no_gamma[last] > 0.9"]), make_frame(), NOT_REPRODUCED), (make_plan(), nan, NOT_REPRODUCED)]
+    cases += [(make_plan(expect=[]), make_frame(), INCOMPLETE), (make_plan(expect=["gamma.capacity[50] > 1"]), make_frame(), INCOMPLETE)]
+    for plan, frame, verdict in cases:
+        assert render(plan, frame, tmp_path).verdict == verdict
+    with pytest.raises(ValueError, match="no arm 'armt'"):
+        render(make_plan(expect=["armt[50] > 0"]), make_frame(), tmp_path)
+
+
+def test_failed_runs_are_named_with_their_status(tmp_path):
+    runs = [{"arm": "gamma", "seed": 0, "status": None}, {"arm": "no_gamma", "seed": 2, "status": "FAILED"}]
+    frame = make_frame()
+    found = render(make_plan(runs=runs), frame[(frame.arm == "gamma") | (frame.seed < 2)], tmp_path)
+    assert found.missing == ["no_gamma seed 2 (FAILED)"]
+
+
+def test_rows_outside_the_plan_change_nothing_and_twice_is_an_error(tmp_path):
+    frame, other = make_frame(), make_frame(arms=["other"], seeds=[7], xs=[7])
+    render(make_plan(), frame, tmp_path / "a")
+    render(make_plan(), pd.concat([other, frame.sample(frac=1, random_state=0)]), tmp_path / "b")
+    for name in ("table.csv", "figure.png", "README.md"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    with pytest.raises(ValueError, match="two finished runs of arm gamma, seed 0"):
+        render(make_plan(), pd.concat([frame, frame[:1]]), tmp_path)
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path):
+    plan = make_plan(config=ReportConfig(chance=0.0625))
+    changed = make_plan(config=plan.config, provenance={"date": "tomorrow"}, runs=[run | {"run_id": "x", "seconds": 3.0} for run in plan.runs])
+    first, second = render(plan, make_frame(), tmp_path / "a").paths, render(changed, make_frame(), tmp_path / "b").paths
+    assert [name for name in first if first[name].read_bytes() != second[name].read_bytes()] == ["README.md"]
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_report as t; t.render(t.make_plan(config=t.ReportConfig(chance=0.0625)), "
+    )
+    subprocess.run([sys.executable, "-c", program + f"t.make_frame(), {str(tmp_path / 'c')!r})"], check=True, env=os.environ | {"PYTHONHASHSEED": "5"})
+    assert all((tmp_path / "c" / name).read_bytes() == path.read_bytes() for name, path in first.items())
+
+
+def test_tables(tmp_path):
+    frame = pd.concat([make_frame(), make_frame(metric="capacity", xs=[50, 100, 200], value=lambda arm, seed, x: x)])
+    found = render(make_plan(), frame[(frame.arm == "gamma") | (frame.seed == 0)], tmp_path)
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [(r["arm"], r["x"], r["metric"]) for r in rows] == [(a, str(x), m) for a in ARMS for x in XS for m in ("exact_match", "capacity")]
+    first = {"arm": "gamma", "x": "50", "metric": "exact_match", "mean": "0.991000", "std": "0.001000", "n": "3"}
+    assert rows[0] == first | {"seed_0": "0.990000", "seed_1": "0.991000", "seed_2": "0.992000"}
+    assert rows[8] | {"mean": "", "seed_0": ""} == {"arm": "no_gamma", "x": "50", "metric": "exact_match", "n": "1"} | dict.fromkeys(
+        ("mean", "std", "seed_0", "seed_1", "seed_2"), ""
+    )
+    assert rows[-1]["n"] == "0" and rows[-1]["mean"] == ""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.table.splitlines() if line.startswith("|")]
+    assert lines[0] == ["arm", "50", "100", "200", "500", "seeds", "parameters", "state floats"]
+    assert lines[2] == ["gamma", *["0.991 ± 0.001"] * 4, "3 of 3", "501,248", "18,720"]
+    assert lines[3][:2] + lines[3][-3:] == ["no_gamma", "0.990", "1 of 3", "501,248", "18,720"]
+    assert (tmp_path / "table.md").read_text() == found.table
+
+
+def test_the_page(tmp_path):
+    config = ReportConfig(paper_values="armt_text_and_figures", paper_rows=["Fig appendix rewrite", "text: Rewrite"], notes="A note.")
+    run = {"arm": "gamma", "seed": 0, "key": "0a1b2c3d", "status": "FINISHED", "run_id": "f00", "steps": 3000, "stage_steps": [1000, 2000], "seconds": 61.7}
+    changes = {"command": "python run.py e.yaml", "provenance": {"git_commit": "0decc7f", "dirty": True, "versions": {"torch": "2.13", "lightning": "2.6.6"}}}
+    render(make_plan(config=config, runs=[run], deviations=["2 layers"], modified=["train.steps=3000"], **changes), make_frame(), tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    wanted = ["**MODIFIED RUN**", "`train.steps=3000`", "**REPRODUCED**", "(https://arxiv.org/abs/2407.04841), Figure 5a", "![", "figure.png"]
+    wanted += [
+        "generalisation factor",
+        "printed only as an image; no values were found",
+        "- 2 layers",
+        "A note.",
+        "3,000 (1,000 + 2,000)",
+        "`0a1b2c3d`",
+        "`f00`",
+    ]
+    wanted += ["python run.py e.yaml", "git commit: 0decc7f", "dirty: yes", "torch 2.13, lightning 2.6.6"]
+    places = [page.find(text) for text in wanted]
+    assert places == sorted(places) and places[0] > 0
+    assert "seed 000" not in page and page.index("REPRODUCED") < 600 and "`gamma[200] - no_gamma[200] > 0.2`" in page
+    render(make_plan(), make_frame(), tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "MODIFIED" not in page and "Notes" not in page and "No values of the paper" in page
+
+
+def test_a_failure_leaves_the_old_report(tmp_path, monkeypatch):
+    render(make_plan(), make_frame(), tmp_path)
+    old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(old) == ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
+
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    for broken in ("fsync", "replace"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(report.os, broken, fail)
+            render(make_plan(scale="gpu"), make_frame(seeds=[0]), tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """draw(plan, frame) -> the Figure before it is saved."""
+    caught = []
+
+    def catch(figure, suffix):
+        figure.draw_without_rendering()
+        caught.append(figure)
+        return b""
+
+    monkeypatch.setattr(figures, "_bytes", catch)
+
+    def draw(plan, frame):
+        figures.draw(Results(plan, frame), "scale cpu")
+        return caught[-1]
+
+    return draw
+
+
+SIX = ["armt", "prmt", "rmt", "mamba", "titans_mac", "transformer_xl"]
+FIGURES = {
+    "two arms": (make_plan(), make_frame()),
+    "six arms": (make_plan(SIX, expect=[]), make_frame(SIX)),
+    "nine long names": (make_plan([f"an_arm_with_quite_a_long_name_{i}" for i in range(9)], expect=[]), make_frame([])),
+    "one x": (make_plan(SIX, xs=[50], expect=[]), make_frame(SIX[:5], xs=[50])),
+    "one seed": (make_plan(seeds=[0]), make_frame(seeds=[0])),
+    "partial": (make_plan(), make_frame(["gamma"], seeds=[0])),
+    "empty": (make_plan(config=ReportConfig(y="capacity", identity=True, log_y=True)), make_frame([])),
+    "all nan": (make_plan(), make_frame(value=lambda *_: float("nan"))),
+    "capacity": (make_plan(config=ReportConfig(y="capacity", identity=True)), make_frame(metric="capacity", value=lambda arm, seed, x: min(x, 60) + seed)),
+    "crowded": (make_plan(xs=[1, 2, 3, 5, 8, 10, 20, 50, 100000, 1000000], expect=[]), make_frame(xs=[1, 2, 3, 1000000])),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(drawn, name):
+    plan, frame = FIGURES[name]
+    figure = drawn(plan, frame)
+    axes, frame_box = figure.axes[0], figure.bbox
+    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()] + [t.get_text() for t in axes.get_xticklabels()]
+    assert all(any(word.startswith(arm) for word in words) for arm in plan.arms)
+    boxes = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
+    assert len(boxes) >= 1 and not any(a.x1 > b.x0 for a, b in itertools.pairwise(boxes))
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= frame_box.x1 and box.y1 <= axes.get_tightbbox().y0 + 1
+    assert axes.get_position().height * figure.get_figheight() > 2.5
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_label() in plan.arms}
+    assert len(looks) in (0, len([line for line in axes.lines if line.get_label() in plan.arms]))
+
+
+def test_axes_speak_in_words(drawn):
+    axes = drawn(make_plan(), make_frame()).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("key-value pairs written", "exact match", "armt_ablation_gamma")
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["50", "100", "200", "500"] and axes.get_ylim() == (-0.03, 1.04)
+    assert [figures.short(x) for x in (0.5, 1000, 4096, 16000, 128e3, 1e6, 2.5e6)] == ["0.5", "1,000", "4,096", "16k", "128k", "1M", "2.5M"]
+    assert figures.label("noise_level") == "noise level"
+
+
+def test_every_knob_of_the_figure_shows(drawn):
+    def look(config=None, **changes):
+        figure = drawn(make_plan(config=ReportConfig(**(config or {})), **changes), pd.concat([make_frame(), make_frame(metric="capacity")]))
+        axes = figure.axes[0]
+        names = tuple(text.get_text() for text in figure.legends[0].get_texts())
+        return names, axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale()
+
+    knobs = [{}, {"x": "test_length"}, {"y": "capacity"}, {"x_label": "updates"}, {"y_label": "recall"}, {"log_x": True}, {"log_y": True}, {"chance": 0.1}]
+    looks = [look(knob) for knob in [*knobs, {"identity": True}]] + [look(train_x=None)]
+    assert len(set(looks)) == len(looks)
+
+
+def test_the_section_of_the_yaml_is_strict():
+    schema = OmegaConf.structured(ReportConfig)
+    config = OmegaConf.to_object(OmegaConf.merge(schema, {"chance": 0.0625, "paper_values": "armt_text_and_figures", "paper_rows": ["Fig 2b"]}))
+    assert isinstance(config, ReportConfig) and [row["table"][:6] for row in paper_rows(config)] == ["Fig 2b"]
+    for wrong in ({"kind": "pie"}, {"chnce": 1}, {"log_x": "maybe"}):
+        with pytest.raises(OmegaConfBaseException):
+            OmegaConf.merge(schema, wrong)
+    wrong = [
+        ({"x": "pairs"}, "test_<field>"),
+        ({"paper_values": "armt"}, "expected one of armt_table1_babilong"),
+        ({"paper_rows": ["Fig 2b"]}, "name the file"),
+    ]
+    for fields, message in [*wrong, ({"paper_values": "armt_text_and_figures", "paper_rows": ["Fig 9"]}, "no row of .* starts with 'Fig 9'; tables: text;")]:
+        with pytest.raises(ValueError, match=message):
+            ReportConfig(**fields)
+    with pytest.raises(ValueError, match="log_x: expected positive values of test_pairs, got 0"):
+        make_plan(xs=[0, 1], config=ReportConfig(log_x=True))
+
+
+def test_paper_values_are_those_of_the_specification():
+    if not SHARED.is_dir():
+        pytest.skip("../shared is absent")
+    for path in report.PAPER_VALUES.glob("*.csv"):
+        assert path.read_bytes() == (SHARED / path.name).read_bytes()
+        assert paper_rows(ReportConfig(paper_values=path.stem))
+
+
+def test_importing_report_loads_nothing_heavy():
+    heavy = {"torch", "lightning", "mlflow", "pandas", "numpy", "matplotlib", "omegaconf"}
+    subprocess.run([sys.executable, "-c", f"import sys, lit_memory.report; assert not {heavy!r} & set(sys.modules)"], check=True)

@@ -1,0 +1,311 @@
+"""Tasks: pure samplers that an oracle solves and a blind solver does not. Registered tasks are covered by an entry in TASK_CASES.
+
+A solver sees ``ids_BT`` with the answers removed (-1), and returns the ids at the scored positions.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from lit_memory.registry import load_class
+from lit_memory.tasks import TASKS
+from lit_memory.tasks.associative_retrieval import AssociativeRetrieval, capacity
+from lit_memory.tasks.base import Batch, exact_match
+
+TASK_CASES = {
+    "associative_retrieval": [
+        {"mode": "remember", "pairs": 5, "key_size": 2, "vary": 1.0},
+        {"mode": "remember", "pairs": 16, "test_pairs": [4, 16], "value_size": 2},
+        {"mode": "rewrite", "pairs": 12, "vary": 0.5, "queries": 3},
+        {"mode": "rewrite", "pairs": 40, "key_size": 2, "value_size": 3, "legacy_ids": True},
+    ]
+}
+CASES = [(name, config) for name, configs in TASK_CASES.items() for config in configs]
+
+
+def make(name="associative_retrieval", **config):
+    cls = load_class("task", name)
+    if "pairs" in config:
+        config.setdefault("test_pairs", [config["pairs"]])
+    return cls(cls.Config(**config))
+
+
+@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case[1].values())))
+def task(request):
+    name, config = request.param
+    return make(name, **config)
+
+
+def questions(batch):
+    """What a solver may see."""
+    return batch.ids_BT.masked_fill(batch.targets_BT != -100, -1)
+
+
+def parse(task, batch):
+    """Per sample: written (key, value) pairs in order, and asked keys, as tuples of ids. Written from the format of spec 1.1."""
+    sep, gen, eos = (100, 101, 102) if task.config.legacy_ids else (16, 17, 18)
+    for ids in questions(batch).tolist():
+        pairs, asked = [], []
+        for i in range(0, len(ids), batch.segment_len):
+            segment = ids[i : i + batch.segment_len]
+            if gen in segment:
+                asked.append(tuple(segment[: segment.index(gen)]))
+                assert set(segment[segment.index(gen) + 1 :]) == {-1} and not set(segment) & {sep, eos}
+            else:
+                assert not asked and segment[-1] == eos and segment.count(sep) == 1
+                pairs.append((tuple(segment[: segment.index(sep)]), tuple(segment[segment.index(sep) + 1 : -1])))
+        yield pairs, asked
+
+
+def solve(task, batch, answer):
+    """Exact match of ``answer(pairs, key)`` -> value digits."""
+    predicted, eos = torch.zeros_like(batch.ids_BT), batch.ids_BT[0, -1]
+    for row, (pairs, asked) in zip(predicted, parse(task, batch), strict=True):
+        for position, key in enumerate(asked):
+            end = len(row) - (len(asked) - 1 - position) * batch.segment_len
+            row[end - task.config.value_size - 1 : end] = torch.tensor([*answer(pairs, key), eos])
+    return task.score(predicted, batch)["exact_match"].mean().item()
+
+
+# --- every registered task
+
+
+def test_every_task_has_cases():
+    """A registered task has to be listed here."""
+    assert TASK_CASES.keys() == TASKS.keys()
+
+
+def test_batch_is_pure(task):
+    """The same arguments give the same bits whatever was drawn before; another seed, split or step gives other samples."""
+    first = task.batch(0, "train", 3, 8)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    again = load_again(task).batch(0, "train", 3, 8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.ids_BT, again.ids_BT) and torch.equal(first.targets_BT, again.targets_BT)
+    assert all(torch.equal(first.meta[k], again.meta[k]) for k in first.meta) and first.meta.keys() == again.meta.keys()
+    for seed, split, step in [(1, "train", 3), (0, "valid", 3), (0, "test", 3), (0, "train", 4)]:
+        other = task.batch(seed, split, step, 8)
+        assert other.ids_BT.shape != first.ids_BT.shape or not torch.equal(other.ids_BT, first.ids_BT)
+
+
+def load_again(task):
+    """An equal task, built anew, after other draws from the old one."""
+    task.batch(9, "test", 9, 2)
+    return type(task)(task.config)
+
+
+def test_batch_is_well_formed(task):
+    """Ids lie in the vocabulary, targets repeat the ids, and the last ``read_only`` segments hold all of them."""
+    for split in ("train", "valid", "test"):
+        batch = task.batch(0, split, 0, 16)
+        scored = batch.targets_BT != -100
+        assert len(batch.ids_BT) == 16 and all(len(v) == 16 for v in batch.meta.values())
+        assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < task.vocab_size
+        assert torch.equal(batch.targets_BT[scored], batch.ids_BT[scored]) and scored.any(1).all() and not scored[:, 0].any()
+        assert batch.segment_len == task.segment_len
+        assert not scored[:, : -batch.read_only * batch.segment_len].any()
+
+
+def test_splits_are_disjoint(task):
+    """No sample of one split, of 1500 each, occurs in another; nor twice in its own."""
+    seen = [tuple(row) for split in ("train", "valid", "test") for step in range(3) for row in task.batch(0, split, step, 500).ids_BT.tolist()]
+    samples = [s for s in seen if len(s) >= 6 * task.segment_len]  # with few pairs, chance repeats some
+    assert len(samples) > 2000 and len(set(samples)) == len(samples)
+
+
+def test_batch_to_device(task):
+    """``Batch.to`` moves every tensor and keeps the rest."""
+    batch = task.batch(0, "train", 0, 2)
+    moved = batch.to(torch.device("meta"))
+    assert {t.device.type for t in (moved.ids_BT, moved.targets_BT, *moved.meta.values())} == {"meta"}
+    assert (moved.segment_len, moved.read_only, moved.meta.keys()) == (batch.segment_len, batch.read_only, batch.meta.keys())
+
+
+def test_test_conditions(task):
+    """One task per value of ``test_<field>``, equal to the task in every other field."""
+    axis, values = task.test_axis()
+    conditions = task.test_conditions()
+    assert [x for x, _ in conditions] == values
+    for x, condition in conditions:
+        assert vars(condition.config) == {**vars(task.config), axis: x}
+        assert (condition.batch(0, "test", 0, 2).meta[axis] == x).all()
+
+
+# --- associative retrieval: oracles
+
+
+def test_oracle(task):
+    """The value at the last occurrence of the key is always right."""
+    for split in ("train", "valid", "test"):
+        assert solve(task, task.batch(0, split, 0, 100), lambda pairs, key: dict(pairs)[key]) == 1.0
+
+
+@pytest.mark.parametrize("mode", ["remember", "rewrite"])
+def test_blind_solver(mode):
+    """Guessing a digit, or repeating a value that was written under another key, scores about chance, 1/16."""
+    task = make(mode=mode, pairs=10, test_pairs=[10])
+    batch = task.batch(0, "test", 0, 4000)
+    three_sigma = 3 * (1 / 16 * 15 / 16 / 4000) ** 0.5
+    other = solve(task, batch, lambda pairs, key: next((v for k, v in pairs if k != key), (0,)))
+    for score in (*(solve(task, batch, lambda pairs, key, d=d: (d,)) for d in (0, 15)), other):
+        assert abs(score - 1 / 16) < three_sigma
+
+
+def test_rewrite_needs_the_last_value():
+    """The first value of a key is wrong as often as keys repeat with another value."""
+    task = make(mode="rewrite", pairs=40)
+    assert solve(task, task.batch(0, "test", 0, 500), lambda pairs, key: dict(reversed(pairs))[key]) < 0.4
+
+
+def test_answer_needs_eos():
+    """A right value without EOS is no match, and neither is one wrong digit; other positions do not count."""
+    task = make(pairs=3, value_size=2)
+    batch = task.batch(0, "test", 0, 4)
+    right = batch.targets_BT.masked_fill(batch.targets_BT == -100, 7)
+    assert task.score(right, batch)["exact_match"].tolist() == [1, 1, 1, 1]
+    for sample, position in ((0, -1), (1, -2), (2, -3)):
+        right[sample, position] = (right[sample, position] + 1) % 16
+    right[3, -4] = 5
+    assert task.score(right, batch)["exact_match"].tolist() == [0, 0, 0, 1]
+
+
+def test_exact_match_counts_answers():
+    """With several queries the score is the share of right answers; without segments the whole sequence is one answer."""
+    ids = torch.tensor([[9, 1, 2, 3], [9, 1, 2, 3]])
+    targets, predicted = torch.tensor([[-100, 1, -100, 3]] * 2), torch.tensor([[0, 1, 0, 3], [0, 1, 0, 4]])
+    assert exact_match(predicted, Batch(ids, targets, segment_len=2, read_only=2)).tolist() == [1.0, 0.5]
+    assert exact_match(predicted, Batch(ids, targets)).tolist() == [1.0, 0.0]
+
+
+# --- associative retrieval: format and sampling
+
+
+@pytest.mark.parametrize(
+    ("mode", "key_size", "keys", "values", "asked", "expected"),
+    [
+        ("remember", 2, [37, 112, 28], [9, 3, 9], 1, "5 2 S 9 E 0 7 S 3 E 12 1 S 9 E 0 7 G 3 E"),
+        ("rewrite", 1, [4, 7, 4], [1, 5, 2], 2, "4 S 1 E 7 S 5 E 4 S 2 E 4 G 2 E"),
+    ],
+)
+def test_worked_example(monkeypatch, mode, key_size, keys, values, asked, expected):
+    """Spec 1.9: layout of the segments, digits least significant first, targets on the query's value and EOS."""
+    task = make(mode=mode, key_size=key_size, pairs=3)
+    monkeypatch.setattr(AssociativeRetrieval, "_keys", lambda *_: torch.tensor([keys]))
+    monkeypatch.setattr(AssociativeRetrieval, "_queries", lambda *_: torch.tensor([[asked]]))
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor([values]))
+    batch = task.batch(0, "test", 0, 1)
+    ids = [{"S": 16, "G": 17, "E": 18}.get(t) or int(t) for t in expected.split()]
+    assert batch.ids_BT.tolist() == [ids]
+    assert batch.targets_BT.tolist() == [[-100] * (len(ids) - 2) + ids[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"mode": "remember", "pairs": 3, "key_size": 2}, "13 7 16 12 18 12 3 16 14 18 13 10 16 7 18 12 3 17 14 18"),
+        ({"mode": "rewrite", "pairs": 4, "vary": 1.0, "queries": 2, "value_size": 2}, "9 16 6 2 18 12 16 3 8 18 9 17 6 2 18 12 17 3 8 18"),
+    ],
+)
+def test_golden_sample(config, expected):
+    """The sampler never changes silently: old results would no longer be comparable."""
+    assert make(**config).batch(0, "train", 0, 2).ids_BT[0].tolist() == [int(t) for t in expected.split()]
+
+
+def test_legacy_ids():
+    """The reference's special ids and vocabulary; otherwise the same sample."""
+    new, old = (make(mode="rewrite", pairs=6, legacy_ids=flag) for flag in (False, True))
+    ids = new.batch(0, "train", 0, 4).ids_BT
+    assert torch.equal(old.batch(0, "train", 0, 4).ids_BT, torch.where(ids >= 16, ids + 84, ids))
+    assert (new.vocab_size, old.vocab_size) == (19, 128)
+
+
+@pytest.mark.parametrize("key_size", [1, 2])
+def test_remember_keys_are_unique(key_size):
+    """Remember draws keys without replacement, up to all 16 of them, and every key is drawn."""
+    task = make(mode="remember", pairs=16, key_size=key_size)
+    drawn = [[key for key, _ in pairs] for pairs, _ in parse(task, task.batch(0, "train", 0, 400))]
+    assert all(len(set(keys)) == 16 for keys in drawn)
+    assert len(set(itertools.chain(*drawn))) == 16**key_size
+
+
+@pytest.mark.parametrize("mode", ["remember", "rewrite"])
+def test_queries_are_uniform_over_keys(mode):
+    """Each distinct key of a sample is asked equally often, however often it was written (chi-square over its rank of last occurrence)."""
+    task, counts = make(mode=mode, pairs=6, queries=8), torch.zeros(6, 6)
+    for pairs, asked in parse(task, task.batch(0, "train", 0, 1500)):
+        last = list(dict.fromkeys(key for key, _ in reversed(pairs)))
+        for key in asked:
+            counts[len(last) - 1, last.index(key)] += 1
+    for distinct in range(3, 7):
+        observed = counts[distinct - 1, :distinct]
+        expected = observed.sum() / distinct
+        assert observed.sum() == 0 or ((observed - expected) ** 2 / expected).sum() < 25  # 5 degrees of freedom: p = 1e-4
+    assert counts[5].sum() > 500 and (mode == "remember") == (counts[:5].sum() == 0)
+
+
+def test_queries_are_independent():
+    """Several queries of one context are drawn with replacement: they repeat, and they differ."""
+    task = make(pairs=12, queries=4)
+    asked = [len(set(keys)) for _, keys in parse(task, task.batch(0, "train", 0, 300))]
+    assert {2, 3, 4} <= set(asked)
+
+
+@pytest.mark.parametrize("vary", [0.0, 0.5, 1.0])
+def test_vary(vary):
+    """A share ``vary`` of the training batches keeps 1..pairs of the last pairs, uniformly; validation and test keep all."""
+    task, whole = make(mode="rewrite", pairs=8, vary=vary), make(mode="rewrite", pairs=8)
+    kept = []
+    for step in range(400):
+        batch = task.batch(0, "train", step, 2)
+        kept.append(int(batch.meta["pairs"][0]))
+        assert torch.equal(batch.ids_BT[:, : -task.segment_len], whole.batch(0, "train", step, 2).ids_BT[:, (8 - kept[-1]) * 4 : -4])
+    shorter = sum(n < 8 for n in kept) / 400
+    assert abs(shorter - vary * 7 / 8) < 0.08 and set(kept) == (set(range(1, 9)) if vary else {8})
+    assert all((task.batch(0, split, step, 2).meta["pairs"] == 8).all() for split in ("valid", "test") for step in range(20))
+
+
+@pytest.mark.parametrize("field", ["mode", "pairs", "key_size", "value_size", "vary", "queries", "legacy_ids"])
+def test_every_knob_matters(field):
+    """Each field of the configuration changes the batch."""
+    other = {"mode": "remember", "pairs": 5, "key_size": 2, "value_size": 2, "vary": 1.0, "queries": 2, "legacy_ids": True}[field]
+    a, b = (make(**{"pairs": 7, **change}).batch(0, "train", 1, 4).ids_BT for change in ({}, {field: other}))
+    assert a.shape != b.shape or not torch.equal(a, b)
+
+
+# --- capacity and errors
+
+
+@pytest.mark.parametrize(("score", "pairs", "expected"), [(0.5, 200, 93.333), (1 / 16, 200, 0), (1.0, 200, 200), (1.0, 7, 7)])
+def test_capacity_worked_values(score, pairs, expected):
+    """Spec 1.4: worked values; the summary of a task uses its own pairs and its 16^value_size values."""
+    assert capacity(score, pairs, 16) == pytest.approx(expected, abs=1e-3)
+    assert make(pairs=pairs).summarize({"exact_match": score}) == {"capacity": pytest.approx(expected, abs=1e-3)}
+
+
+@pytest.mark.parametrize("value_size", [1, 2])
+def test_capacity_is_the_inverse(value_size):
+    """A model that keeps k of n pairs and guesses the others scores k/n + (n-k)/(n v), from which k is recovered."""
+    n, v = 200, 16**value_size
+    for k in (0, 31, 200):
+        assert make(pairs=n, value_size=value_size).summarize({"exact_match": k / n + (n - k) / (n * v)})["capacity"] == pytest.approx(k)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        *[({field: 0}, f"{field}=0") for field in ("pairs", "key_size", "value_size", "queries")],
+        ({"mode": "forget"}, "mode='forget'"),
+        ({"vary": 1.5}, "vary=1.5"),
+        ({"vary": -0.1}, "vary=-0.1"),
+        ({"test_pairs": []}, "test_pairs=.*at least one"),
+        ({"test_pairs": [50, 0]}, "test_pairs=0"),
+        ({"mode": "remember", "pairs": 17, "test_pairs": [3]}, "pairs=17.*16 unique keys.*key_size"),
+        ({"mode": "remember", "pairs": 5, "test_pairs": [17]}, "test_pairs=17.*16 unique keys.*key_size"),
+    ],
+)
+def test_invalid_config(config, message):
+    """A value that makes no sense raises ValueError, names the field and says what to do."""
+    with pytest.raises(ValueError, match=message):
+        AssociativeRetrieval.Config(**config)
