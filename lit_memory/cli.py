@@ -5,28 +5,23 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 
 import argparse
 import json
-import multiprocessing
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.live import Live
-from rich.markdown import Markdown
+from rich.markup import escape
 from rich.table import Table
 
-from lit_memory.experiment import ConfigError, Experiment, RunSpec, differences, load
+from lit_memory.config import ConfigError
+from lit_memory.experiment import Experiment, RunSpec, differences, load
+from lit_memory.launch import Child, Interrupted, Launch
+from lit_memory.provenance import PROJECT, provenance
 from lit_memory.registry import model_size, nearest
-
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_intermixed_args(argv)
         job = Job.prepare(args)
     except ConfigError as error:
-        errors.print(f"[bold red]error:[/] {error}", markup=True)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
@@ -213,11 +208,7 @@ class Job:
         tracker.write_folder(parent, self.report_folder)
         tracker.tag(parent, {"verdict": done.verdict})
         tracker.end(parent, "FINISHED")
-        console.print(Markdown(done.table))
-        for claim in done.claims:
-            console.print(f"{claim.line}   {claim.numbers}   [bold]{claim.verdict}[/]", highlight=False)
-        missing = f" (missing: {', '.join(done.missing)})" if done.missing else ""
-        console.print(f"verdict  [bold]{done.verdict}[/]{missing}: {self.experiment.paper.claim}", highlight=False)
+        console.print(done.text, markup=False, highlight=False, soft_wrap=True)
         console.print(f"report   {shown(self.report_folder / 'README.md')}", highlight=False)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
 
@@ -230,6 +221,7 @@ class Job:
             scale=self.scale,
             modified=self.overrides,
             paper=vars(e.paper),
+            train_x=self.train_x(),
             arms=list(e.arms),
             seeds=e.seeds,
             x_values=e.test_values(self.everything),
@@ -240,6 +232,11 @@ class Job:
             command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
             provenance=provenance(),
         )
+
+    def train_x(self) -> float | None:
+        """The largest x that any arm was trained on."""
+        axis = self.experiment.report.x.removeprefix("test_")
+        return max((stage["task"].get(axis, s.task[axis]) for s in self.everything for stage in s.stages if axis in s.task), default=None)
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""
@@ -283,145 +280,41 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def git(*arguments: str) -> str:
-    """Output of a git command in the project's folder, "" where there is no git or no repository."""
-    try:
-        return subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def provenance() -> dict[str, str]:
-    """Where and with what a run is made."""
-    import platform
-
-    packages = " ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "mlflow"))
-    changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
-    return {
-        "commit": git("rev-parse", "--short=12", "HEAD"),
-        "dirty": str(bool(changed)).lower(),
-        "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
-        "hardware": hardware(),
-    }
-
-
-def hardware() -> str:
-    """Processor, cores and GPU."""
-    import platform
-
-    model = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        model = next((line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")), "")
-    import torch
-
-    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
-    return f"{model or platform.machine()}, {os.cpu_count()} cores{gpu}"
-
-
-@dataclass
-class Child:
-    """A run in its own process."""
-
-    spec: RunSpec
-    process: Any
-    connection: Connection
-    progress: dict[str, Any] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
-    failure: str = ""
-
-    def line(self) -> tuple[str, ...]:
-        """Columns of the live display: run, stage, step, loss, metric, time."""
-        p = self.progress
-        if not p:
-            return (f"{self.spec.arm} s{self.spec.seed}", "starting", "", "", "", duration(time.monotonic() - self.started))
-        stage = "testing" if p.get("event") == "testing" else f"stage {p['stage']}/{p['stages']}"
-        step = "" if p.get("event") == "testing" else f"step {p['step']}/{p['steps']}"
-        loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
-        metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
-        return (f"{self.spec.arm} s{self.spec.seed}", stage, step, loss, metric, duration(time.monotonic() - self.started))
-
-
-class Interrupted(Exception):
-    """SIGINT or SIGTERM."""
-
-
 class Execution:
-    """Runs the plan: at most ``jobs`` child processes at a time, one line each."""
+    """Runs a plan, with one line per run."""
 
-    def __init__(self, job: Job, tracker: Any, todo: list[RunSpec], console: Console, errors: Console) -> None:
+    def __init__(self, job: Job, tracker: Any, todo: Sequence[RunSpec], console: Console, errors: Console) -> None:
         self.job, self.tracker, self.console, self.errors = job, tracker, console, errors
-        self.todo, self.running, self.failed, self.total = list(todo), [], 0, len(todo)
-        self.tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title}
-        self.parent = tracker.parent(job.experiment.experiment, job.scale, self.tags)
-        self.context = multiprocessing.get_context("spawn")
+        self.failed = 0
+        tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title}
+        parent = tracker.parent(job.experiment.experiment, job.scale, tags)
+        self.launch = Launch(todo, job.jobs, job.root, tracker.uri, parent, tags)
 
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
-        handlers = {s: signal.signal(s, self.interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.display, auto_refresh=self.console.is_terminal):
-                while self.todo or self.running:
-                    while self.todo and len(self.running) < self.job.jobs:
-                        self.start(self.todo.pop(0))
-                    self.listen()
-            return int(self.failed > 0)
+                for child, event in self.launch.events():
+                    if event["event"] == "end":
+                        self.end(child)
+                    elif event.get("news") and not self.console.is_terminal:
+                        self.console.print("  ".join(part for part in self.line(child) if part), highlight=False)
         except Interrupted as signum:
-            self.stop()
-            code = 128 + signum.args[0]
-            self.errors.print(f"interrupted; run the same command again to go on (exit {code})")
-            return code
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-    def interrupt(self, signum: int, frame: Any) -> None:
-        signal.signal(signum, signal.SIG_DFL)  # a second signal ends at once
-        raise Interrupted(signum)
-
-    def start(self, spec: RunSpec) -> None:
-        from lit_memory.engine import child
-
-        here, there = self.context.Pipe(duplex=False)
-        arguments = (spec, self.job.root, self.tracker.uri, self.parent, self.tags, there)
-        process = self.context.Process(target=child, args=arguments, daemon=True, name=spec.name)
-        process.start()
-        there.close()
-        self.running.append(Child(spec, process, here))
-
-    def listen(self) -> None:
-        """Take in what the children say for half a second."""
-        ready = wait([c.connection for c in self.running], timeout=0.5)
-        for child in [c for c in self.running if c.connection in ready]:
-            try:
-                message = child.connection.recv()
-            except EOFError:
-                self.end(child)
-                continue
-            if message["event"] == "failed":
-                child.failure = message["message"]
-            elif message["event"] in ("progress", "testing"):
-                self.tell(child, message)
-
-    def tell(self, child: Child, message: dict[str, Any]) -> None:
-        new_stage = message.get("stage") != child.progress.get("stage") or message["event"] != child.progress.get("event")
-        child.progress = child.progress | message
-        if new_stage and not self.console.is_terminal:
-            self.console.print("  ".join(part for part in child.line() if part), highlight=False)
+            for child in self.launch.running:
+                self.close(child.spec, "KILLED")
+            self.errors.print(f"interrupted; run the same command again to go on (exit {128 + signum.number})", highlight=False)
+            return 128 + signum.number
+        return int(self.failed > 0)
 
     def end(self, child: Child) -> None:
-        child.process.join()
-        self.running.remove(child)
-        took = duration(time.monotonic() - child.started)
-        done = self.total - len(self.todo) - len(self.running)
         name = f"{child.spec.arm} {child.spec.point}".strip() + f" seed {child.spec.seed}"
+        took = duration(child.age)
         if child.process.exitcode == 0:
-            self.console.print(f"[green]✓[/] {name} finished in {took} ({done} of {self.total})", highlight=False)
+            self.console.print(f"[green]✓[/] {name} finished in {took} ({self.launch.done} of {self.launch.total})", highlight=False)
             return
         self.failed += 1
-        why = child.failure or f"its process ended with code {child.process.exitcode}"
-        log = child.spec.folder(self.job.root) / "log.txt"
-        self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {why} (log: {shown(log)})", markup=True)
+        why = escape(child.failure or f"its process ended with code {child.process.exitcode}")
+        self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {why} (log: {shown(child.spec.folder(self.job.root) / 'log.txt')})")
         self.close(child.spec, "FAILED")
 
     def close(self, spec: RunSpec, status: str) -> None:
@@ -430,24 +323,24 @@ class Execution:
         if run is not None and run.status == "RUNNING":
             self.tracker.end(run.run_id, status)
 
-    def stop(self) -> None:
-        """End all children; their last checkpoints are on disk."""
-        for child in self.running:
-            child.process.terminate()
-        deadline = time.monotonic() + 5
-        for child in self.running:
-            child.process.join(max(0.0, deadline - time.monotonic()))
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
-            self.close(child.spec, "KILLED")
+    def line(self, child: Child) -> tuple[str, ...]:
+        """Columns of the live display: run, stage, step, loss, metric, time."""
+        p, name = child.progress, f"{child.spec.arm} s{child.spec.seed}"
+        if not p:
+            return (name, "starting", "", "", "", duration(child.age))
+        testing = p["event"] == "testing"
+        stage = "testing" if testing else f"stage {p['stage']}/{p['stages']}"
+        step = "" if testing else f"step {p['step']}/{p['steps']}"
+        loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
+        metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
+        return (name, stage, step, loss, metric, duration(child.age))
 
     def display(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for child in self.running:
-            table.add_row(*child.line())
-        if self.todo:
-            table.add_row(f"{len(self.todo)} waiting")
+        for child in self.launch.running:
+            table.add_row(*self.line(child))
+        if self.launch.waiting:
+            table.add_row(f"{len(self.launch.waiting)} waiting")
         return table
 
 

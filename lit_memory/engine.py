@@ -4,12 +4,9 @@ A Lightning epoch is the stretch between two validations. Stages change and chec
 the data is a function of (seed, split, k), so that an interrupted run goes on bit for bit where its last epoch ended.
 """
 
-import contextlib
 import hashlib
 import logging
-import os
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +18,7 @@ from filelock import FileLock
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 
-from lit_memory.experiment import RunSpec, TrainConfig
+from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
 from lit_memory.registry import model_size
@@ -83,7 +80,7 @@ class Curriculum(L.Callback):
     def done(self) -> bool:
         return self.stage >= len(self.stages)
 
-    def enter(self, data: LitData, module: LitMemory, step: int) -> None:
+    def enter(self, data: Any, module: Any, step: int) -> None:
         """Set task, epoch length and schedule for what follows ``step``."""
         stage = self.stages[self.stage]
         data.set_task(data.whole_task.at(**stage["task"]) if stage["task"] else data.whole_task)
@@ -94,7 +91,7 @@ class Curriculum(L.Callback):
         if self.done:
             trainer.should_stop = True
         else:
-            self.enter(trainer.datamodule, pl_module, trainer.global_step)
+            self.enter(pl_module.data, pl_module, trainer.global_step)
 
     def on_validation_end(self, trainer, pl_module):
         stage = self.stages[self.stage]
@@ -106,7 +103,7 @@ class Curriculum(L.Callback):
         if self.done:
             trainer.should_stop = True
         else:
-            self.enter(trainer.datamodule, pl_module, trainer.global_step)
+            self.enter(pl_module.data, pl_module, trainer.global_step)
 
 
 class Progress(L.Callback):
@@ -117,7 +114,7 @@ class Progress(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if time.monotonic() - self.last > 0.5:
-            self.tell(trainer, loss=float(outputs["loss"]))
+            self.tell(trainer, loss=float(outputs["loss"]))  # type: ignore[index]
 
     def on_validation_end(self, trainer, pl_module):
         metrics = trainer.callback_metrics
@@ -171,7 +168,6 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
     """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after recording it."""
-    TrainConfig(**spec.train)
     quiet()
     path = spec.folder(root)
     path.mkdir(parents=True, exist_ok=True)
@@ -263,19 +259,3 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
-
-
-def child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Any) -> None:
-    """Entry point of a run's own process: progress and the outcome go through ``connection``, all else to the run's log file."""
-    path = spec.folder(root)
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "log.txt").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            run_one(spec, root, uri, parent, tags, connection.send)
-            connection.send({"event": "finished"})
-        except BaseException as error:
-            traceback.print_exc()
-            connection.send({"event": "failed", "message": f"{type(error).__name__}: {error}".replace("\n", " ")})
-            raise SystemExit(1) from None

@@ -14,86 +14,21 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from lit_memory.config import ConfigError, PaperConfig, TrainConfig, first_line, strict
+from lit_memory.expect import check_expect
 from lit_memory.registry import REGISTRIES, load_class, nearest
-from lit_memory.report import ReportConfig, check_expect
+from lit_memory.report import ReportConfig
 
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-
-
-class ConfigError(Exception):
-    """A wrong experiment file or command line, told in one line."""
-
-    def __init__(self, where: str, key: str, message: str) -> None:
-        super().__init__(": ".join(part for part in (where, key, message.replace("\n", " ")) if part))
-
-
-@dataclass
-class PaperConfig:
-    """Which claim of which paper the experiment tests."""
-
-    title: str
-    item: str
-    claim: str
-    arxiv: str = ""
-
-
-@dataclass
-class TrainConfig:
-    """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
-
-    steps: int = 10_000
-    """Most steps of a stage; a stage may have its own."""
-    batch_size: int = 64
-    lr: float = 3e-4
-    weight_decay: float = 1e-3
-    schedule: Literal["constant", "linear"] = "constant"
-    """linear: in every stage, from lr to final_lr * lr (the reference's schedule over twice the steps is final_lr 0.5)."""
-    final_lr: float = 0.5
-    warmup: float = 0
-    """Steps, or a share of the stage's steps if below 1. A constant schedule warms up once, a linear one in every stage."""
-    clip_norm: float = 0.0
-    """Largest gradient norm; 0: no limit."""
-    clip_value: float = 0.0
-    """Largest gradient entry; 0: no limit."""
-    bptt: int | None = None
-    """Segments that gradients cross; default: all."""
-    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    """Curriculum: each stage is {task.<field>: value, steps: N, until: {metric: value}}; it ends after N steps, or earlier, at the
-    first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
-    valid_every: int = 100
-    """Steps between two validations; also the work that a killed run can lose."""
-    valid_size: int = 256
-    test_size: int = 1000
-    eval_batch_size: int = 250
-    workers: int = 0
-    threads: int = 1
-    """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
-    precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
-    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
-    trainer: dict[str, Any] = field(default_factory=dict)
-    """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
-        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
-        if self.clip_norm and self.clip_value:
-            raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
-        if self.bptt is not None and self.bptt < 1:
-            raise ValueError(f"bptt={self.bptt}: expected at least 1")
 
 
 @dataclass(frozen=True)
@@ -208,8 +143,8 @@ class Experiment:
     def test_values(self, specs: Sequence[RunSpec]) -> list:
         """The x axis: values of the report's ``test_<field>``, the same in every run. Raises ConfigError."""
         axis = self.report.x
-        values = [spec.task.get(axis) for spec in specs]
-        if values[0] is None or any(v != values[0] for v in values):
+        values = [spec.task.get(axis) or [spec.task.get(axis.removeprefix("test_"))] for spec in specs]
+        if values[0] == [None] or any(v != values[0] for v in values):
             raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
         return values[0]
 
@@ -256,10 +191,6 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parsed["value"]  # type: ignore[index,call-overload]
 
 
-def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
 @dataclass
 class Resolver:
     """Turns one merged tree into validated plain sections, and says where a wrong value came from."""
@@ -268,15 +199,21 @@ class Resolver:
     arm: str
     origin: dict[str, str]
 
+    def where(self, key: str) -> str:
+        return self.origin.get(key, self.origin.get(key.partition(".")[0], f"{self.file} (arm {self.arm})"))
+
     def error(self, section: str, name: str, message: str) -> ConfigError:
-        key = f"{section}.{name}" if name else section
-        return ConfigError(self.origin.get(key, self.origin.get(section, f"{self.file} (arm {self.arm})")), key, message)
+        return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
         task_class, task = self.registered("task", tree["task"])
-        model_class, model = self.registered("model", tree["model"])
-        train = self.typed("train", TrainConfig, tree["train"])
+        _model_class, model = self.registered("model", tree["model"])
+        train = strict(TrainConfig, tree["train"], self.where, "train")
         sampler = task_class(task)
+        try:
+            sampler.test_conditions()
+        except ValueError as error:
+            raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
@@ -294,31 +231,7 @@ class Resolver:
             cls = load_class(kind, name)
         except KeyError as error:
             raise self.error(kind, "name", error.args[0]) from None
-        return cls, self.typed(kind, cls.Config, {k: v for k, v in values.items() if k != "name"})
-
-    def typed(self, section: str, cls: type, values: Mapping[str, Any]) -> Any:
-        """An instance of the dataclass ``cls``; unknown keys, wrong types and failed checks become ConfigErrors."""
-        names = [f.name for f in fields(cls)]
-        values = {k.rstrip("?"): v for k, v in values.items() if not k.endswith("?") or k.rstrip("?") in names}
-        for name in values:
-            if name not in names:
-                raise self.error(section, name, f"unknown key; {nearest(name, names)}")
-        config = OmegaConf.structured(cls)
-        floats = {f.name for f in fields(cls) if f.type in (float, "float")}
-        for name, value in values.items():
-            if name in floats and type(value) is int:
-                value = float(value)
-            try:
-                config[name] = value
-            except OmegaConfBaseException as error:
-                raise self.error(section, name, f"{first_line(error)} (got {value!r})") from None
-        try:
-            return OmegaConf.to_object(config)
-        except OmegaConfBaseException as error:
-            raise self.error(section, str(error.key or ""), first_line(error)) from None
-        except ValueError as error:  # from __post_init__, "name=value: expected ..."
-            name = str(error).partition("=")[0]
-            raise self.error(section, name if name in names else "", str(error)) from None
+        return cls, strict(cls.Config, {k: v for k, v in values.items() if k != "name"}, self.where, kind)
 
     def check_together(self, model: Any, sampler: Any) -> None:
         """Fill in the vocabulary and check that the task fits the model."""
@@ -343,7 +256,7 @@ class Resolver:
                 raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, ['steps', 'until', 'task.<field>'])}")
         changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}
         try:
-            staged = self.typed("task", task_class.Config, asdict(task) | changes)
+            staged = strict(task_class.Config, asdict(task) | changes, self.where, "task")
         except ConfigError as error:
             raise self.error("train", where, str(error).partition(": ")[2]) from None
         self.check_together(model, task_class(staged))
@@ -390,17 +303,16 @@ def parse(tree: Any, file: str) -> Experiment:
     for arm in arms:
         if not re.fullmatch(r"[A-Za-z_]\w*", str(arm)):
             raise ConfigError(file, f"arms.{arm}", "expected a name of letters, digits and '_' (claims refer to it)")
-    resolver = Resolver(file, "", {s: file for s in ("paper", "report")})
     experiment = Experiment(
         file=file,
         experiment=name,
-        paper=resolver.typed("paper", PaperConfig, mapping(tree["paper"], file, "paper")),
+        paper=strict(PaperConfig, mapping(tree["paper"], file, "paper"), lambda key: file, "paper"),
         base=base,
         scales={s: mapping(v or {}, file, f"scales.{s}") for s, v in mapping(tree.get("scales") or {"default": {}}, file, "scales").items()},
         arms=arms,
         grid=mapping(tree.get("grid") or {}, file, "grid"),
         seeds=tree["seeds"],
-        report=resolver.typed("report", ReportConfig, mapping(tree["report"], file, "report")),
+        report=strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
         expect=tree.get("expect") or [],
     )
     check_lists(experiment)

@@ -105,7 +105,7 @@ def load_reference(source: str | os.PathLike[str] | Mapping[str, Tensor], *, arc
 
     source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the state_dict.
     arch: "transformer", "rmt", "prmt", "armt", or "tarm" (RMT's weights). backbone: "gpt2" or "neox".
-    n_head: attention heads, which no weight tells. All other sizes are read off the weights.
+    n_head: attention heads, which no weight tells. All other sizes, the number of layers too, are read off the weights.
     flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the weights show.
     Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that does not fit.
     """

@@ -44,7 +44,10 @@ def detach(state: State) -> State:
 class SegmentRecurrent(nn.Module):
     """A model that reads segments: ``init_state``, ``step`` and ``logits`` are its whole interface."""
 
-    decoder: nn.Module
+    config: Any
+    """The ``Config`` that it was built from."""
+    decoder: Any
+    """The backbone: embeddings, layers, norm and ``head``."""
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
         """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters, but never
@@ -171,7 +174,7 @@ def unroll(
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
     bptt_writing = None if bptt is None else bptt - (read_only > 0)
-    run = _diagonal if schedule == "diagonal" else _sequential
+    run: Callable[..., Unrolled] = _diagonal if schedule == "diagonal" else _sequential
     done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt_writing)
     if not reading:
         return done
@@ -181,7 +184,7 @@ def unroll(
     return Unrolled(hidden, done.state)
 
 
-def _sequential(model, segments: Iterable[Tensor], masks, state, keep: int | None, bptt: int | None) -> Unrolled:
+def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int | None) -> Unrolled:
     hidden: deque[Tensor] = deque(maxlen=keep)
     for i, ids in enumerate(segments):
         if state is None:
@@ -241,7 +244,7 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
         return torch.func.functional_call(layer, weights, (rows, layer_state, None, True))
 
     group = torch.func.vmap(cell, randomness="different")
-    states, rows, hidden = list(state), [None] * num_layers, []
+    states, rows, hidden = list(state), [torch.empty(0)] * num_layers, []
     for t in range(even + num_layers - 1 if even else 0):
         first, last = max(0, t - even + 1), min(t, num_layers - 1)
         if first == 0:

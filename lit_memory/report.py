@@ -75,7 +75,7 @@ class ReportPlan:
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """arm, seed, key, status, run_id, parameters, state_floats, steps, stage_steps, seconds; what is not known may be left out."""
+    """arm, seed; where known also key, status, run_id, parameters, state_floats, steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -95,6 +95,13 @@ class Report:
     table: str
     """table.md."""
     paths: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """What a terminal shows: table, claims in numbers, verdict."""
+        claims = [f"{claim.line}:  {claim.numbers}" for claim in self.claims]
+        missing = f"; missing: {'; '.join(self.missing)}" if self.missing else ""
+        return "\n".join([self.table, *claims, self.verdict + missing])
 
 
 class Results:
@@ -127,9 +134,9 @@ class Results:
             for i, seed in enumerate(self.plan.seeds):
                 absent = [x for x in self.plan.x_values if self.seeds(arm, None, x)[i] is None]
                 where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
-                state = (status.get((arm, seed)) or "").replace("FINISHED", "")
+                state = status.get((arm, seed)) or "finished"
                 if absent:
-                    found.setdefault((arm, where + (f" ({state})" if state else "")), []).append(str(seed))
+                    found.setdefault((arm, where + (f" ({state})" if state.lower() != "finished" else "")), []).append(str(seed))
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{rest}" for (arm, rest), seeds in found.items()]
 
 
@@ -169,22 +176,20 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
 
 def _status(plan: ReportPlan, report: Report) -> str:
     """The line under the figure's title."""
-    n = len(plan.seeds)
-    parts = [f"scale {plan.scale}" + (", modified" if plan.modified else ""), f"mean ± std of {n} seeds" if n > 1 else "1 seed"]
-    return " · ".join(parts + ([report.verdict] if report.verdict == INCOMPLETE else []))
+    seeds = f"mean ± std of {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "1 seed"
+    return f"scale {plan.scale}{', modified' if plan.modified else ''} · {seeds}{' · INCOMPLETE' if report.verdict == INCOMPLETE else ''}"
 
 
 def _table(results: Results) -> str:
     """The y metric in Markdown: an arm per row, a tested value per column."""
-    plan, y = results.plan, results.plan.config.y
-    columns = label(plan.config.x.removeprefix("test_"), plan.config.x_label)
-    rows = []
+    plan, config, rows = results.plan, results.plan.config, []
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in plan.x_values]
         run = next((run for run in plan.runs if run["arm"] == arm), {})
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
         rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), _count(run.get("state_floats"))])
-    caption = f"{label(y, plan.config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
+    columns = label(config.x.removeprefix("test_"), config.x_label)
+    caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
     return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
 
 
@@ -204,17 +209,16 @@ def _csv(results: Results) -> str:
 
 
 def _json(plan: ReportPlan, report: Report) -> str:
-    """The verdict for programs: the README's table of claims is made of these files."""
-    claims = [
-        {"expect": c.line, "verdict": c.verdict, "numbers": c.numbers, "sides": [s if math.isfinite(s) else None for s in c.sides]} for c in report.claims
-    ]
-    head = {"experiment": plan.experiment, "scale": plan.scale, "modified": plan.modified, "paper": plan.paper, "arms": plan.arms, "seeds": plan.seeds}
-    content = head | {"verdict": report.verdict, "missing": report.missing, "claims": claims}
+    """The verdict for programs, such as the one that lists all claims; with seconds, which tell how long the next run takes."""
+    head = {name: getattr(plan, name) for name in ("experiment", "scale", "modified", "paper", "arms", "seeds")}
+    claims = [vars(claim) | {"sides": [side if math.isfinite(side) else None for side in claim.sides]} for claim in report.claims]
+    runs = [{name: run.get(name) for name in ("arm", "seed", "steps", "seconds")} for run in plan.runs]
+    content = head | {"verdict": report.verdict, "missing": report.missing, "claims": claims, "runs": runs}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _count(number: int | None) -> str:
-    return "–" if number is None else f"{number:,}"
+def _count(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.0f}"
 
 
 def _markdown(header: list[str], rows: list[list[Any]]) -> str:
@@ -267,19 +271,15 @@ def _runs(plan: ReportPlan) -> str:
     rows = []
     for run in plan.runs:
         steps = _count(run.get("steps")) + (f" ({' + '.join(map(_count, run['stage_steps']))})" if len(run.get("stage_steps") or ()) > 1 else "")
-        seconds = "–" if run.get("seconds") is None else f"{run['seconds']:.0f}"
-        rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, seconds, f"`{run.get('key') or '–'}`", f"`{run.get('run_id') or '–'}`"])
+        key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
+        rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, _count(run.get("seconds")), key, run_id])
     return _markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
 
 
 def _provenance(provenance: dict[str, Any]) -> str:
     """A list, with nested dictionaries on one line."""
-    words = {True: "yes", False: "no"}
-    lines = []
-    for key, value in provenance.items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else words.get(value, value) if isinstance(value, bool) else value
-        lines.append(f"- {key.replace('_', ' ')}: {text}")
-    return "\n".join(lines)
+    flat = {key: ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value for key, value in provenance.items()}
+    return "\n".join(f"- {key.replace('_', ' ')}: {('no', 'yes')[value] if isinstance(value, bool) else value}" for key, value in flat.items())
 
 
 def _write(out_dir: Path, files: dict[str, bytes]) -> dict[str, Path]:

@@ -17,13 +17,12 @@ from typing import Any
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-from filelock import FileLock  # noqa: E402
-from mlflow import MlflowClient  # noqa: E402
-from mlflow.entities import Metric, Param, RunTag, ViewType  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.utils.time import get_current_time_millis  # noqa: E402
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.utils.time import get_current_time_millis
 
-from lit_memory.experiment import RunSpec  # noqa: E402
+from lit_memory.experiment import RunSpec
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -139,9 +138,8 @@ class Tracker:
         self.client.log_text(run_id, text, name)
 
     def write_folder(self, run_id: str, folder: Path) -> None:
-        """All files of a folder as artifacts below its name."""
-        with contextlib.suppress(MlflowException):  # a remote store may refuse artifacts; the files are in reports/ anyway
-            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+        """All files of a folder as artifacts below ``report/``."""
+        self.client.log_artifacts(run_id, str(folder), artifact_path="report")
 
     def results(self, run: Run) -> list[tuple[str, float, float]]:
         """(metric, x, value) rows of a run's test."""

@@ -168,7 +168,7 @@ def test_rmt_m0(build, tokens):
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_rmt_one_seg(build, tokens, name):
-    """T-RMT-one-seg: in one segment the write rows come later and do not change what the ordinary tokens see (all memory models)."""
+    """T-RMT-one-seg, T-ARMT-genmode: the write rows do not change what the tokens of their segment see; write=False returns the state as it was."""
     model, ids = build(name), tokens(2, N)
     state = model.init_state(2)
     (writing, new), (reading, old) = (model.step(state, ids, write=w) for w in (True, False))
@@ -246,7 +246,7 @@ def slow_phi(x, nu):
     return torch.cat([r * torch.roll(r, j) for j in range(1, nu + 1)])
 
 
-def slow_armt_layer(layer, rows, A, z, m, sequential, eps=1e-5, nu=3):
+def slow_armt_layer(layer, rows, A, z, m, sequential, eps, nu):
     """Spec 6.2 for one sample: recall row by row, block, write token by token. rows (T, D), A (K, D), z (K)."""
     recalled = []
     for h in rows:
@@ -266,17 +266,17 @@ def slow_armt_layer(layer, rows, A, z, m, sequential, eps=1e-5, nu=3):
     return rows, new_A, new_z
 
 
-@pytest.mark.parametrize("update", ["batch", "sequential"])
-def test_armt_slow_twin(build, tokens, update):
+@pytest.mark.parametrize(("update", "eps", "nu"), [("batch", 1e-5, 3), ("sequential", 1e-5, 3), ("batch", 0.1, 2)])
+def test_armt_slow_twin(build, tokens, update, eps, nu):
     """ARMT equals spec 6.2 written out for one sample and one token at a time: hidden states, (A, z) and all gradients (1e-10)."""
-    model, ids = build("armt", update=update), tokens(2, 4 * N)
+    model, ids = build("armt", update=update, eps=eps, nu=nu), tokens(2, 4 * N)
     hidden, states = [], []
     for sample in ids:
-        memories, outs = [(torch.zeros(24, 16, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)) for _ in model.layers], []
+        memories, outs = [(torch.zeros(8 * nu, 16, dtype=torch.float64), torch.zeros(8 * nu, dtype=torch.float64)) for _ in model.layers], []
         for part in sample.split(N):
             rows = torch.cat([model.decoder.tokens(part), model.memory])
             for i, layer in enumerate(model.layers):
-                rows, *memories[i] = slow_armt_layer(layer, rows, *memories[i], m=2, sequential=update == "sequential")
+                rows, *memories[i] = slow_armt_layer(layer, rows, *memories[i], m=2, sequential=update == "sequential", eps=eps, nu=nu)
             outs.append(model.decoder.norm(rows[:-2]))
         hidden.append(torch.cat(outs))
         states.append([t for memory in memories for t in memory])
@@ -320,6 +320,15 @@ def test_armt_first_skip(build, tokens):
         assert not layer.recall(rows, state, 2).any()
         rows = layer.block(rows)
     assert torch.equal(unroll(model, ids).hidden_BTD, model.finish(rows))
+
+
+@pytest.mark.parametrize("change", [{"eps": 0.5}, {"denom_floor": 0.9}, {"use_denom": False}], ids=str)
+def test_armt_flags_reach_recall_and_write(build, tokens, change):
+    """The flags that recall and write share act on both."""
+    default, other = build("armt"), build("armt", **change)
+    rows, state = default.embed(tokens(2, N)), unroll(default, tokens(2, 4 * N), N).state[0]
+    (recall_a, write_a), (recall_b, write_b) = ((m.layers[0].recall(rows, state, 2), m.layers[0].memorize(rows[:, -2:], state)) for m in (default, other))
+    assert not torch.allclose(recall_a, recall_b, rtol=1e-3) and not torch.allclose(write_a.A_BKD, write_b.A_BKD, rtol=1e-3)
 
 
 def test_armt_recall_on_mem_rows(build, tokens):

@@ -168,6 +168,15 @@ def test_full_mask_is_no_mask(model, tokens):
     assert not same(unroll(model, ids, N, mask_BT=mask).hidden_BTD[:, 2:N], plain[:, 2:N], 1e-6)
 
 
+def test_masked_token_is_invisible(model, tokens):
+    """Another id at a masked token changes no other hidden state, in its segment or in later ones."""
+    ids, mask = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool)
+    mask[0, 1] = mask[1, N + 2 : N + 4] = False
+    other = torch.where(mask, ids, (ids + 1) % 19)
+    a, b = (unroll(model, x, N, mask_BT=mask).hidden_BTD[mask] for x in (ids, other))
+    assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
 # --- gradients
 
 

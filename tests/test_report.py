@@ -71,6 +71,17 @@ def test_failed_runs_are_named_with_their_status(tmp_path):
     frame = make_frame()
     found = render(make_plan(runs=runs), frame[(frame.arm == "gamma") | (frame.seed < 2)], tmp_path)
     assert found.missing == ["no_gamma seed 2 (FAILED)"]
+    assert found.text.endswith("seeds)\nINCOMPLETE; missing: no_gamma seed 2 (FAILED)") and found.table in found.text
+
+
+def test_the_verdict_for_programs(tmp_path):
+    runs = [{"arm": "gamma", "seed": 0, "status": "finished", "steps": 3000.0, "seconds": 61.7}]
+    render(make_plan(runs=runs, modified=["train.lr=1"]), make_frame(), tmp_path)
+    found = json.loads((tmp_path / "verdict.json").read_text())
+    assert [found[key] for key in ("experiment", "scale", "modified", "paper", "verdict")] == ["armt_ablation_gamma", "cpu", ["train.lr=1"], PAPER, REPRODUCED]
+    assert found["runs"] == [{"arm": "gamma", "seed": 0, "steps": 3000.0, "seconds": 61.7}]
+    claim = found["claims"][0]
+    assert claim == {"line": EXPECT[0], "verdict": REPRODUCED, "numbers": "0.991 - 0.160 = 0.831 > 0.2 ✓", "sides": [pytest.approx(0.831), 0.2]}
 
 
 def test_rows_outside_the_plan_change_nothing_and_twice_is_an_error(tmp_path):
@@ -87,7 +98,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     plan = make_plan(config=ReportConfig(chance=0.0625))
     changed = make_plan(config=plan.config, provenance={"date": "tomorrow"}, runs=[run | {"run_id": "x", "seconds": 3.0} for run in plan.runs])
     first, second = render(plan, make_frame(), tmp_path / "a").paths, render(changed, make_frame(), tmp_path / "b").paths
-    assert [name for name in first if first[name].read_bytes() != second[name].read_bytes()] == ["README.md"]
+    assert [name for name in first if first[name].read_bytes() != second[name].read_bytes()] == ["verdict.json", "README.md"]
     program = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_report as t; t.render(t.make_plan(config=t.ReportConfig(chance=0.0625)), "
     )

@@ -299,13 +299,23 @@ def test_capacity_is_the_inverse(value_size):
         ({"mode": "forget"}, "mode='forget'"),
         ({"vary": 1.5}, "vary=1.5"),
         ({"vary": -0.1}, "vary=-0.1"),
-        ({"test_pairs": []}, "test_pairs=.*at least one"),
-        ({"test_pairs": [50, 0]}, "test_pairs=0"),
-        ({"mode": "remember", "pairs": 17, "test_pairs": [3]}, "pairs=17.*16 unique keys.*key_size"),
-        ({"mode": "remember", "pairs": 5, "test_pairs": [17]}, "test_pairs=17.*16 unique keys.*key_size"),
+        ({"mode": "remember", "pairs": 17}, "pairs=17.*16 unique keys.*key_size"),
     ],
 )
 def test_invalid_config(config, message):
     """A value that makes no sense raises ValueError, names the field and says what to do."""
     with pytest.raises(ValueError, match=message):
         AssociativeRetrieval.Config(**config)
+
+
+@pytest.mark.parametrize(("config", "message"), [({"test_pairs": [50, 0]}, "test_pairs=0"), ({"mode": "remember", "test_pairs": [17]}, "test_pairs=17.*16 unique")])
+def test_invalid_test_conditions(config, message):
+    """A stage of a curriculum may be smaller than the test, so the values of the test are checked when the test is laid out."""
+    task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=5, **config))
+    with pytest.raises(ValueError, match=message):
+        task.test_conditions()
+
+
+def test_default_test_condition():
+    """Without ``test_pairs`` the test has as many pairs as the training."""
+    assert [x for x, _ in AssociativeRetrieval(AssociativeRetrieval.Config(pairs=7)).test_conditions()] == [7]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_memory.recurrence import SegmentRecurrent, unroll
+from lit_memory.recurrence import unroll
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Batch
 
@@ -45,7 +45,7 @@ class LitMemory(L.LightningModule):
         self.model_class: type = load_class("model", self.model_name)
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         self.save_hyperparameters()
-        self.model: SegmentRecurrent | None = None
+        self.model: Any = None
         self.span: tuple[int, int | None] | None = None  # first step and number of steps of the stage, set by a curriculum
         if model.get("vocab_size"):
             self.configure_model()
@@ -55,8 +55,13 @@ class LitMemory(L.LightningModule):
         if self.model is None:
             options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
             if not options.get("vocab_size"):
-                options["vocab_size"] = self.hparams["vocab_size"] = self.trainer.datamodule.task.vocab_size
+                options["vocab_size"] = self.hparams["vocab_size"] = self.data.task.vocab_size
             self.model = self.model_class(self.model_class.Config(**options))
+
+    @property
+    def data(self) -> Any:
+        """The ``LitData`` that the trainer runs on."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
@@ -103,7 +108,7 @@ class LitMemory(L.LightningModule):
         logits_NV, targets_N, scored_BT = self.answers(batch)
         predicted_BT = batch.targets_BT.clone()
         predicted_BT[scored_BT] = logits_NV.argmax(-1)
-        scores = self.trainer.datamodule.task.score(predicted_BT, batch)
+        scores = self.data.task.score(predicted_BT, batch)
         return {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -112,7 +117,7 @@ class LitMemory(L.LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/<metric>@<x>`` for every condition x of the test."""
-        x = self.trainer.datamodule.test_conditions[dataloader_idx][0]
+        x = self.data.test_conditions[dataloader_idx][0]
         for name, value in self.evaluate(batch).items():
             self.log(f"test/{name}@{x}", value, batch_size=len(batch.ids_BT), add_dataloader_idx=False)
 

@@ -29,9 +29,7 @@ class AssociativeState(NamedTuple):
 
 def empty(batch: int, keys: int, width: int, device=None, dtype=torch.float32) -> AssociativeState:
     """A memory of ``keys`` features and values of ``width`` floats in which nothing has been written."""
-    return AssociativeState(
-        torch.zeros(batch, keys, width, device=device, dtype=dtype), torch.zeros(batch, keys, device=device, dtype=dtype)
-    )
+    return AssociativeState(torch.zeros(batch, keys, width, device=device, dtype=dtype), torch.zeros(batch, keys, device=device, dtype=dtype))
 
 
 def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
@@ -101,7 +99,7 @@ def write(
     the paper writes it. They agree where the keys of one segment are orthogonal. Source: the update equations of section 2.
     """
     if update == "sequential":
-        flags = dict(gamma=gamma, gamma_detach=gamma_detach, beta_on_z=beta_on_z, eps=eps, denom_floor=denom_floor, use_denom=use_denom)
+        flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps, "denom_floor": denom_floor, "use_denom": use_denom}
         for phi, v, beta in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
             state = write(state, phi, v, beta, **flags)
         return state

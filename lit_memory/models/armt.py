@@ -67,7 +67,7 @@ class ARMTLayer(nn.Module):
         """The state after the M memory rows have been written."""
         c = self.config
         key, value, beta = self.to_key(rows_BMD), self.to_value(rows_BMD), self.to_beta(rows_BMD).sigmoid()
-        flags = dict(update=c.update, gamma=c.gamma, gamma_detach=c.gamma_detach, beta_on_z=c.beta_on_z)
+        flags = {"update": c.update, "gamma": c.gamma, "gamma_detach": c.gamma_detach, "beta_on_z": c.beta_on_z}
         with torch.autocast(rows_BMD.device.type, enabled=False):
             phi = self.features(key, state)
             value, beta = value.to(phi.dtype), beta.to(phi.dtype)

@@ -63,9 +63,13 @@ class PRMT(LayerRecurrent):
         self.config = config
         self.decoder = Decoder(config, PRMTLayer)
 
+    def memories(self) -> list[Tensor]:
+        """The learned initial memory of every layer, (M, D) each."""
+        return [layer.get_parameter("memory") for layer in self.layers]
+
     def init_state(self, batch, device=None, dtype=None):
         options = self.state_options(device, dtype)
-        return tuple(layer.memory.to(**options).expand(batch, -1, -1) for layer in self.layers)
+        return tuple(memory.to(**options).expand(batch, -1, -1) for memory in self.memories())
 
     def embed(self, ids_BT, write=True):
         m = self.config.memory_tokens

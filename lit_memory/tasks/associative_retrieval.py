@@ -47,7 +47,8 @@ class AssociativeRetrieval(Task):
         """Queries that read the same written memory, drawn independently. Ours; the paper has 1."""
         legacy_ids: bool = False
         """The reference's ids (SEP 100, GEN 101, EOS 102) in place of 16, 17, 18."""
-        test_pairs: list[int] = field(default_factory=lambda: [50])
+        test_pairs: list[int] = field(default_factory=list)
+        """Numbers of pairs that the test visits; default: ``pairs``."""
 
         def __post_init__(self) -> None:
             if self.mode not in ("remember", "rewrite"):
@@ -57,13 +58,8 @@ class AssociativeRetrieval(Task):
                     raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
-            if not self.test_pairs:
-                raise ValueError("test_pairs=[]: expected at least one number of pairs")
-            for name, pairs in [("pairs", self.pairs), *(("test_pairs", n) for n in self.test_pairs)]:
-                if pairs < 1:
-                    raise ValueError(f"{name}={pairs}: expected at least 1")
-                if self.mode == "remember" and pairs > BASE**self.key_size:
-                    raise ValueError(f"{name}={pairs}: only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size")
+            if self.mode == "remember" and self.pairs > BASE**self.key_size:
+                raise ValueError(f"pairs={self.pairs}: only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size")
 
     @property
     def special_ids(self) -> tuple[int, int, int]:

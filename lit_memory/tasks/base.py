@@ -82,15 +82,19 @@ class Task:
         return type(self)(replace(self.config, **changes))
 
     def test_conditions(self) -> list[tuple[int | float, Self]]:
-        """(x, task) of every value in ``Config.test_<field>``."""
+        """(x, task) of every value that the test visits. Raises ValueError for one that the task does not allow."""
         axis, values = self.test_axis()
-        return [(value, self.at(**{axis: value})) for value in values]
+        try:
+            return [(value, self.at(**{axis: value})) for value in values]
+        except ValueError as error:
+            raise ValueError(f"test_{error}") from None
 
     def test_axis(self) -> tuple[str, list]:
-        """Name of the field that the test varies, and its values."""
+        """Name of the field that the test varies, and its values (default: that of the task itself)."""
         for name, values in vars(self.config).items():
             if name.startswith("test_"):
-                return name.removeprefix("test_"), values
+                axis = name.removeprefix("test_")
+                return axis, values or [getattr(self.config, axis)]
         raise ValueError(f"{type(self).__name__}.Config has no test_<field>")
 
 

@@ -1,0 +1,112 @@
+"""Typed sections of an experiment file, and the errors of wrong ones. Imports nothing heavy."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_memory.registry import nearest
+
+
+class ConfigError(Exception):
+    """A wrong experiment file or command line, told in one line."""
+
+    def __init__(self, where: str, key: str, message: str) -> None:
+        super().__init__(": ".join(part for part in (where, key, message.replace("\n", " ")) if part))
+
+
+@dataclass
+class PaperConfig:
+    """Which claim of which paper the experiment tests."""
+
+    title: str
+    item: str
+    claim: str
+    arxiv: str = ""
+
+
+@dataclass
+class TrainConfig:
+    """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
+
+    steps: int = 10_000
+    """Most steps of a stage; a stage may have its own."""
+    batch_size: int = 64
+    lr: float = 3e-4
+    weight_decay: float = 1e-3
+    schedule: Literal["constant", "linear"] = "constant"
+    """linear: in every stage, from lr to final_lr * lr (the reference's schedule over twice the steps is final_lr 0.5)."""
+    final_lr: float = 0.5
+    warmup: float = 0
+    """Steps, or a share of the stage's steps if below 1. A constant schedule warms up once, a linear one in every stage."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0: no limit."""
+    clip_value: float = 0.0
+    """Largest gradient entry; 0: no limit."""
+    bptt: int | None = None
+    """Segments that gradients cross; default: all."""
+    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """Curriculum: each stage is {task.<field>: value, steps: N, until: {metric: value}}; it ends after N steps, or earlier, at the
+    first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
+    valid_every: int = 100
+    """Steps between two validations; also the work that a killed run can lose."""
+    valid_size: int = 256
+    test_size: int = 1000
+    eval_batch_size: int = 250
+    workers: int = 0
+    threads: int = 1
+    """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
+    precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
+    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+        if self.clip_norm and self.clip_value:
+            raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
+        if self.bptt is not None and self.bptt < 1:
+            raise ValueError(f"bptt={self.bptt}: expected at least 1")
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], section: str) -> Any:
+    """An instance of the dataclass ``cls``. A key with a trailing ``?`` is left out where ``cls`` does not have it.
+
+    Raises ConfigError for an unknown key, a wrong type or a failed check; ``where(key)`` tells where the value came from.
+    """
+    names = [f.name for f in fields(cls)]
+    values = {k.rstrip("?"): v for k, v in values.items() if not k.endswith("?") or k.rstrip("?") in names}
+    floats = {f.name for f in fields(cls) if f.type in (float, "float")}
+
+    def error(name: str, message: str) -> ConfigError:
+        key = f"{section}.{name}" if name else section
+        return ConfigError(where(key), key, message)
+
+    for name in values:
+        if name not in names:
+            raise error(name, f"unknown key; {nearest(name, names)}")
+    config = OmegaConf.structured(cls)
+    for name, value in values.items():
+        try:
+            config[name] = float(value) if name in floats and type(value) is int else value
+        except OmegaConfBaseException as problem:
+            raise error(name, f"{first_line(problem)} (got {value!r})") from None
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as problem:
+        raise error(str(problem.key or ""), first_line(problem)) from None
+    except ValueError as problem:  # from __post_init__, "name=value: expected ..."
+        name = str(problem).partition("=")[0]
+        raise error(name if name in names else "", str(problem)) from None

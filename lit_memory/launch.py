@@ -1,0 +1,137 @@
+"""Child processes: every run has one, so that a crash or a full memory ends one arm only.
+
+Prints nothing; ``Launch.events`` tells what happens.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from lit_memory.experiment import RunSpec
+
+GRACE = 5.0
+"""Seconds that children get to end after a signal."""
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM came; all children have ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass
+class Child:
+    """A run in its own process, and the last that it told."""
+
+    spec: RunSpec
+    process: Any
+    connection: Connection
+    progress: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def hear(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take in a message; adds ``news`` where a stage or phase is new."""
+        if message["event"] == "failed":
+            self.failure = message["message"]
+        elif message["event"] in ("progress", "testing"):
+            news = any(message.get(k) != self.progress.get(k) for k in ("event", "stage"))
+            self.progress = self.progress | message
+            return message | {"news": news}
+        return message
+
+
+def run_child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection) -> None:
+    """What a child process does: progress and the outcome go through ``connection``, all other output to the run's log file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    path = spec.folder(root)
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "log.txt").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            from lit_memory.engine import run_one
+
+            run_one(spec, root, uri, parent, tags, connection.send)
+        except BaseException as error:
+            traceback.print_exc()
+            connection.send({"event": "failed", "message": f"{type(error).__name__}: {error}".replace("\n", " ")})
+            raise SystemExit(1) from None
+
+
+class Launch:
+    """Runs specs, at most ``jobs`` at a time."""
+
+    def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parent: str, tags: Mapping[str, str]) -> None:
+        self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
+        self.arguments = (root, uri, parent, tags)
+        self.context = multiprocessing.get_context("spawn")
+
+    @property
+    def done(self) -> int:
+        """Runs that have ended, well or not."""
+        return self.total - len(self.waiting) - len(self.running)
+
+    def events(self) -> Iterator[tuple[Child, dict[str, Any]]]:
+        """Start everything and yield what the children tell; the last event of each is "end". Raises Interrupted."""
+        handlers = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < self.jobs:
+                    self.start(self.waiting.pop(0))
+                yield from self.listen()
+        except Interrupted:
+            self.stop()
+            raise
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends at once
+        raise Interrupted(number)
+
+    def start(self, spec: RunSpec) -> None:
+        here, there = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=run_child, args=(spec, *self.arguments, there), daemon=True, name=spec.name)
+        process.start()
+        there.close()
+        self.running.append(Child(spec, process, here))
+
+    def listen(self) -> list[tuple[Child, dict[str, Any]]]:
+        """What the children say within half a second."""
+        heard = []
+        ready = wait([child.connection for child in self.running], timeout=0.5)
+        for child in [c for c in self.running if c.connection in ready]:
+            try:
+                heard.append((child, child.hear(child.connection.recv())))
+            except EOFError:
+                child.process.join()
+                self.running.remove(child)
+                heard.append((child, {"event": "end"}))
+        return heard
+
+    def stop(self) -> None:
+        """End all children; their last checkpoints are on disk."""
+        for child in self.running:
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE
+        for child in self.running:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()

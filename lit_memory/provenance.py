@@ -1,0 +1,42 @@
+"""Where and with what a run is made: commit, versions, hardware. Standard library; torch only to name a GPU."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+"""The folder of the checkout: the default root."""
+
+
+def git(*arguments: str) -> str:
+    """Output of a git command in the project's folder, "" where there is no git or no repository."""
+    try:
+        return subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def provenance() -> dict[str, str]:
+    """Where and with what a run is made."""
+    packages = " ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "mlflow"))
+    changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
+    return {
+        "commit": git("rev-parse", "--short=12", "HEAD"),
+        "dirty": str(bool(changed)).lower(),
+        "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> str:
+    """Processor, cores and GPU."""
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        model = next((line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")), "")
+    import torch
+
+    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{model or platform.machine()}, {os.cpu_count()} cores{gpu}"
