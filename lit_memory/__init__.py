@@ -22,6 +22,7 @@ _NAMES = {
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",
+    "load_huggingface": "lit_memory.interop",
     "load_experiment": "lit_memory.experiment",
 }
 

@@ -1,6 +1,8 @@
 """Typed sections of an experiment file, and the errors of wrong ones. Imports nothing heavy."""
 
-from collections.abc import Callable, Mapping
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ class ConfigError(Exception):
     """A wrong experiment file or command line, told in one line."""
 
     def __init__(self, where: str, key: str, message: str) -> None:
-        super().__init__(": ".join(part for part in (where, key, message.replace("\n", " ")) if part))
+        super().__init__(": ".join(part for part in (where, key, message) if part).replace("\n", " "))
 
 
 @dataclass
@@ -40,7 +42,7 @@ class TrainConfig:
     """linear: in every stage, from lr to final_lr * lr (the reference's schedule over twice the steps is final_lr 0.5)."""
     final_lr: float = 0.5
     warmup: float = 0
-    """Steps, or a share of the stage's steps if below 1. A constant schedule warms up once, a linear one in every stage."""
+    """From 1 on: steps at the start of the run. Below 1: a share of every stage's steps, at the start of each."""
     clip_norm: float = 0.0
     """Largest gradient norm; 0: no limit."""
     clip_value: float = 0.0
@@ -69,8 +71,8 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
         if self.clip_norm and self.clip_value:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
         if self.bptt is not None and self.bptt < 1:
@@ -81,13 +83,16 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], section: str) -> Any:
-    """An instance of the dataclass ``cls``. A key with a trailing ``?`` is left out where ``cls`` does not have it.
+def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], section: str, others: Sequence[type] = ()) -> Any:
+    """An instance of the dataclass ``cls``. A key with a trailing ``?`` is left out where ``cls`` does not have it, but one of
+    ``others`` has to.
 
     Raises ConfigError for an unknown key, a wrong type or a failed check; ``where(key)`` tells where the value came from.
     """
     names = [f.name for f in fields(cls)]
-    values = {k.rstrip("?"): v for k, v in values.items() if not k.endswith("?") or k.rstrip("?") in names}
+    values = {str(k): v for k, v in values.items()}  # YAML reads 1 and off as other things than text
+    elsewhere = {f"{f.name}?" for other in others for f in fields(other)} - {f"{name}?" for name in names}
+    values = {k.removesuffix("?"): v for k, v in values.items() if k not in elsewhere}
     floats = {f.name for f in fields(cls) if f.type in (float, "float")}
 
     def error(name: str, message: str) -> ConfigError:
@@ -100,7 +105,11 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
     config = OmegaConf.structured(cls)
     for name, value in values.items():
         try:
-            config[name] = float(value) if name in floats and type(value) is int else value
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", FutureWarning)  # conversions, such as 2407.10 to "2407.1"
+                config[name] = float(value) if name in floats and type(value) is int else value
+        except FutureWarning:
+            raise error(name, f"wrong type: write text in quotes and numbers without (got {value!r})") from None
         except OmegaConfBaseException as problem:
             raise error(name, f"{first_line(problem)} (got {value!r})") from None
     try:

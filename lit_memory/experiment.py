@@ -137,6 +137,8 @@ class Experiment:
         for where, layer in layers:
             for key, value in layer.items():
                 apply(tree, key, value, where)
+                if key in SECTIONS:  # what was set before is gone
+                    origin = {k: v for k, v in origin.items() if not k.startswith(f"{key}.")}
                 origin[key.rstrip("?")] = where
         return Resolver(self.file, arm, origin).resolve(tree)
 
@@ -200,7 +202,8 @@ class Resolver:
     origin: dict[str, str]
 
     def where(self, key: str) -> str:
-        return self.origin.get(key, self.origin.get(key.partition(".")[0], f"{self.file} (arm {self.arm})"))
+        section, key = key.partition(".")[0], key.partition("[")[0]
+        return self.origin.get(key, self.origin.get(section, f"{self.file} (arm {self.arm})"))
 
     def error(self, section: str, name: str, message: str) -> ConfigError:
         return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
@@ -231,7 +234,8 @@ class Resolver:
             cls = load_class(kind, name)
         except KeyError as error:
             raise self.error(kind, "name", error.args[0]) from None
-        return cls, strict(cls.Config, {k: v for k, v in values.items() if k != "name"}, self.where, kind)
+        others = [load_class(kind, other).Config for other in REGISTRIES[kind]]
+        return cls, strict(cls.Config, {k: v for k, v in values.items() if k != "name"}, self.where, kind, others)
 
     def check_together(self, model: Any, sampler: Any) -> None:
         """Fill in the vocabulary and check that the task fits the model."""
@@ -322,6 +326,9 @@ def parse(tree: Any, file: str) -> Experiment:
 def mapping(value: Any, file: str, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(file, key, f"{value!r}: expected a mapping")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(file, f"{key}.{name}", f"{name!r} is not text; put the key in quotes")
     return value
 
 
@@ -339,9 +346,11 @@ def check_lists(e: Experiment) -> None:
             if not isinstance(points, list) or not points:
                 raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of values")
         for key in values:
-            arm = key.split(".")[1] if key.startswith("arms.") else None
-            if arm is not None and arm not in e.arms:
+            _, arm, *field = key.split(".") if key.startswith("arms.") else ("", "", "")
+            if arm and arm not in e.arms:
                 raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")
+            if not field:
+                raise ConfigError(e.file, f"{where}{key}", f"expected arms.{arm}.<section>.<field>, for example arms.{arm}.model.width")
 
 
 def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[str]:

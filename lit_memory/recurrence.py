@@ -73,6 +73,13 @@ class SegmentRecurrent(nn.Module):
         """The state of samples ``idx`` (which may repeat), for beam search and for several readers of one memory."""
         return map_state(lambda t: t.index_select(0, idx), state)
 
+    def share(self, state: State, readers: int) -> State:
+        """The state for ``readers`` samples in a row that all read what one sample wrote (``step`` with ``write=False``)."""
+        if readers == 1:
+            return state
+        batch = next(state_tensors(state))
+        return self.reorder(state, torch.arange(len(batch), device=batch.device).repeat_interleave(readers))
+
     def state_options(self, device: torch.device | None, dtype: torch.dtype | None) -> dict[str, Any]:
         """``device`` and ``dtype`` for new state tensors, with the defaults of ``init_state``."""
         weight = next(self.parameters())
@@ -220,9 +227,7 @@ def _read(model, segments, masks, state) -> Tensor:
     batch, count = segments[0].shape[0], len(segments)
     ids = torch.stack(segments, dim=1).flatten(0, 1)
     mask = torch.stack(masks, dim=1).flatten(0, 1) if masks is not None else None
-    if count > 1:
-        state = model.reorder(state, torch.arange(batch, device=ids.device).repeat_interleave(count))
-    hidden = model.step(state, ids, mask, write=False)[0]
+    hidden = model.step(model.share(state, count), ids, mask, write=False)[0]
     return hidden.unflatten(0, (batch, count)).flatten(1, 2)
 
 

@@ -148,10 +148,17 @@ class Tracker:
 
 
 def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -> Any:
-    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan."""
+    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan.
+
+    The metric ``steps``, the same at every x of a run, counts its optimizer steps.
+    """
     from pandas import DataFrame
 
     columns = ["arm", "point", "seed", "x", "metric", "value"]
     done = [(spec, runs[spec.key]) for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
-    rows = [(spec.arm, spec.point, spec.seed, x, metric, value) for spec, run in done for metric, x, value in tracker.results(run)]
+    rows = []
+    for spec, run in done:
+        results = tracker.results(run)
+        steps = [("steps", x, run.metrics["steps"]) for x in dict.fromkeys(x for _, x, _ in results)]
+        rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in results + steps]
     return DataFrame(rows, columns=columns)

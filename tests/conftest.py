@@ -1,9 +1,11 @@
 """Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is tested."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
+import yaml
 
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent
@@ -81,3 +83,59 @@ def tokens():
         return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(7))
 
     return draw
+
+
+TINY_EXPERIMENT = """
+experiment: tiny
+paper: {title: A paper, item: Figure 1, claim: a recalls what b forgets}
+base:
+  model: {name: armt, layers: 1, width: 16, heads: 2, memory_tokens: 1, memory_dim: 4}
+  task: {name: associative_retrieval, pairs: 2, test_pairs: [2, 4]}
+  train: {steps: 6, batch_size: 4, valid_every: 3, valid_size: 4, test_size: 8, eval_batch_size: 4}
+arms: {a: {}, b: {model.gamma: "off"}}
+seeds: [0]
+report: {x: test_pairs}
+expect: ["a[2] + b[last] >= 0"]
+"""
+
+
+@pytest.fixture
+def tree():
+    """The content of an experiment that trains in a second."""
+    return yaml.safe_load(TINY_EXPERIMENT)
+
+
+@pytest.fixture
+def make_spec(tree):
+    """``make_spec("train.steps=8", ...)``: the first run of the tiny experiment, changed."""
+    from lit_memory.experiment import parse
+
+    return lambda *overrides: parse(tree, "tiny.yaml").plan(overrides)[0]
+
+
+@pytest.fixture(scope="session")
+def _database(tmp_path_factory):
+    """An empty MLflow database, whose creation takes seconds."""
+    from lit_memory.tracking import Tracker
+
+    root = tmp_path_factory.mktemp("database")
+    return Tracker(root, f"sqlite:///{root / 'mlflow.db'}").root / "mlflow.db"
+
+
+@pytest.fixture
+def make_root(tmp_path, _database, monkeypatch):
+    """``make_root(name)``: a folder for runs, with a database of its own; the environment names no other place."""
+    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(name: str = "root"):
+        (tmp_path / name).mkdir()
+        shutil.copy(_database, tmp_path / name / "mlflow.db")
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def root(make_root):
+    return make_root()

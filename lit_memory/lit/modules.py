@@ -6,6 +6,7 @@
 Shape suffixes: B batch, T tokens, N scored positions, V vocabulary.
 """
 
+import math
 from typing import Any, ClassVar
 
 import lightning as L
@@ -22,7 +23,7 @@ class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
     lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
-    warm-up over ``warmup`` steps, or a share of all steps if below 1. bptt: segments that gradients cross (None: all).
+    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` is
     taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
     """
@@ -46,7 +47,7 @@ class LitMemory(L.LightningModule):
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         self.save_hyperparameters()
         self.model: Any = None
-        self.span: tuple[int, int | None] | None = None  # first step and number of steps of the stage, set by a curriculum
+        self.span: tuple[int, int] | None = None  # first step and number of steps of the stage, set by a curriculum
         if model.get("vocab_size"):
             self.configure_model()
 
@@ -67,15 +68,16 @@ class LitMemory(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a global step. A linear schedule restarts with every stage, a constant one warms up once."""
+        """Learning rate of a global step; a linear schedule, and a warm-up given as a share, restart with every stage."""
         h = self.hparams
-        first, steps = self.span or (0, self.trainer.max_steps)
-        if h["schedule"] == "constant":
-            first = 0
-        warmup = h["warmup"] * (steps or 0) if 0 < h["warmup"] < 1 else h["warmup"]
-        factor = min(1.0, (step - first + 1) / warmup) if warmup else 1.0
-        if h["schedule"] == "linear" and steps and steps > 0:
-            factor *= 1 - (1 - h["final_lr"]) * min(1.0, (step - first) / steps)
+        first, steps = self.span or (0, self.trainer.estimated_stepping_batches)
+        if math.isinf(steps) and (h["schedule"] == "linear" or 0 < h["warmup"] < 1):
+            raise ValueError(f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs")
+        in_stage = step - first
+        done, warmup = (in_stage, h["warmup"] * steps) if h["warmup"] < 1 else (step, h["warmup"])
+        factor = min(1.0, (done + 1) / warmup) if warmup > 0 else 1.0
+        if h["schedule"] == "linear":
+            factor *= 1 - (1 - h["final_lr"]) * min(1.0, in_stage / steps)
         return h["lr"] * factor
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:

@@ -39,17 +39,14 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
     unit length.
     """
     r = torch.cat([x_BTC, -x_BTC], dim=-1).relu()
-    size = r.shape[-1]
-    # Row j of the windows over [last nu entries; r] is r rolled by j: one product instead of nu rolls.
-    rolled = torch.cat([r[..., -nu:], r], dim=-1).unfold(-1, size, 1)[..., :nu, :].flip(-2)
-    phi = (r.unsqueeze(-2) * rolled).flatten(-2)
+    phi = torch.cat([r * r.roll(j, -1) for j in range(1, nu + 1)], dim=-1)
     return F.normalize(phi, dim=-1, eps=1e-12) if normalize else phi
 
 
 def denominator(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5, floor: float = 0.0) -> Tensor:
     """z . phi + eps of every row, (B, T, 1). With ``floor`` it is at least ``floor * |phi| * |z|``, so that it cannot vanish
     or change sign where z has little mass (the clipped gamma) or negative mass (the raw one)."""
-    den = (phi_BTK @ z_BK.unsqueeze(-1)) + eps
+    den = (phi_BTK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + eps  # on CPU twice as fast as a matrix product with one column
     if floor:
         den = torch.maximum(den, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
     return den

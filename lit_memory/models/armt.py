@@ -54,13 +54,18 @@ class ARMTLayer(nn.Module):
         return associative.dpfp(x_BTC.to(state.z_BK.dtype), self.config.nu, self.config.normalize_phi)
 
     def recall(self, rows_BTD: Tensor, state: AssociativeState, memory_tokens: int) -> Tensor:
-        """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``."""
+        """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``.
+
+        Where several samples in a row read the memory of one (``share``), their rows are read together: one matrix product, and
+        no copy of the matrix.
+        """
         c = self.config
         asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
         query_BTC = self.to_query(asking)
         with torch.autocast(rows_BTD.device.type, enabled=False):
-            phi = self.features(query_BTC, state)
-            y_BTD = associative.read(state, phi, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom)
+            phi = self.features(query_BTC, state).reshape(len(state.z_BK), -1, state.z_BK.shape[1])
+            y = associative.read(state, phi, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom)
+            y_BTD = y.reshape(asking.shape)
         return F.pad(y_BTD, (0, 0, 0, rows_BTD.shape[1] - asking.shape[1])).to(rows_BTD.dtype)
 
     def memorize(self, rows_BMD: Tensor, state: AssociativeState) -> AssociativeState:
@@ -138,6 +143,9 @@ class ARMT(LayerRecurrent):
         c = self.config
         options = self.state_options(device, dtype)
         return tuple(associative.empty(batch, 2 * c.nu * c.memory_dim, c.width, **options) for _ in self.layers)
+
+    def share(self, state, readers):
+        return state  # ``ARMTLayer.recall`` lets them read one matrix
 
     def embed(self, ids_BT, write=True):
         rows_BTD = self.decoder.tokens(ids_BT)

@@ -1,0 +1,249 @@
+"""The LightningModules and LightningDataModules as a reader of the README types them, without a YAML."""
+
+import inspect
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from torch.optim import AdamW
+
+import lit_memory
+from lit_memory.backbone import rotary_table
+from lit_memory.lit import modules
+from lit_memory.lit.data import LIT_DATA, LitData
+from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.models import MODELS
+from lit_memory.recurrence import LayerRecurrent
+from lit_memory.tasks import TASKS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+]
+SMALL = {"width": 16, "heads": 2, "layers": 2}
+DATA = {"associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2}}
+SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
+modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
+all_modules = pytest.mark.parametrize("lit", LIT_MODULES.values(), ids=LIT_MODULES)
+all_data = pytest.mark.parametrize("data", LIT_DATA.values(), ids=LIT_DATA)
+
+
+def make_data(cls: type[LitData], **changes) -> LitData:
+    return cls(**{**SIZES, **DATA[cls.task_name], **changes})
+
+
+def make_trainer(**options) -> L.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(accelerator="cpu", **{"max_steps": 2, **quiet, **options})
+
+
+def make_double(lit: type[LitMemory], data: LitData, **options) -> LitMemory:
+    """A module in fp64, with weights in which a memory matters, that logs nowhere."""
+    module = lit(**SMALL, vocab_size=data.task.vocab_size, **options).double()
+    for p in module.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    module.log = lambda *args, **kwargs: None
+    return module
+
+
+def test_everything_that_is_registered_has_a_public_name():
+    assert set(LIT_MODULES) == set(MODELS) and set(LIT_DATA) == set(TASKS)
+    for lit in [*LIT_MODULES.values(), *LIT_DATA.values()]:
+        assert getattr(lit_memory, lit.__name__) is lit and lit.__doc__
+    for target in [*MODELS.values(), *TASKS.values()]:
+        name = target.partition(":")[2]
+        assert getattr(lit_memory, name).__name__ == name and name in dir(lit_memory)
+    assert all(getattr(lit_memory, name) for name in lit_memory.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'LitXYZ'"):
+        _ = lit_memory.LitXYZ
+
+
+@modules_and_data
+def test_fit_and_test_without_a_yaml(lit, data):
+    """Trainer's own inference mode comes first (the sanity check), and nothing that it cached may break the training."""
+    rotary_table.cache_clear()
+    module, samples, trainer = lit(**SMALL, lr=1e-2), make_data(data), make_trainer()
+    assert module.model is None
+    trainer.fit(module, samples)
+    assert trainer.global_step == 2 and module.model.config.vocab_size == module.hparams["vocab_size"] == samples.task.vocab_size
+    metrics = {name for part in trainer.validate(module, samples, verbose=False) + trainer.test(module, samples, verbose=False) for name in part}
+    expected = {f"test/{name}@{x}" for x, _ in samples.test_conditions for name in ("loss", samples.task.metric)}
+    assert metrics >= expected | {"valid/loss", f"valid/{samples.task.metric}"}
+
+
+@all_modules
+def test_a_checkpoint_round_trip(lit, tmp_path):
+    """Hyper-parameters are plain, so that torch's safe loading suffices."""
+    module, data, trainer = lit(**SMALL, lr=1e-2, bptt=1), make_data(LIT_DATA["associative_retrieval"]), make_trainer()
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    plain = torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]
+    assert all(isinstance(v, int | float | str | bool | None) for v in plain.values())
+    again = lit.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert dict(again.hparams) == dict(module.hparams) and again.hparams["lr"] == 1e-2 and again.hparams["width"] == 16
+    assert again.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), module.state_dict().values(), strict=True))
+    loss, before = (float(make_trainer().test(m, data, verbose=False)[0]["test/loss@2"]) for m in (again, module))
+    assert loss == before
+
+
+@all_modules
+def test_unknown_arguments_of_a_module(lit):
+    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": "'learning_rat'; expected one of family,"}.items():
+        with pytest.raises(TypeError, match=f"unknown argument {message}"):
+            lit(**{wrong: 3})
+    with pytest.raises(ValueError, match="width=15: expected a multiple of heads=2"):
+        lit(width=15, heads=2)
+    assert isinstance(lit(**SMALL, vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
+
+
+@all_data
+def test_unknown_arguments_of_a_data_module(data):
+    with pytest.raises(TypeError, match="unknown argument 'test_pair'; did you mean 'test_pairs'"):
+        data(test_pair=[3])
+    with pytest.raises(ValueError, match="pairs=0: expected at least 1"):
+        data(pairs=0)
+
+
+@modules_and_data
+def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
+    """A slow twin: every segment by itself, all logits, one target at a time."""
+    samples = make_data(data)
+    module, batch = make_double(lit, samples), samples.task.batch(0, "train", 0, 3)
+    segments = batch.ids_BT.split(batch.segment_len, dim=1)
+    state, logits = module.model.init_state(3), []
+    for i, ids in enumerate(segments):
+        hidden, state = module.model.step(state, ids, write=i < len(segments) - batch.read_only)
+        logits.append(module.model.logits(hidden))
+    log_p = torch.cat(logits, dim=1).log_softmax(-1)
+    scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
+    expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
+    assert len(scored) == 3 * 2 * samples.task.config.queries
+    torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
+    module._trainer = SimpleNamespace(datamodule=samples)
+    found = module.evaluate(batch)
+    torch.testing.assert_close(found["loss"], expected, atol=1e-10, rtol=0)
+    right = [log_p[b, p - 1].argmax() == batch.targets_BT[b, p] for b, p in scored]
+    answers = torch.tensor(right).view(3, samples.task.config.queries, -1).all(-1).double().mean()
+    assert float(found[samples.task.metric]) == pytest.approx(float(answers))
+
+
+@all_modules
+def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
+    data = make_data(LIT_DATA["associative_retrieval"])
+    batch, seen = data.task.batch(0, "train", 0, 2), []
+    monkeypatch.setattr(modules, "unroll", lambda *args, unroll=modules.unroll, **kw: seen.append((kw["bptt"], kw["schedule"])) or unroll(*args, **kw))
+    gradients = []
+    for options in ({}, {"bptt": 1}):
+        torch.manual_seed(0)
+        module = make_double(lit, data, **options)
+        module.training_step(batch, 0).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
+    assert seen == [(None, "sequential"), (1, "sequential")]
+    assert lit.model_name == "transformer" or not torch.equal(*gradients)
+    module = make_double(lit, data, unroll_schedule="diagonal")
+    if issubclass(module.model_class, LayerRecurrent):
+        module.training_step(batch, 0)
+        assert seen[-1] == (None, "diagonal")
+    else:
+        with pytest.raises(ValueError, match="schedule='diagonal' is impossible"):
+            module.training_step(batch, 0)
+
+
+# Optimizer and learning rate
+
+
+def test_the_optimizer_gets_its_settings():
+    optimizer = lit_memory.LitARMT(**SMALL, vocab_size=19, lr=0.5, weight_decay=0.25).configure_optimizers()
+    assert isinstance(optimizer, AdamW)
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
+    assert len(optimizer.param_groups[0]["params"]) == len(list(lit_memory.LitARMT(**SMALL, vocab_size=19).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "span", "expected"),
+    [
+        ({}, (0, 4), {0: 1, 3: 1, 9: 1}),
+        ({"warmup": 4}, (0, 8), {0: 0.25, 1: 0.5, 3: 1, 7: 1}),
+        ({"warmup": 4}, (2, 8), {2: 0.75, 3: 1, 9: 1}),  # steps: once, at the start of the run
+        ({"warmup": 0.5}, (2, 8), {2: 0.25, 3: 0.5, 5: 1, 9: 1}),  # a share: in every stage
+        ({"schedule": "linear"}, (0, 4), {0: 1, 2: 0.75, 4: 0.5, 9: 0.5}),
+        ({"schedule": "linear", "final_lr": 0}, (10, 4), {10: 1, 11: 0.75, 13: 0.25}),
+        ({"schedule": "linear", "warmup": 2, "final_lr": 0}, (0, 4), {0: 0.5, 1: 0.75, 2: 0.5}),
+        ({"schedule": "linear", "warmup": 0.5, "final_lr": 0}, (4, 4), {4: 0.5, 5: 0.75, 6: 0.5}),
+    ],
+)
+def test_learning_rates(options, span, expected):
+    module = lit_memory.LitRMT(lr=1.0, **options)
+    module.span = span
+    assert {step: module.learning_rate(step) for step in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("limit", "rates"), [({"max_steps": 4}, [1, 0.75, 0.5, 0.25]), ({"max_steps": -1, "max_epochs": 2}, [1, 0.75, 0.5, 0.25])])
+def test_without_stages_the_schedule_spans_the_training(limit, rates):
+    module, seen = lit_memory.LitRMT(**SMALL, lr=1.0, schedule="linear", final_lr=0), []
+    module.on_before_optimizer_step = lambda optimizer: seen.append(optimizer.param_groups[0]["lr"])
+    make_trainer(**limit).fit(module, make_data(LIT_DATA["associative_retrieval"]))
+    assert seen == pytest.approx(rates)
+
+
+def test_a_share_of_endless_steps_is_an_error():
+    for options in ({"schedule": "linear"}, {"warmup": 0.1}):
+        with pytest.raises(ValueError, match=r"needs Trainer\(max_steps"):
+            make_trainer(max_steps=-1, max_epochs=-1).fit(lit_memory.LitRMT(**SMALL, **options), make_data(LIT_DATA["associative_retrieval"]))
+
+
+# Data
+
+
+def equal(a, b) -> bool:
+    return torch.equal(a.ids_BT, b.ids_BT) and torch.equal(a.targets_BT, b.targets_BT)
+
+
+@all_data
+def test_loaders_have_their_sizes(data):
+    samples = make_data(data, epoch_steps=3, valid_size=6, test_size=5, eval_batch_size=4)
+    assert [len(b.ids_BT) for b in samples.train_dataloader()] == [4, 4, 4]
+    assert [len(b.ids_BT) for b in samples.val_dataloader()] == [4, 2]
+    assert [[len(b.ids_BT) for b in loader] for loader in samples.test_dataloader()] == [[4, 1], [4, 1]]
+    assert [x for x, _ in samples.test_conditions] == [2, 4]
+    steps = samples.val_dataloader().dataset
+    assert len(steps) == 2
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            steps[index]
+
+
+@all_data
+def test_item_k_of_a_loader_is_step_k_of_the_task(data):
+    samples, seven = make_data(data), make_data(data, seed=7)
+    for k, batch in enumerate(seven.train_dataloader()):
+        assert equal(batch, seven.task.batch(7, "train", k, 4)) and not equal(batch, samples.task.batch(0, "train", k, 4))
+    seven.trainer = SimpleNamespace(global_step=5)
+    assert equal(next(iter(seven.train_dataloader())), seven.task.batch(7, "train", 5, 4))
+    for ours, theirs in zip([samples.val_dataloader(), *samples.test_dataloader()], [seven.val_dataloader(), *seven.test_dataloader()], strict=True):
+        assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert equal(next(iter(samples.val_dataloader())), samples.task.batch(0, "valid", 0, 4))
+
+
+@all_data
+def test_a_stage_changes_training_and_validation_but_not_the_test(data):
+    samples = make_data(data)
+    before = next(iter(samples.test_dataloader()[1]))
+    samples.set_task(samples.whole_task.at(pairs=1))
+    assert {int(b.meta["pairs"][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
+    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta["pairs"][0]) == 4
+
+
+@all_data
+def test_workers_reach_the_training_loader_only(data):
+    samples = make_data(data, workers=2)
+    assert samples.train_dataloader().num_workers == 2 and samples.val_dataloader().num_workers == 0
+
+
+@pytest.mark.parametrize("cls", [LitMemory, LitData])
+def test_every_argument_is_documented(cls):
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        assert name == "self" or parameter.kind is parameter.VAR_KEYWORD or name in cls.__doc__, name
