@@ -116,7 +116,7 @@ class Job:
         tracker = self.open_tracker()
         self.look_up(tracker)
         todo = [] if self.args.report else [s for s in self.specs if self.args.fresh or self.status(s) != "finished"]
-        console.print(self.headline(todo), highlight=False)
+        console.print(self.headline(todo), highlight=False, soft_wrap=True)
         if self.args.dry_run:
             console.print(self.plan_table())
             return 0
@@ -209,7 +209,7 @@ class Job:
         tracker.tag(parent, {"verdict": done.verdict})
         tracker.end(parent, "FINISHED")
         console.print(done.text, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"report   {shown(self.report_folder / 'README.md')}", highlight=False)
+        console.print(f"report   {shown(self.report_folder / 'README.md')}", highlight=False, soft_wrap=True)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
 
     def report_plan(self) -> Any:
@@ -230,7 +230,7 @@ class Job:
             deviations=self.deviations(),
             runs=[self.run_facts(s) for s in self.everything],
             command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
-            provenance=provenance(),
+            provenance=self.origin(),
         )
 
     def train_x(self) -> float | None:
@@ -245,6 +245,12 @@ class Job:
             return []
         return differences(self.everything, everything.at("paper").plan())
 
+    def origin(self) -> dict[str, str]:
+        """Commit, versions and hardware of the finished runs; all of them where they differ."""
+        tags = [run.tags for run in self.runs.values() if run.status == "FINISHED"]
+        found = {name: dict.fromkeys(t.get(f"lit.{name}", "") for t in tags) for name in ("commit", "dirty", "versions", "hardware")}
+        return {name: "; ".join(v for v in values if v) or "unknown" for name, values in found.items()} if tags else provenance()
+
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
         facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
@@ -252,8 +258,7 @@ class Job:
             return facts
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats") if k in run.params}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
-        origin = {k: run.tags.get(f"lit.{k}", "") for k in ("commit", "dirty", "hardware", "versions")}
-        return facts | sizes | totals | origin | {"run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+        return facts | sizes | totals | {"run_id": run.run_id, "error": run.tags.get("lit.error", "")}
 
 
 def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
@@ -300,6 +305,7 @@ class Execution:
                     elif event.get("news") and not self.console.is_terminal:
                         self.console.print("  ".join(part for part in self.line(child) if part), highlight=False)
         except Interrupted as signum:
+            self.launch.stop()  # the signal may have come while a line was printed, outside of events()
             for child in self.launch.running:
                 self.close(child.spec, "KILLED")
             self.errors.print(f"interrupted; run the same command again to go on (exit {128 + signum.number})", highlight=False)

@@ -51,8 +51,8 @@ class TrainConfig:
     """Segments that gradients cross; default: all."""
     unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
     stages: list[dict[str, Any]] = field(default_factory=list)
-    """Curriculum: each stage is {task.<field>: value, steps: N, until: {metric: value}}; it ends after N steps, or earlier, at the
-    first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
+    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}; it ends after N steps, or
+    earlier, at the first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
     valid_every: int = 100
     """Steps between two validations; also the work that a killed run can lose."""
     valid_size: int = 256

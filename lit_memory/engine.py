@@ -68,13 +68,15 @@ class Curriculum(L.Callback):
     def __init__(self, spec: RunSpec) -> None:
         self.stages, self.valid_every = spec.stages, spec.train["valid_every"]
         self.stage, self.first_step = 0, 0
+        self.step = 0  # of the last validation: Lightning restores its own counter after on_fit_start
         self.history: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stage": self.stage, "first_step": self.first_step, "history": self.history}
+        return {"stage": self.stage, "first_step": self.first_step, "step": self.step, "history": self.history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.stage, self.first_step, self.history = state_dict["stage"], state_dict["first_step"], state_dict["history"]
+        self.stage, self.first_step, self.step = state_dict["stage"], state_dict["first_step"], state_dict["step"]
+        self.history = state_dict["history"]
 
     @property
     def done(self) -> bool:
@@ -84,6 +86,7 @@ class Curriculum(L.Callback):
         """Set task, epoch length and schedule for what follows ``step``."""
         stage = self.stages[self.stage]
         data.set_task(data.whole_task.at(**stage["task"]) if stage["task"] else data.whole_task)
+        data.batch_size = stage["batch_size"]
         data.epoch_steps = min(self.valid_every, stage["steps"] - (step - self.first_step))
         module.span = (self.first_step, stage["steps"])
 
@@ -91,9 +94,10 @@ class Curriculum(L.Callback):
         if self.done:
             trainer.should_stop = True
         else:
-            self.enter(pl_module.data, pl_module, trainer.global_step)
+            self.enter(pl_module.data, pl_module, self.step)
 
     def on_validation_end(self, trainer, pl_module):
+        self.step = trainer.global_step
         stage = self.stages[self.stage]
         reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
         solved = bool(reached) and all(reached[name] >= least for name, least in stage["until"].items())
@@ -171,7 +175,7 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
     quiet()
     path = spec.folder(root)
     path.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    with FileLock(path.with_name(f"{path.name}.lock")):
         tracker = Tracker(root, uri)
         run = tracker.find(spec.key)
         if run is not None and run.status == "FINISHED":
@@ -218,8 +222,8 @@ def make_trainer(spec: RunSpec, path: Path, logger: Logger, *callbacks: L.Callba
     """Lightning's Trainer with our epochs, checkpoints and guards."""
     t = spec.train
     clip = {"gradient_clip_val": t["clip_norm"] or t["clip_value"] or None, "gradient_clip_algorithm": "value" if t["clip_value"] else "norm"}
-    checkpoint = ModelCheckpoint(dirpath=path, save_last=True, save_top_k=0, save_on_train_epoch_end=True, enable_version_counter=False)
-    checkpoint.CHECKPOINT_NAME_LAST = "last"
+    # Not save_last: with save_top_k=0 Lightning 2.6 writes it once, when the training ends.
+    checkpoint = ModelCheckpoint(dirpath=path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     return L.Trainer(
         max_epochs=-1,
         accelerator=t["accelerator"],
@@ -258,4 +262,6 @@ def quiet() -> None:
     """Lightning's banners and hints about workers say nothing that the report does not."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")

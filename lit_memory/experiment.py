@@ -62,12 +62,13 @@ class RunSpec:
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Stages with their steps, ``until`` and the fields of the task that they change."""
+        """Stages with their steps, batch size, ``until`` and the fields of the task that they change."""
         stages = self.train["stages"] or [{}]
         return [
             {
                 "steps": s.get("steps", self.train["steps"]),
                 "until": s.get("until", {}),
+                "batch_size": s.get("batch_size", self.train["batch_size"]),
                 "task": {k.removeprefix("task."): v for k, v in s.items() if k.startswith("task.")},
             }
             for s in stages
@@ -159,6 +160,7 @@ class Experiment:
 
 
 SECTIONS = ("model", "task", "train")
+STAGE_KEYS = ("steps", "batch_size", "until")
 
 
 def split_scale(scale: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -252,12 +254,12 @@ class Resolver:
     def check_stage(self, i: int, stage: Mapping[str, Any], model: Any, task_class: type, task: Any) -> None:
         where = f"stages[{i}]"
         for key, value in stage.items():
-            if key == "steps" and (not isinstance(value, int) or value < 1):
-                raise self.error("train", f"{where}.steps", f"{value!r}: expected a whole number of at least 1")
+            if key in ("steps", "batch_size") and (type(value) is not int or value < 1):
+                raise self.error("train", f"{where}.{key}", f"{value!r}: expected a whole number of at least 1")
             if key == "until" and not (isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())):
                 raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metric}: 0.99}}")
-            if key not in ("steps", "until") and not key.startswith("task."):
-                raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, ['steps', 'until', 'task.<field>'])}")
+            if key not in STAGE_KEYS and not key.startswith("task."):
+                raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
         changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}
         try:
             staged = strict(task_class.Config, asdict(task) | changes, self.where, "task")
@@ -358,6 +360,12 @@ def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[
 
     A setting that differs alike in all arms is told once.
     """
+
+    def told(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):  # stages
+            return "; ".join(", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k != "until") for stage in value)
+        return str(value)
+
     theirs = {spec.arm: spec for spec in reversed(reference)}
     lines: dict[str, list[str]] = {}
     arms = {spec.arm: spec for spec in reversed(specs)}
@@ -366,5 +374,5 @@ def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[
             ours, paper = getattr(spec, section), getattr(theirs[arm], section)
             for name in ours | paper:
                 if ours.get(name) != paper.get(name):
-                    lines.setdefault(f"`{section}.{name}`: {paper.get(name)} → {ours.get(name)}", []).append(arm)
+                    lines.setdefault(f"`{section}.{name}`: {told(paper.get(name))} → {told(ours.get(name))}", []).append(arm)
     return [line if len(names) == len(arms) else f"{line} ({', '.join(sorted(names, key=list(arms).index))})" for line, names in lines.items()]

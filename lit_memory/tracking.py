@@ -109,6 +109,8 @@ class Tracker:
         own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale, "seed": str(spec.seed), "point": spec.point}
         if run is not None:
             self.client.update_run(run.run_id, status="RUNNING")
+            if f"{TAG}error" in run.tags:
+                self.client.delete_tag(run.run_id, f"{TAG}error")
             return run.run_id
         all_tags = {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()} | {PARENT: parent}
         run_id = self._create(spec.experiment, spec.name, all_tags)

@@ -221,8 +221,10 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
     samples, seven = make_data(data), make_data(data, seed=7)
     for k, batch in enumerate(seven.train_dataloader()):
         assert equal(batch, seven.task.batch(7, "train", k, 4)) and not equal(batch, samples.task.batch(0, "train", k, 4))
-    seven.trainer = SimpleNamespace(global_step=5)
-    assert equal(next(iter(seven.train_dataloader())), seven.task.batch(7, "train", 5, 4))
+    for devices, accumulated, first in [(1, 1, 5), (2, 3, 30)]:
+        seven.trainer = SimpleNamespace(global_step=5, accumulate_grad_batches=accumulated, world_size=devices)
+        loader = seven.train_dataloader()
+        assert len(loader) == 2 * devices * accumulated and equal(next(iter(loader)), seven.task.batch(7, "train", first, 4))
     for ours, theirs in zip([samples.val_dataloader(), *samples.test_dataloader()], [seven.val_dataloader(), *seven.test_dataloader()], strict=True):
         assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert equal(next(iter(samples.val_dataloader())), samples.task.batch(0, "valid", 0, 4))

@@ -36,7 +36,7 @@ class Steps(Dataset):
 class LitData(L.LightningDataModule):
     """Batches of one task.
 
-    seed: of the training samples. batch_size: contexts per training batch. epoch_steps: training batches between two
+    seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
     validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
     batch of both. workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
@@ -69,8 +69,10 @@ class LitData(L.LightningDataModule):
         self.task = task
 
     def train_dataloader(self) -> DataLoader:
-        first = self.trainer.global_step if self.trainer else 0
-        steps = Steps(self.task, self.seed, "train", self.batch_size, self.batch_size * self.epoch_steps, first)
+        step, per_step = 0, 1  # an optimizer step reads one batch per device and accumulation
+        if self.trainer:
+            step, per_step = self.trainer.global_step, self.trainer.accumulate_grad_batches * self.trainer.world_size
+        steps = Steps(self.task, self.seed, "train", self.batch_size, self.batch_size * self.epoch_steps * per_step, step * per_step)
         return DataLoader(steps, batch_size=None, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:

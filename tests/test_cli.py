@@ -1,0 +1,439 @@
+"""The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from lit_memory import cli, launch
+from lit_memory.cli import Job, duration, main, parser
+from lit_memory.launch import Child, Interrupted, Launch
+from lit_memory.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+RUN = Path(__file__).parents[1] / "run.py"
+REPORT = ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
+
+
+@pytest.fixture
+def write(tree, tmp_path):
+    """``write(**top)``: the tiny experiment as a file, with other values at its top level."""
+
+    def make(**top):
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(tree | top, sort_keys=False))
+        return str(path)
+
+    return make
+
+
+class Inline(Launch):
+    """Runs in this process, one after another."""
+
+    def events(self):
+        from lit_memory.engine import run_one
+
+        while self.waiting:
+            child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
+            self.running.append(child)
+            try:
+                run_one(child.spec, *self.arguments, messages.append)
+            except ArithmeticError as error:
+                child.failure, child.process.exitcode = f"{type(error).__name__}: {error}", 1
+            for message in messages:
+                yield child, child.hear(message)
+            self.running.remove(child)
+            yield child, {"event": "end"}
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    monkeypatch.setattr(cli, "Launch", Inline)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr(cli, "Execution", lambda *args: pytest.fail("something was trained"))
+
+
+def prepare(*argv) -> Job:
+    return Job.prepare(parser().parse_intermixed_args([str(a) for a in argv]))
+
+
+def call(*argv) -> int:
+    return main([str(a) for a in argv])
+
+
+# Flags and errors
+
+
+def test_the_flags_are_frozen():
+    """A new flag needs a good reason; seven are what a reader can remember."""
+    flags = {(action.option_strings or [action.dest])[-1]: action.nargs for action in parser()._actions}
+    assert flags == {"--help": 0, "experiment": None, "overrides": "*", "--scale": None, "--arms": None, "--seeds": None} | {
+        "--jobs": None,
+        "--root": None,
+        "--dry-run": 0,
+        "--report": 0,
+        "--fresh": 0,
+    }
+    assert all(action.help for action in parser()._actions if action.dest != "experiment")
+
+
+BAD = {
+    "no file": ([], "command line: the following arguments are required: EXPERIMENT.yaml"),
+    "missing file": (["no.yaml"], "no.yaml: no such file"),
+    "unknown flag": (["FILE", "--sclae", "x"], "command line: unrecognized arguments: --sclae"),
+    "abbreviated flag": (["FILE", "--arm", "a"], "command line: unrecognized arguments: --arm"),
+    "flag without value": (["FILE", "--scale"], "command line: argument --scale: expected one argument"),
+    "unknown scale": (["FILE", "--scale", "gpu"], "--scale: unknown scale 'gpu'"),
+    "unknown arm": (["FILE", "--arms", "a,bb"], "command line: --arms: unknown value 'bb'; did you mean 'b'?"),
+    "no arm": (["FILE", "--arms", ""], "command line: --arms: unknown value ''; expected one of a, b"),
+    "unknown seed": (["FILE", "--seeds", "0,7"], "command line: --seeds: unknown value '7'; expected one of 0"),
+    "seed that is no number": (["FILE", "--seeds", "x"], "command line: --seeds: unknown value 'x'; expected one of 0"),
+    "no jobs": (["FILE", "--jobs", "0"], "command line: --jobs: 0: expected at least 1"),
+    "jobs that are no number": (["FILE", "--jobs", "x"], "command line: argument --jobs: invalid int value: 'x'"),
+    "root that is a file": (["FILE", "--root", "FILE"], "is a file; expected a folder"),
+    "override without a value": (["FILE", "model.width"], "command line: model.width: expected key=value"),
+    "unknown override": (["FILE", "--dry-run", "model.widht=8"], "command line: model.widht: unknown key; did you mean 'width'?"),
+    "markup": (["FILE", "[/red]=1"], "command line: [/red]=1: expected key=value"),
+    "two lines": (["FILE", "a\nb"], "command line: a b: expected key=value"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(write, tmp_path, monkeypatch, capsys, name):
+    argv, expected = BAD[name]
+    file, root = write(), tmp_path / "root"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_MEMORY_ROOT", str(root))
+    assert main([file if a == "FILE" else a for a in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and expected in err
+    assert os.listdir(tmp_path) == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize("extra", [["no.yaml"], ["tiny.yaml", "--sclae"], ["tiny.yaml", "train.lr=-1"]], ids=["file", "flag", "value"])
+def test_bad_input_in_a_real_process(write, tmp_path, extra):
+    write()
+    run = subprocess.run([sys.executable, str(RUN), *extra, "--root", "root"], cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert run.stderr.startswith("error: ") and "Traceback" not in run.stderr and os.listdir(tmp_path) == ["tiny.yaml"]
+
+
+def test_help(capsys):
+    assert main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert "--dry-run" in out and "key=value" in out and err == ""
+
+
+# Plans
+
+
+@pytest.mark.parametrize("uri", ["", "sqlite:///{root}/elsewhere.db"])
+def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_training, uri):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri.format(root=tmp_path))
+    assert call(write(seeds=[0, 3]), "--root", tmp_path / "root", "--dry-run", "--fresh") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny (scale default): 4 runs: 4 new"
+    rows = [line.split() for line in lines if line.startswith(("a ", "b "))]
+    keys = [spec.key[:8] for spec in prepare(write(seeds=[0, 3])).specs]
+    assert [(r[0], r[1], r[4], r[5], r[6]) for r in rows] == [(*row, "6", key, "new") for row, key in zip(["a0", "a3", "b0", "b3"], keys, strict=True)]
+    assert all(int(r[2].replace(",", "")) > 4000 and r[3] == "408" for r in rows)
+    assert os.listdir(tmp_path) == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs"),
+    [
+        ([], "a0 a3 b0 b3"),
+        (["--arms", "b"], "b0 b3"),
+        (["--arms", "b,a"], "a0 a3 b0 b3"),
+        (["--seeds", "3"], "a3 b3"),
+        (["--arms", "a", "--seeds", "3"], "a3"),
+    ],
+)
+def test_arms_and_seeds_select_runs(write, flags, runs):
+    job = prepare(write(seeds=[0, 3]), *flags)
+    assert " ".join(f"{s.arm}{s.seed}" for s in job.specs) == runs and len(job.everything) == 4
+
+
+def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, capsys):
+    file = write(seeds=[0, 1])
+    job, tracker = prepare(file), Tracker(root)
+    finished, started = job.specs[:2]
+    parent = tracker.parent("tiny", "default", {})
+    tracker.finish(tracker.start(finished, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
+    tracker.end(tracker.start(started, parent, {}, {}), "KILLED")
+    started.folder(root).mkdir(parents=True)
+    (started.folder(root) / "last.ckpt").touch()
+    for flags, expected in {
+        (): "4 runs: 1 finished, 1 to resume, 2 new; about 2 min",
+        ("--seeds", "0"): "2 runs: 1 finished, 1 new",
+        ("--arms", "a", "--seeds", "1"): "1 run: 1 to resume; about 2 min",
+        ("train.steps=7",): "4 runs: 4 new",
+    }.items():
+        assert call(file, "--root", root, "--dry-run", "--jobs", "3", *flags) == 0
+        line = capsys.readouterr().out.splitlines()[0]
+        where = ", modified: train.steps=7" if "train.steps=7" in flags else ""
+        assert line == f"tiny (scale default{where}): {expected}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (3, "3 s"), (89, "89 s"), (90, "2 min"), (240, "4 min"), (5399, "90 min"), (5400, "1.5 h"), (36000, "10.0 h")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ([], "tiny"),
+        (["--scale", "cpu"], "tiny"),
+        (["--arms", "a"], "tiny"),
+        (["--scale", "paper"], "tiny/paper"),
+        (["train.steps=7"], "tiny/cpu-modified"),
+        (["--scale", "paper", "train.steps=7"], "tiny/paper-modified"),
+    ],
+)
+def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, flags, folder):
+    assert prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags).report_folder == tmp_path / "reports" / folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "jobs"),
+    [
+        ([], 4),
+        (["--seeds", "0"], 2),
+        (["train.threads=4"], 2),
+        (["train.threads=16"], 1),
+        (["train.accelerator=auto"], 1),
+        (["--jobs", "3"], 3),
+        (["--jobs", "99"], 6),
+    ],
+)
+def test_jobs_follow_the_cores(write, monkeypatch, flags, jobs):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8 if "train.threads=4" in flags else 4)
+    assert prepare(write(seeds=[0, 1, 2]), *flags).jobs == jobs
+
+
+def test_the_root_is_the_flag_then_the_environment_then_the_project(write, tmp_path, monkeypatch):
+    monkeypatch.delenv("LIT_MEMORY_ROOT", raising=False)
+    assert prepare(write()).root == RUN.parent
+    monkeypatch.setenv("LIT_MEMORY_ROOT", str(tmp_path / "a"))
+    assert prepare(write()).root == tmp_path / "a" and prepare(write(), "--root", tmp_path / "b").root == tmp_path / "b"
+
+
+# Whole sweeps
+
+SWEEP = {"steps": 200, "batch_size": 4, "valid_every": 20, "valid_size": 8, "test_size": 16, "lr": 1e-3}
+
+
+@pytest.fixture
+def sweep_file(tree, write):
+    """Two arms of two seconds each, dropout included."""
+    return write(base=tree["base"] | {"train": SWEEP, "model": tree["base"]["model"] | {"dropout": 0.1}})
+
+
+def start_process(file, root, **options):
+    """``run.py`` in another working directory, in a session of its own."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT")}
+    (root.parent / "cwd").mkdir(exist_ok=True)
+    argv = [sys.executable, "-u", str(RUN), file, "--root", str(root), "--jobs", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(argv, cwd=root.parent / "cwd", env=environment, **pipes, **options)
+
+
+FINISHED = {}
+
+
+@pytest.fixture
+def finished(sweep_file, make_root, tmp_path):
+    """A sweep that ran in processes of its own, once for all tests: its root and its output."""
+    if not FINISHED:
+        root = make_root("finished")
+        process = start_process(sweep_file, root)
+        out, err = process.communicate(timeout=240)
+        FINISHED.update(root=root, out=out, err=err, code=process.returncode, table=(root / "reports/tiny/table.csv").read_bytes())
+    return SimpleNamespace(**FINISHED)
+
+
+def statuses(root):
+    """Arm -> status of all runs, and the status of the parent."""
+    client = Tracker(root).client
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return {run.data.tags.get("lit.arm", "parent"): run.info.status for run in runs}
+
+
+def files(root):
+    return sorted(path.name for path in (root / "reports" / "tiny").iterdir())
+
+
+def test_a_whole_sweep(finished):
+    root = finished.root
+    assert (finished.code, finished.err) == (0, "")
+    lines = finished.out.splitlines()
+    assert lines[0] == "tiny (scale default): 2 runs: 2 new"
+    assert sum("✓ " in line for line in lines) == 2 and any("stage 1/1" in line for line in lines) and any("testing" in line for line in lines)
+    assert "REPRODUCED" in lines and f"runs     mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db" in lines
+    assert f"report   {root}/reports/tiny/README.md" in lines
+    assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"} and files(root) == REPORT
+    artifacts = {path.name for path in (root / "mlruns").rglob("report/*")}
+    assert artifacts == set(REPORT)
+    assert sorted(p.name for p in root.iterdir()) == ["checkpoints", "mlflow.db", "mlflow.db.lock", "mlruns", "reports"]
+    assert sorted(p.name for p in root.rglob("a-s0*/*")) == ["last.ckpt", "log.txt"] and list((root.parent / "cwd").iterdir()) == []
+    assert all(path.read_text() == "" for path in root.rglob("log.txt"))
+
+
+def test_the_same_command_again_trains_nothing(finished, sweep_file, no_training, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.root.rglob("last.ckpt")}
+    assert call(sweep_file, "--root", finished.root) == 0
+    assert capsys.readouterr().out.startswith("tiny (scale default): 2 runs: 2 finished\n")
+    assert (finished.root / "reports/tiny/table.csv").read_bytes() == finished.table
+    assert {path: path.stat().st_mtime_ns for path in finished.root.rglob("last.ckpt")} == before
+
+
+def test_another_root_gives_the_same_bytes(finished, sweep_file, root, inline):
+    """In this process, one after the other, in place of two processes at a time."""
+    assert call(sweep_file, "--root", root) == 0
+    assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
+
+
+def orphans(session):
+    """Live processes of a session (Linux)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, number = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(number) == session and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, inline, capsys):
+    process = start_process(sweep_file, root)
+    while not list(root.rglob("last.ckpt")) and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    started = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, time.monotonic() - started < 20) == (130, True), (out, err)
+    assert "interrupted; run the same command again to go on (exit 130)" in err and "Traceback" not in err
+    found = statuses(root)
+    assert found.pop("parent") == "RUNNING" and found and set(found.values()) == {"KILLED"}
+    deadline = time.monotonic() + 5
+    while orphans(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert orphans(process.pid) == []
+    assert call(sweep_file, "--root", root) == 0
+    assert " to resume" in capsys.readouterr().out.splitlines()[0]
+    assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
+    assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"}
+
+
+def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
+    """In real child processes."""
+    file = write(arms={"a": {}, "b": {"train.lr": 1e30}})
+    assert call(file, "--root", root, "--jobs", 2) == 1
+    out, err = capsys.readouterr()
+    assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0" in out and files(root) == REPORT
+    assert err.startswith("✗ b seed 0 failed") and err.count("\n") == 1
+    assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, lr 1e+30", "lower train.lr", "log.txt"))
+    assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
+    spec = prepare(file, "--arms", "b").specs[0]
+    assert "at step 1, stage 1 of 1, lr 1e+30" in Tracker(root).find(spec.key).tags["lit.error"]
+    assert "NonFinite" in (spec.folder(root) / "log.txt").read_text()
+
+
+def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
+    file = write()
+    assert call(file, "--root", root, "--arms", "a") == 0
+    assert "INCOMPLETE; missing: b seed 0" in capsys.readouterr().out
+    assert call(file, "--root", root) == 0
+    out = capsys.readouterr().out
+    assert "2 runs: 1 finished, 1 new" in out and out.count("✓") == 1 and "\nREPRODUCED\n" in out
+
+
+def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
+    file = write()
+    assert call(file, "--root", root, "--report") == 0
+    assert "INCOMPLETE" in capsys.readouterr().out and statuses(root) == {"parent": "FINISHED"}
+    assert call(file, "--root", root, "train.steps=4") == 0 and call(file, "--root", root) == 0
+    specs = prepare(file).specs
+    first, table = [Tracker(root).find(s.key).run_id for s in specs], (root / "reports/tiny/table.csv").read_bytes()
+    capsys.readouterr()
+    assert call(file, "--root", root, "--fresh", "--arms", "a") == 0
+    assert capsys.readouterr().out.count("✓") == 1
+    second = [Tracker(root).find(s.key).run_id for s in specs]
+    assert first[0] != second[0] and first[1] == second[1] and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
+    assert (root / "reports/tiny/table.csv").read_bytes() == table
+    page = (root / "reports/tiny/default-modified/README.md").read_text()
+    assert "MODIFIED RUN" in page and "`train.steps=4`" in page
+
+
+# Child processes
+
+
+def talk(spec, root, uri, parent, tags, connection: Connection):
+    """Stands in for ``run_child``: tells two things, then does what the arm's name says."""
+    for stage in (1, 1, 2):
+        connection.send({"event": "progress", "stage": stage})
+    if spec.arm == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if spec.arm == "hang":
+        time.sleep(60)
+
+
+@pytest.fixture
+def make_launch(monkeypatch, tmp_path):
+    """``make_launch(arms, jobs)``: a Launch of stand-ins."""
+    monkeypatch.setattr(launch, "run_child", talk)
+    monkeypatch.setattr(launch, "GRACE", 2.0)
+    return lambda arms, jobs: Launch([SimpleNamespace(arm=arm, name=arm) for arm in arms], jobs, tmp_path, "", "", {})
+
+
+def test_events_tell_news_and_how_each_child_ended(make_launch):
+    handler, runs, most = signal.getsignal(signal.SIGINT), make_launch(["a", "crash", "b"], 2), 0
+    seen = {}
+    for child, event in runs.events():
+        most = max(most, len(runs.running))
+        seen.setdefault(child.spec.arm, []).append(event.get("news", child.process.exitcode))
+    assert seen == {"a": [True, False, True, 0], "b": [True, False, True, 0], "crash": [True, False, True, -signal.SIGKILL]}
+    assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_children(make_launch, number):
+    handler, runs = signal.getsignal(number), make_launch(["hang"], 1)
+    with pytest.raises(Interrupted) as caught:
+        for _, event in runs.events():
+            if event["event"] == "progress" and event["stage"] == 2:
+                os.kill(os.getpid(), number)
+                next(iter(runs.listen()), None)
+    assert caught.value.number == number and signal.getsignal(number) is handler
+    runs.stop()
+    assert not any(child.process.is_alive() for child in runs.running)
+
+
+def test_a_signal_while_a_line_is_printed(make_launch, capsys):
+    """The exception then does not pass through the generator that usually ends the children."""
+    from rich.console import Console
+
+    runs, closed = make_launch(["hang"], 1), []
+    execution = cli.Execution.__new__(cli.Execution)
+    execution.console, execution.errors, execution.launch, execution.failed = Console(), Console(stderr=True), runs, 0
+    execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
+    execution.line = lambda child: os.kill(os.getpid(), signal.SIGINT) or ("line",)
+    assert execution.run() == 130
+    assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err

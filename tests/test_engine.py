@@ -1,0 +1,303 @@
+"""One run: resuming bit for bit, stages, guards, schedules, and what a checkpoint holds."""
+
+import math
+import shutil
+import signal
+
+import lightning as L
+import pytest
+import torch
+
+from lit_memory import engine
+from lit_memory.engine import Curriculum, NonFinite, run_one
+from lit_memory.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+
+# Two stages whose steps are no multiple of valid_every: epochs end at steps 3, 4 (stage 1), 7 and 9 (stage 2).
+STAGED = ("train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]", "train.valid_every=3", "model.dropout=0.2", "train.lr=1e-2")
+
+
+class Spy(L.Callback):
+    """What a fit saw: (global step, pairs) per training batch and per validation, and learning rates."""
+
+    def __init__(self):
+        self.train, self.valid, self.ids, self.lr = [], [], [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.train.append((trainer.global_step, int(batch.meta["pairs"][0])))
+        self.ids.append(batch.ids_BT)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.lr.append(optimizer.param_groups[0]["lr"])
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.valid.append((trainer.global_step, int(batch.meta["pairs"][0])))
+
+
+@pytest.fixture
+def fit(make_spec, tmp_path):
+    """``fit("train.steps=8", ...)``: the engine's trainer without MLflow; returns trainer, module, curriculum and spy."""
+
+    def run(*overrides, callbacks=(), resume=None):
+        engine.quiet()
+        spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
+        module, data = engine.build(spec)
+        curriculum, spy = Curriculum(spec), Spy()
+        trainer = engine.make_trainer(spec, tmp_path / "fit", False, curriculum, spy, *callbacks)
+        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+        return trainer, module, curriculum, spy
+
+    return run
+
+
+def run(spec, root, send=lambda message: None):
+    """``run_one`` with a database below ``root``; what MLflow knows then, and the rows of the test."""
+    tracker = Tracker(root)
+    run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), {}, send)
+    found = tracker.find(spec.key)
+    return found, tracker.results(found)
+
+
+def checkpoint(spec, root):
+    return torch.load(spec.folder(root) / "last.ckpt", weights_only=True)
+
+
+def same(a, b):
+    """Two nested structures with tensors are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
+
+
+# Resuming
+
+WHOLE = {}
+
+
+@pytest.fixture
+def whole(make_spec, make_root):
+    """The uninterrupted run: its spec, checkpoint, results and validation history (trained once)."""
+    spec = make_spec(*STAGED)
+    if not WHOLE:
+        root = make_root("whole")
+        found, rows = run(spec, root)
+        valid = [(m.step, m.value) for m in Tracker(root).client.get_metric_history(found.run_id, "valid/loss")]
+        WHOLE.update(checkpoint=checkpoint(spec, root), rows=rows, valid=valid)
+    return spec, WHOLE
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """``stop_at(event, step)``: a ``send`` that is interrupted there, as by Ctrl-C. Training steps are told one by one."""
+    monkeypatch.setattr(engine.Progress, "on_train_batch_end", lambda self, trainer, *args: self.tell(trainer))
+    handler = signal.getsignal(signal.SIGINT)
+
+    def make(event, step=None):
+        def send(message):
+            kind = message["event"] if message["event"] == "testing" else "valid" if "metric" in message else "train"
+            if kind == event and step in (None, message.get("total_step")):
+                raise KeyboardInterrupt
+
+        return send
+
+    yield make
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores SIGINT from the first one on
+
+
+# Where the run stops, and the step of the checkpoint that it leaves (None: no checkpoint).
+STOPS = [(("train", 1), None), (("valid", 3), None), (("train", 4), 3), (("valid", 4), 3), (("train", 5), 4), (("train", 8), 7), (("valid", 9), 7)]
+STOPS += [(("testing", None), 9)]
+
+
+@pytest.mark.parametrize(("place", "saved"), STOPS, ids=[f"{kind}-{step}" for (kind, step), _ in STOPS])
+def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, saved):
+    spec, expected = whole
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(spec, root, stop_at(*place))
+    killed = Tracker(root).find(spec.key)
+    assert killed.status == "KILLED" and "lit.error" in killed.tags
+    assert (saved is None) == (not (spec.folder(root) / "last.ckpt").exists()) and (saved is None or checkpoint(spec, root)["global_step"] == saved)
+    torch.manual_seed(123)
+    finished, rows = run(spec, root)
+    assert (finished.status, finished.run_id, finished.metrics["steps"]) == ("FINISHED", killed.run_id, 9) and "lit.error" not in finished.tags
+    found = checkpoint(spec, root)
+    for part in ("state_dict", "optimizer_states", "global_step", "hyper_parameters"):
+        assert same(found[part], expected["checkpoint"][part]), part
+    assert found["callbacks"]["Curriculum"] == expected["checkpoint"]["callbacks"]["Curriculum"]
+    assert rows == expected["rows"]
+    valid = {(m.step, m.value) for m in Tracker(root).client.get_metric_history(finished.run_id, "valid/loss")}
+    assert valid == set(expected["valid"])
+    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["last.ckpt"]
+
+
+def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
+    spec, expected = whole
+    for place in [("train", 2), ("train", 4), ("train", 5), ("train", 6), ("train", 9), ("testing",)]:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(spec, root, stop_at(*place))
+    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+
+
+def test_the_seed_decides_and_the_surroundings_do_not(whole, make_root, make_spec):
+    import dataclasses
+
+    spec, expected = whole
+    torch.manual_seed(99)
+    torch.rand(3)
+    again, other = make_root("again"), dataclasses.replace(spec, seed=1)
+    assert run(spec, again)[1] == expected["rows"] and same(checkpoint(spec, again)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert run(other, again)[0].run_id != Tracker(again).find(spec.key).run_id
+    assert not same(checkpoint(other, again)["state_dict"], expected["checkpoint"]["state_dict"])
+
+
+def test_a_finished_run_is_not_run_again(whole, root, monkeypatch):
+    spec, _ = whole
+    first, rows = run(spec, root)
+    shutil.rmtree(spec.folder(root))
+    monkeypatch.setattr(engine, "train_and_test", lambda *args: pytest.fail("trained again"))
+    again, same_rows = run(spec, root)
+    assert (again.run_id, same_rows) == (first.run_id, rows)
+
+
+def test_a_checkpoint_is_plain(whole):
+    """``torch.load(weights_only=True)`` has read it; hyper-parameters and stages are numbers and names."""
+    spec, expected = whole
+    saved = expected["checkpoint"]
+    assert all(isinstance(v, int | float | str | None) for v in saved["hyper_parameters"].values())
+    assert saved["hyper_parameters"].items() >= {k: v for k, v in spec.model.items() if k != "name"}.items()
+    history = [{"stage": 0, "task": {"pairs": 1}, "step": 4, "solved": False}, {"stage": 1, "task": {"pairs": 3}, "step": 9, "solved": False}]
+    assert saved["callbacks"]["Curriculum"]["history"] == history
+
+
+def test_what_a_finished_run_has_recorded(whole, root):
+    spec, _ = whole
+    messages = []
+    found, rows = run(spec, root, messages.append)
+    assert {(name, x) for name, x, _ in rows} >= {("exact_match", 2), ("exact_match", 4), ("capacity", 2), ("loss", 4)}
+    assert {"steps", "seconds", "train_seconds", "peak_memory_mb", "train/loss", "valid/exact_match", "stage", "stage_solved"} <= found.metrics.keys()
+    assert found.params["train.stages"] == str(spec.train["stages"]) and found.params["model.gamma"] == "clip"
+    assert int(found.params["parameters"]) == sum(v.numel() for v in checkpoint(spec, root)["state_dict"].values())
+    assert messages[-1] == {"event": "testing"}
+    places = [(m["stage"], m["stages"], m["step"], m["steps"], m["total_step"]) for m in messages if "metric" in m]
+    assert places[0] == (1, 2, 3, 4, 3) and [p[4] for p in places] == [3, 4, 7, 9] and {m["metric_name"] for m in messages[:-1]} == {"exact_match"}
+
+
+# Stages
+
+
+def test_stages_end_at_their_cap_and_validate_on_their_own_task(fit):
+    trainer, module, curriculum, spy = fit(*STAGED)
+    assert spy.train == [(s, 1 if s < 4 else 3) for s in range(9)] and spy.valid == [(3, 1), (4, 1), (7, 3), (9, 3)]
+    task = trainer.datamodule.whole_task
+    for step, ids in enumerate(spy.ids):
+        assert torch.equal(ids, task.at(pairs=1 if step < 4 else 3).batch(0, "train", step, 4).ids_BT)
+    assert curriculum.done and trainer.global_step == 9 and not torch.is_inference(module.model.memory)
+
+
+@pytest.mark.parametrize(
+    ("until", "steps"), [("{exact_match: 0.0}", 3), ("{exact_match: 0.0, loss: 0.0}", 3), ("{exact_match: 1.1}", 7), ("{exact_match: 0.0, loss: 1e9}", 7)]
+)
+def test_a_stage_ends_as_soon_as_all_of_until_is_reached(fit, until, steps):
+    _, _, curriculum, spy = fit(f"train.stages=[{{task.pairs: 1, steps: 7, until: {until}}}, {{steps: 2}}]")
+    assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [(steps, steps == 3), (steps + 2, False)]
+    assert spy.train[steps - 1 : steps + 1] == [(steps - 1, 1), (steps, 2)] and len(spy.train) == steps + 2
+
+
+@pytest.mark.parametrize(("steps", "validations"), [(6, [3, 6]), (7, [3, 6, 7]), (2, [2]), (1, [1])])
+def test_the_last_epoch_of_a_run_may_be_short(fit, steps, validations):
+    trainer, _, _, spy = fit(f"train.steps={steps}")
+    assert trainer.global_step == steps and [step for step, _ in spy.valid] == validations
+
+
+def test_a_finished_training_resumes_to_nothing(fit, tmp_path):
+    trainer, module, _, _ = fit("train.steps=4")
+    again, other, curriculum, spy = fit("train.steps=4", resume=tmp_path / "fit" / "last.ckpt")
+    assert again.global_step == 4 and not spy.train and curriculum.done
+    assert same(dict(module.state_dict()), dict(other.state_dict()))
+
+
+def test_accumulation_counts_optimizer_steps_and_reads_every_batch_once(fit):
+    trainer, _, _, spy = fit("train.steps=4", "train.valid_every=2", "train.trainer={accumulate_grad_batches: 2}")
+    task = trainer.datamodule.whole_task
+    assert trainer.global_step == 4 and len(spy.ids) == 8 and [step for step, _ in spy.valid] == [2, 4]
+    assert all(torch.equal(ids, task.batch(0, "train", k, 4).ids_BT) for k, ids in enumerate(spy.ids))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(fit, workers):
+    _, alone, _, _ = fit("train.steps=4", "train.valid_every=2")
+    _, helped, _, spy = fit("train.steps=4", "train.valid_every=2", f"train.workers={workers}")
+    assert len(spy.ids) == 4 and same(dict(alone.state_dict()), dict(helped.state_dict()))
+
+
+# Optimizer
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rates"),
+    [
+        (["train.warmup=3"], [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        (["train.warmup=0.5"], [1 / 2, 1, 1 / 2, 1, 1, 1]),
+        (["train.schedule=linear", "train.final_lr=0"], [1, 2 / 3, 1 / 3, 1, 2 / 3, 1 / 3]),
+        (["train.schedule=linear", "train.final_lr=0.5", "train.warmup=2"], [1 / 2, 5 / 6, 2 / 3, 1, 5 / 6, 2 / 3]),
+    ],
+)
+def test_learning_rates_over_two_stages(fit, overrides, rates):
+    stages = [{"steps": 3}, {"steps": 3}] if "train.warmup=0.5" not in overrides else [{"steps": 2}, {"steps": 4}]
+    rates = rates if "train.warmup=0.5" not in overrides else [1, 1, 1 / 2, 1, 1, 1]
+    _, _, _, spy = fit(f"train.stages={stages}", "train.lr=1e-3", *overrides)
+    assert [lr / 1e-3 for lr in spy.lr] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("knob", ["train.clip_norm=1e-3", "train.clip_value=1e-3", "train.weight_decay=0.9", "train.bptt=1", "train.precision=64-true"])
+def test_knobs_of_the_training_change_the_weights(fit, knob):
+    _, plain, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5")
+    _, other, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5", knob)
+    assert not same(dict(plain.state_dict()), dict(other.state_dict()))
+
+
+# Guards
+
+
+class Poison(L.Callback):
+    """Makes the loss or one gradient of step 2 non-finite, and keeps the weights from before it."""
+
+    def __init__(self, where, value):
+        self.where, self.value, self.before = where, value, {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.before = {name: p.detach().clone() for name, p in pl_module.named_parameters()}
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        if trainer.global_step == 2 and self.where == "loss":
+            loss.data.fill_(self.value)
+
+    def on_after_backward(self, trainer, pl_module):
+        if trainer.global_step == 2 and self.where == "gradient":
+            next(pl_module.parameters()).grad[0, 0] = self.value
+
+
+@pytest.mark.parametrize("clip", ["train.clip_norm=1.0", "train.clip_value=1.0", "train.clip_norm=0"])
+@pytest.mark.parametrize(("where", "value"), [("loss", math.nan), ("loss", math.inf), ("gradient", math.nan), ("gradient", -math.inf)])
+def test_a_non_finite_number_stops_before_the_weights_change(fit, where, value, clip):
+    poison = Poison(where, value)
+    with pytest.raises(NonFinite, match=rf"{where}( norm)? is (nan|inf) at step 2, stage 2 of 2, lr 0\.01; lower train\.lr") as caught:
+        fit("train.stages=[{steps: 1}, {steps: 3}]", "train.lr=1e-2", clip, callbacks=[poison])
+    trainer = next(frame.locals["trainer"] for frame in caught.traceback if "trainer" in frame.locals)
+    assert trainer.global_step == 2
+    assert all(torch.equal(p, poison.before[name]) for name, p in trainer.lightning_module.named_parameters())
+
+
+def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root):
+    spec = make_spec("train.lr=1e30")
+    with pytest.raises(NonFinite):
+        run(spec, root)
+    found = Tracker(root).find(spec.key)
+    assert found.status == "FAILED" and not any(name.startswith("test/") for name in found.metrics)
+    assert found.tags["lit.error"].startswith("NonFinite: ") and all(part in found.tags["lit.error"] for part in ("at step 1", "stage 1 of 1", "lr 1e+30"))
+    with pytest.raises(NonFinite):
+        run(spec, root)
+    assert Tracker(root).find(spec.key).run_id == found.run_id
