@@ -79,7 +79,8 @@ class Launch:
     def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parent: str, tags: Mapping[str, str]) -> None:
         self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
         self.arguments = (root, uri, parent, tags)
-        self.context = multiprocessing.get_context("spawn")
+        self.context = multiprocessing.get_context("forkserver")  # imports torch once for all children
+        self.context.set_forkserver_preload(["lit_memory.engine"])
 
     @property
     def done(self) -> int:

@@ -15,6 +15,7 @@ import yaml
 from lit_memory import cli, launch
 from lit_memory.cli import Job, duration, main, parser
 from lit_memory.launch import Child, Interrupted, Launch
+from lit_memory.registry import model_size
 from lit_memory.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -144,10 +145,11 @@ def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_trai
     assert call(write(seeds=[0, 3]), "--root", tmp_path / "root", "--dry-run", "--fresh") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny (scale default): 4 runs: 4 new"
-    rows = [line.split() for line in lines if line.startswith(("a ", "b "))]
+    rows = [line.split() for line in lines if line.startswith((" a ", " b "))]
     keys = [spec.key[:8] for spec in prepare(write(seeds=[0, 3])).specs]
-    assert [(r[0], r[1], r[4], r[5], r[6]) for r in rows] == [(*row, "6", key, "new") for row, key in zip(["a0", "a3", "b0", "b3"], keys, strict=True)]
-    assert all(int(r[2].replace(",", "")) > 4000 and r[3] == "408" for r in rows)
+    assert [(r[0] + r[1], *r[4:7]) for r in rows] == [(name, "6", key, "new") for name, key in zip(["a0", "a3", "b0", "b3"], keys, strict=True)]
+    size = model_size(prepare(write()).specs[0].model)
+    assert {(r[2].replace(",", ""), r[3].replace(",", "")) for r in rows} == {(str(size["parameters"]), str(size["state_floats"]))}
     assert os.listdir(tmp_path) == ["tiny.yaml"]
 
 
@@ -235,12 +237,12 @@ def test_the_root_is_the_flag_then_the_environment_then_the_project(write, tmp_p
 
 # Whole sweeps
 
-SWEEP = {"steps": 200, "batch_size": 4, "valid_every": 20, "valid_size": 8, "test_size": 16, "lr": 1e-3}
+SWEEP = {"steps": 120, "batch_size": 4, "valid_every": 10, "valid_size": 8, "test_size": 16, "lr": 1e-3}
 
 
 @pytest.fixture
 def sweep_file(tree, write):
-    """Two arms of two seconds each, dropout included."""
+    """Two arms of a second each, dropout included."""
     return write(base=tree["base"] | {"train": SWEEP, "model": tree["base"]["model"] | {"dropout": 0.1}})
 
 
@@ -362,7 +364,7 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert "INCOMPLETE; missing: b seed 0" in capsys.readouterr().out
     assert call(file, "--root", root) == 0
     out = capsys.readouterr().out
-    assert "2 runs: 1 finished, 1 new" in out and out.count("✓") == 1 and "\nREPRODUCED\n" in out
+    assert "2 runs: 1 finished, 1 new" in out and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1 and "\nREPRODUCED\n" in out
 
 
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
@@ -374,7 +376,7 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     first, table = [Tracker(root).find(s.key).run_id for s in specs], (root / "reports/tiny/table.csv").read_bytes()
     capsys.readouterr()
     assert call(file, "--root", root, "--fresh", "--arms", "a") == 0
-    assert capsys.readouterr().out.count("✓") == 1
+    assert capsys.readouterr().out.count(" finished in ") == 1
     second = [Tracker(root).find(s.key).run_id for s in specs]
     assert first[0] != second[0] and first[1] == second[1] and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
     assert (root / "reports/tiny/table.csv").read_bytes() == table

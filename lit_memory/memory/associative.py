@@ -105,9 +105,8 @@ def write(
     if not use_denom:
         return AssociativeState(A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD), z_BK)
     den_BM1 = denominator(z_BK, phi_BMK, eps, denom_floor)
-    gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, eps)
-    if gamma_detach:
-        gamma_BM1 = gamma_BM1.detach()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not gamma_detach):
+        gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, eps)
     if beta_on_z:
         gamma_BM1 = gamma_BM1 * beta_BM1
     A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD / den_BM1)

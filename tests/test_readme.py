@@ -1,0 +1,85 @@
+"""What the README shows is true: its commands, its Python, its links, and its table of claims."""
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_memory.cli import parser
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def claims_table() -> str:
+    """The README's table of claims, as the reports have it."""
+    lines = ["| paper, item | claim | verdict | command |", "|---|---|---|---|"]
+    for path in sorted(ROOT.glob("reports/*/verdict.json")):
+        report = json.loads(path.read_text())
+        name, paper = report["experiment"], report["paper"]
+        source = f"{paper['arxiv']}, {paper['item']}" if paper["arxiv"] else paper["item"]
+        verdict = f"[{report['verdict']}](reports/{name}/README.md)"
+        lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
+    return "\n".join(lines)
+
+
+def test_claims():
+    """The table is what reports/*/verdict.json say; a failure prints the table to paste."""
+    shown = re.search(r"<!-- claims[^>]*-->\n(.*?)\n<!-- /claims -->", README, re.DOTALL)
+    assert shown, "the README has no table of claims"
+    assert shown.group(1) == claims_table(), f"paste this table into the README:\n{claims_table()}"
+
+
+def test_two_commands():
+    """Two commands set everything up; the first runs the main experiment, the second passes the tests."""
+    commands = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    assert commands == ["pip install -e . && python run.py experiments/armt_ablation_gamma.yaml\n", "pip install -e '.[test]' && pytest\n"]
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"experiments/\w+\.yaml", README))))
+def test_experiments_exist(command):
+    """Every experiment that the README names is there."""
+    assert (ROOT / command).is_file()
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+def test_links(link):
+    """Every file that the README links or shows is there."""
+    assert (ROOT / link).exists()
+
+
+def test_usage():
+    """The usage line has exactly the command's flags."""
+    usage = re.search(r"python run.py EXPERIMENT.yaml (.*)", README).group(1)
+    flags = {option for action in parser()._actions for option in action.option_strings} - {"-h", "--help"}
+    assert set(re.findall(r"--[\w-]+", usage)) == flags
+
+
+@pytest.mark.parametrize("i", range(len(SNIPPETS)))
+def test_snippets_run(i, tmp_path, monkeypatch):
+    """All Python in the README runs as it stands there."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="lightning")  # hints about workers and loggers
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        exec(compile(SNIPPETS[i], f"README.md snippet {i}", "exec"), {"__name__": "readme"})
+
+
+def test_new_model_and_task_fit_together():
+    """The model and the task of the two "add" sections work with the package's loop and metric."""
+    names: dict = {"__name__": "readme"}
+    for snippet in SNIPPETS[-2:]:
+        exec(snippet, names)
+    from lit_memory.recurrence import unroll
+
+    task = names["Copy"](names["Copy"].Config(length=4, test_length=[4, 8]))
+    batch = task.batch(0, "train", 0, 3)
+    model = names["Average"](names["Average"].Config(vocab_size=task.vocab_size, layers=1, width=16, heads=2))
+    out = unroll(model, batch.ids_BT, 3)
+    assert out.hidden_BTD.shape == (3, 9, 16)
+    assert torch.equal(task.score(batch.ids_BT, batch)["exact_match"], torch.ones(3))
+    assert [x for x, _ in task.test_conditions()] == [4, 8]
