@@ -151,7 +151,7 @@ class TrackingLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {k: float(v) for k, v in metrics.items() if k.startswith(("train/", "valid/"))}
         if values:
-            self.tracker.log(self.run_id, values, step or 0)
+            self.tracker.log(self.run_id, values, (step or 0) + 1)  # Lightning tells the index of the last step
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """The engine logs the whole configuration itself; Lightning would cut its values to 250 characters."""

@@ -127,13 +127,11 @@ def test_a_grid_is_a_cross_product(tree):
 
 
 def test_stages(make_spec):
-    assert make_spec().stages == [{"steps": 6, "until": {}, "task": {}}]
-    stages = make_spec("train.stages=[{task.pairs: 1, until: {exact_match: 0.9}}, {steps: 3, task.pairs: 4, task.vary: 0.5}, {}]").stages
-    assert stages == [
-        {"steps": 6, "until": {"exact_match": 0.9}, "task": {"pairs": 1}},
-        {"steps": 3, "until": {}, "task": {"pairs": 4, "vary": 0.5}},
-        {"steps": 6, "until": {}, "task": {}},
-    ]
+    whole = {"steps": 6, "batch_size": 4, "until": {}, "task": {}}
+    assert make_spec().stages == [whole]
+    stages = make_spec("train.stages=[{task.pairs: 1, until: {exact_match: 0.9}}, {steps: 3, batch_size: 2, task.pairs: 4, task.vary: 0.5}, {}]").stages
+    own = {"steps": 3, "batch_size": 2, "task": {"pairs": 4, "vary": 0.5}}
+    assert stages == [whole | {"until": {"exact_match": 0.9}, "task": {"pairs": 1}}, whole | own, whole]
 
 
 def test_a_scale_has_its_own_seeds_and_claims(tree):
@@ -224,6 +222,7 @@ BROKEN = {
     "stage, no mapping": ({"base/train/stages": [3]}, "FILE (arm a): train.stages: "),
     "key of a stage": ({"base/train/stages": [{"step": 3}]}, "FILE (arm a): train.stages[0].step: unknown key; did you mean 'steps'?"),
     "task of a stage": ({"base/train/stages": [{}, {"task.pair": 3}]}, "FILE (arm a): train.stages[1]: task.pair: unknown key; did you mean 'pairs'?"),
+    "batch size of a stage": ({"base/train/stages": [{"batch_size": 2.5}]}, "FILE (arm a): train.stages[0].batch_size: 2.5: expected a whole number"),
     "steps of a stage": ({"base/train/stages": [{"steps": 0}]}, "FILE (arm a): train.stages[0].steps: 0: expected a whole number"),
     "until a number": ({"base/train/stages": [{"until": 0.9}]}, "FILE (arm a): train.stages[0].until: 0.9: expected {metric: number}"),
     "until a text": ({"base/train/stages": [{"until": {"exact_match": "x"}}]}, "FILE (arm a): train.stages[0].until: … expected {metric: number}"),
@@ -297,7 +296,7 @@ TEXTS = {
     "grid: !!python/object/apply:os.mkdir [OWNED]\n": "FILE:1: not valid YAML: could not determine a constructor for the tag",
     bytes(range(256)): "FILE: not valid YAML: 'utf-8' codec can't decode",
     "paper: \u00e9".encode("latin1"): "FILE: not valid YAML: 'utf-8' codec can't decode",
-    'a: "\0"'.encode(): "FILE: not valid YAML: unacceptable character",
+    b'a: "\0"': "FILE: not valid YAML: unacceptable character",
 }
 
 
@@ -318,7 +317,7 @@ def test_files_and_scales_that_do_not_exist(tmp_path, tree):
         with pytest.raises(ConfigError, match="no such file") as caught:
             load(tmp_path / name)
         assert expected in str(caught.value)
-    with pytest.raises(ConfigError, match="^tiny.yaml: --scale: unknown scale 'cpuu'; did you mean 'cpu'"):
+    with pytest.raises(ConfigError, match=r"^tiny\.yaml: --scale: unknown scale 'cpuu'; did you mean 'cpu'"):
         plan(tree, {"scales": {"cpu": {}, "paper": {}}}, scale="cpuu")
 
 

@@ -43,13 +43,17 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
     return F.normalize(phi, dim=-1, eps=1e-12) if normalize else phi
 
 
-def denominator(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5, floor: float = 0.0) -> Tensor:
-    """z . phi + eps of every row, (B, T, 1). With ``floor`` it is at least ``floor * |phi| * |z|``, so that it cannot vanish
-    or change sign where z has little mass (the clipped gamma) or negative mass (the raw one)."""
-    den = (phi_BTK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + eps  # on CPU twice as fast as a matrix product with one column
-    if floor:
-        den = torch.maximum(den, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
-    return den
+def overlap(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5) -> Tensor:
+    """z . phi + eps of every row, (B, T, 1): how much of each key the normaliser holds."""
+    return (phi_BTK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + eps  # on CPU twice as fast as a matrix product with one column
+
+
+def floored(den_BT1: Tensor, z_BK: Tensor, phi_BTK: Tensor, floor: float) -> Tensor:
+    """The overlap as a divisor: at least ``floor * |phi| * |z|``, so that it cannot vanish or change sign where z has little mass
+    (the clipped gamma) or negative mass (the raw one)."""
+    if not floor:
+        return den_BT1
+    return torch.maximum(den_BT1, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
 
 
 def read(state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_floor: float = 0.0, use_denom: bool = True) -> Tensor:
@@ -58,7 +62,9 @@ def read(state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_f
     Without ``use_denom`` it is A^T phi. Source: the recall equation of section 2.
     """
     y_BTD = phi_BTK @ state.A_BKD
-    return y_BTD / denominator(state.z_BK, phi_BTK, eps, denom_floor) if use_denom else y_BTD
+    if not use_denom:
+        return y_BTD
+    return y_BTD / floored(overlap(state.z_BK, phi_BTK, eps), state.z_BK, phi_BTK, denom_floor)
 
 
 def gamma_correction(z_BK: Tensor, phi_BMK: Tensor, den_BM1: Tensor, mode: str = "clip", eps: float = 1e-5) -> Tensor:
@@ -104,11 +110,12 @@ def write(
     old_BMD = phi_BMK @ A_BKD  # v-bar: what the memory recalls under the keys now
     if not use_denom:
         return AssociativeState(A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD), z_BK)
-    den_BM1 = denominator(z_BK, phi_BMK, eps, denom_floor)
+    den_BM1 = overlap(z_BK, phi_BMK, eps)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not gamma_detach):
         gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, eps)
     if beta_on_z:
         gamma_BM1 = gamma_BM1 * beta_BM1
-    A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD / den_BM1)
+    old_BMD = old_BMD / floored(den_BM1, z_BK, phi_BMK, denom_floor)
+    A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD)
     z_BK = z_BK + (gamma_BM1 * phi_BMK).sum(1)
     return AssociativeState(A_BKD, z_BK)
