@@ -52,7 +52,8 @@ def random_inputs(batch=2, tokens=3, keys=5, width=2):
 
 def slow_dpfp(x, nu):
     r = torch.cat([F.relu(x), F.relu(-x)], dim=-1)
-    return torch.cat([r * torch.roll(r, j, dims=-1) for j in range(1, nu + 1)], dim=-1)
+    n = r.shape[-1]
+    return torch.stack([r[..., i] * r[..., (i - j) % n] for j in range(1, nu + 1) for i in range(n)], dim=-1)
 
 
 def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, eps, use_denom, denom_floor):
@@ -64,10 +65,10 @@ def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, ep
             if update == "sequential":
                 seen_A, seen_z = A[b], z[b]
             den = (seen_z * k).sum() + eps
+            share = 1 - den / (k.dot(k) + eps) if gamma != "off" and seen_z.any() else torch.ones((), **DOUBLE)
             if denom_floor and den < denom_floor * k.norm() * seen_z.norm():
                 den = denom_floor * k.norm() * seen_z.norm()
             den = den if use_denom else torch.ones(())
-            share = 1 - den / (k.dot(k) + eps) if gamma != "off" and seen_z.any() else torch.ones((), **DOUBLE)
             if gamma == "clip":
                 share = share * (share > 0) if share < 1 else torch.ones((), **DOUBLE)
             share = share.detach() if gamma_detach else share
@@ -81,7 +82,7 @@ def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, ep
 
 @pytest.mark.parametrize("nu", [1, 2, 3, 7])
 def test_dpfp_slow_twin(nu):
-    """phi = concat_j r * roll(r, j): the fast form equals torch.roll, bit for bit."""
+    """phi = concat_j r * roll(r, j): the fast form equals the definition entry by entry, bit for bit."""
     x = torch.randn(2, 3, 4, **DOUBLE)
     assert torch.equal(dpfp(x, nu), slow_dpfp(x, nu))
 
