@@ -170,12 +170,19 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
     return module, data
 
 
+def lock_file(root: Path, key: str) -> Path:
+    """Held while a key is trained; one per key, as several experiments may share it."""
+    path = root / "checkpoints" / ".locks" / f"{key[:16]}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
     """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after recording it."""
     quiet()
     path = spec.folder(root)
     path.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f"{path.name}.lock")):
+    with FileLock(lock_file(root, spec.key)):
         tracker = Tracker(root, uri)
         run = tracker.find(spec.key)
         if run is not None and run.status == "FINISHED":
@@ -197,7 +204,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
     module, data = build(spec)
     curriculum = Curriculum(spec)
     last = path / "last.ckpt"
-    trainer = make_trainer(spec, path, TrackingLogger(tracker, run_id), curriculum, Progress(send, curriculum, data.task.metric))
+    trainer = make_trainer(spec, path, TrackingLogger(tracker, run_id), curriculum, Progress(send, curriculum, data.task.metrics[0]))
     trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None, weights_only=True)
     trained = time.monotonic() - start
     for entry in curriculum.history:

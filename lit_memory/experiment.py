@@ -149,12 +149,18 @@ class Experiment:
         values = [spec.task.get(axis) or [spec.task.get(axis.removeprefix("test_"))] for spec in specs]
         if values[0] == [None] or any(v != values[0] for v in values):
             raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
+        if not all(type(v) is int for v in values[0]):
+            raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)")
         return values[0]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
-        """Raise ConfigError if a claim names an arm or an x that the plan does not have."""
+        """Raise ConfigError if the figure or a claim names a metric, an arm or an x that the plan does not have."""
+        task = load_class("task", specs[0].task["name"])
+        metrics = [*task.metrics, *task.derived, "loss", "steps"]
+        if self.report.y not in metrics:
+            raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         try:
-            check_expect(self.expect, list(self.arms), self.test_values(specs))
+            check_expect(self.expect, list(self.arms), self.test_values(specs), metrics)
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 
@@ -212,7 +218,7 @@ class Resolver:
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
         task_class, task = self.registered("task", tree["task"])
-        _model_class, model = self.registered("model", tree["model"])
+        model_class, model = self.registered("model", tree["model"])
         train = strict(TrainConfig, tree["train"], self.where, "train")
         sampler = task_class(task)
         try:
@@ -220,6 +226,7 @@ class Resolver:
         except ValueError as error:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
+        self.check_trainer(train, model_class)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
         return {
@@ -251,13 +258,33 @@ class Resolver:
         except ValueError as error:
             raise self.error("model", str(error).partition("=")[0], str(error)) from None
 
+    def check_trainer(self, train: TrainConfig, model_class: type) -> None:
+        """Check the schedule against the model, and extra arguments against Lightning's Trainer."""
+        if train.unroll_schedule == "diagonal":
+            if not hasattr(model_class, "layers"):
+                raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
+            if train.bptt is not None:
+                raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+        if train.trainer:
+            from inspect import signature
+
+            from lightning import Trainer
+
+            names = list(signature(Trainer.__init__).parameters)[1:]
+            for name in train.trainer:
+                if name not in names:
+                    raise self.error("train", f"trainer.{name}", f"not an argument of lightning.Trainer; {nearest(name, names)}")
+
     def check_stage(self, i: int, stage: Mapping[str, Any], model: Any, task_class: type, task: Any) -> None:
         where = f"stages[{i}]"
         for key, value in stage.items():
             if key in ("steps", "batch_size") and (type(value) is not int or value < 1):
                 raise self.error("train", f"{where}.{key}", f"{value!r}: expected a whole number of at least 1")
             if key == "until" and not (isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())):
-                raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metric}: 0.99}}")
+                raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metrics[0]}: 0.99}}")
+            for metric in stage["until"] if key == "until" else ():
+                if metric not in task_class.metrics:
+                    raise self.error("train", f"{where}.until.{metric}", f"unknown metric; {nearest(metric, task_class.metrics)}")
             if key not in STAGE_KEYS and not key.startswith("task."):
                 raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
         changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}

@@ -432,10 +432,13 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     """The exception then does not pass through the generator that usually ends the children."""
     from rich.console import Console
 
+    def fail(child):
+        raise Interrupted(signal.SIGINT)
+
     runs, closed = make_launch(["hang"], 1), []
     execution = cli.Execution.__new__(cli.Execution)
     execution.console, execution.errors, execution.launch, execution.failed = Console(), Console(stderr=True), runs, 0
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
-    execution.line = lambda child: os.kill(os.getpid(), signal.SIGINT) or ("line",)
+    execution.line = fail
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err

@@ -308,7 +308,9 @@ def test_invalid_config(config, message):
         AssociativeRetrieval.Config(**config)
 
 
-@pytest.mark.parametrize(("config", "message"), [({"test_pairs": [50, 0]}, "test_pairs=0"), ({"mode": "remember", "test_pairs": [17]}, "test_pairs=17.*16 unique")])
+@pytest.mark.parametrize(
+    ("config", "message"), [({"test_pairs": [50, 0]}, "test_pairs=0"), ({"mode": "remember", "test_pairs": [17]}, "test_pairs=17.*16 unique")]
+)
 def test_invalid_test_conditions(config, message):
     """A stage of a curriculum may be smaller than the test, so the values of the test are checked when the test is laid out."""
     task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=5, **config))

@@ -33,6 +33,8 @@ BASE = 16
 class AssociativeRetrieval(Task):
     """Write n key-value pairs, one per segment, then ask for the value of a key."""
 
+    derived = ("capacity",)
+
     @dataclass
     class Config:
         mode: Literal["remember", "rewrite"] = "rewrite"

@@ -49,8 +49,10 @@ class Task:
     """
 
     Config: ClassVar[type]
-    metric: ClassVar[str] = "exact_match"
-    """The metric that curricula and figures use unless they name another."""
+    metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
+    """Names of what ``score`` returns; the first selects grid points and is shown while a run is on. Higher is better."""
+    derived: ClassVar[tuple[str, ...]] = ()
+    """Names of what ``summarize`` adds."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

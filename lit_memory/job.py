@@ -1,0 +1,209 @@
+"""One call of the command: what to run, what is finished already, and what the report needs. Prints nothing."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from lit_memory.config import ConfigError
+from lit_memory.experiment import Experiment, RunSpec, differences, load
+from lit_memory.provenance import PROJECT, provenance
+from lit_memory.registry import load_class, nearest
+
+
+@dataclass
+class Job:
+    """One call of the command: which runs of which experiment, and where."""
+
+    experiment: Experiment
+    overrides: list[str]
+    everything: list[RunSpec]
+    """All runs of the scale; the report wants to know what is missing."""
+    specs: list[RunSpec]
+    """The runs that were asked for."""
+    root: Path
+    args: argparse.Namespace
+    runs: dict[str, Any] = field(default_factory=dict)
+    """What MLflow knows: key -> tracking.Run."""
+
+    @classmethod
+    def prepare(cls, args: argparse.Namespace) -> "Job":
+        """Read and check everything; nothing is written. Raises ConfigError."""
+        loaded = load(args.experiment)
+        args.default_scale = args.scale is None or args.scale == loaded.scale_names()[0]
+        experiment = loaded.at(args.scale)
+        specs = experiment.plan(args.overrides)
+        experiment.check_report(specs)
+        arms = chosen("--arms", args.arms, list(experiment.arms), str)
+        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
+        if args.jobs is not None and args.jobs < 1:
+            raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
+        root = (args.root or Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT)).absolute()
+        if root.exists() and not root.is_dir():
+            raise ConfigError("command line", "--root", f"{root} is a file; expected a folder")
+        return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
+
+    @property
+    def scale(self) -> str:
+        return next(iter(self.experiment.scales))
+
+    @property
+    def jobs(self) -> int:
+        """Runs at a time: as asked, or as many as the cores allow; one where a run takes a GPU."""
+        train = self.specs[0].train
+        limit = max(1, (os.cpu_count() or 1) // train["threads"]) if train["accelerator"] == "cpu" else 1
+        return min(self.args.jobs or limit, max(1, len(self.specs)))
+
+    @property
+    def report_folder(self) -> Path:
+        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else."""
+        folder = self.root / "reports" / self.experiment.experiment
+        if self.overrides:
+            return folder / f"{self.scale}-modified"
+        return folder if self.args.default_scale else folder / self.scale
+
+    def open_tracker(self) -> Any:
+        """The tracker, or None where there is no database yet: a dry run creates nothing."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
+        path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else self.root / "mlflow.db"
+        return None if (not uri or uri.startswith("sqlite:///")) and not path.is_file() else self.create_tracker()
+
+    def create_tracker(self) -> Any:
+        from lit_memory.tracking import Tracker
+
+        self.root.mkdir(parents=True, exist_ok=True)
+        return Tracker(self.root)
+
+    def look_up(self, tracker: Any) -> None:
+        if tracker is not None:
+            self.runs = {s.key: run for s in self.everything if (run := tracker.find(s.key)) is not None}
+
+    def retire(self, tracker: Any, specs: Sequence[RunSpec]) -> None:
+        """Forget runs and their checkpoints, so that they start anew."""
+        for spec in specs:
+            if spec.key in self.runs:
+                tracker.retire(self.runs[spec.key].run_id)
+            (spec.folder(self.root) / "last.ckpt").unlink(missing_ok=True)
+
+    def status(self, spec: RunSpec) -> str:
+        """finished, to resume, or new."""
+        run = self.runs.get(spec.key)
+        if run is not None and run.status == "FINISHED":
+            return "finished"
+        return "to resume" if (spec.folder(self.root) / "last.ckpt").is_file() else "new"
+
+    def headline(self, todo: Sequence[RunSpec]) -> str:
+        """What will happen, in one line."""
+        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "to resume", "new")}
+        parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+        seconds = [self.estimate(s) for s in todo]
+        known = [s for s in seconds if s is not None]
+        time_left = f"; about {duration(sum(known) / len(known) * len(todo) / min(self.jobs, len(todo)))}" if known else ""
+        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}"
+        modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
+        return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
+
+    def estimate(self, spec: RunSpec) -> float | None:
+        """Seconds of a run: what the same arm took here, or took for the report that came with the project."""
+        own = [r.metrics["seconds"] for s in self.everything if s.arm == spec.arm and (r := self.runs.get(s.key)) and "seconds" in r.metrics]
+        if own:
+            return sum(own) / len(own)
+        shipped = PROJECT / "reports" / self.experiment.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
+        if not shipped.is_file() or self.overrides:
+            return None
+        runs = [r for r in json.loads(shipped.read_text()).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        return sum(r["seconds"] for r in runs) / len(runs) if runs else None
+
+    def selected(self) -> dict[str, str]:
+        """The grid point of every arm: the best mean over seeds of the last validation; test results play no part."""
+        metric = f"valid/{load_class('task', self.everything[0].task['name']).metrics[0]}"
+        points: dict[str, dict[str, list[float]]] = {}
+        for spec in self.everything:
+            run = self.runs.get(spec.key)
+            if run is not None and run.status == "FINISHED" and metric in run.metrics:
+                points.setdefault(spec.arm, {}).setdefault(spec.point, []).append(run.metrics[metric])
+        best = {arm: max(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()}
+        return {arm: best.get(arm, next(self.experiment.grid_points())[0]) for arm in self.experiment.arms}
+
+    def report(self, tracker: Any) -> Any:
+        """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``."""
+        from lit_memory import report
+        from lit_memory.tracking import frame
+
+        points = self.selected()
+        shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
+        done = report.render(self.report_plan(shown), frame(tracker, shown, self.runs), self.report_folder)
+        parent = tracker.parent(self.experiment.experiment, self.scale, {})
+        tracker.write_folder(parent, self.report_folder)
+        tracker.tag(parent, {"verdict": done.verdict})
+        tracker.end(parent, "FINISHED")
+        return done
+
+    def report_plan(self, shown: Sequence[RunSpec]) -> Any:
+        """What the report needs to know; ``shown`` are the runs of the selected grid points."""
+        from lit_memory.report import ReportPlan
+
+        e = self.experiment
+        return ReportPlan(
+            experiment=e.experiment,
+            scale=self.scale,
+            modified=self.overrides,
+            paper=vars(e.paper),
+            train_x=self.train_x(),
+            arms=list(e.arms),
+            seeds=e.seeds,
+            x_values=e.test_values(self.everything),
+            config=e.report,
+            expect=e.expect,
+            deviations=[*self.deviations(), *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point)],
+            runs=[self.run_facts(s) for s in shown],
+            command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
+            provenance=self.origin(),
+        )
+
+    def train_x(self) -> float | None:
+        """The largest x that any arm was trained on."""
+        axis = self.experiment.report.x.removeprefix("test_")
+        return max((stage["task"].get(axis, s.task[axis]) for s in self.everything for stage in s.stages if axis in s.task), default=None)
+
+    def deviations(self) -> list[str]:
+        """Settings that differ from those of the scale "paper"."""
+        everything = load(self.args.experiment)
+        if self.scale == "paper" or "paper" not in everything.scales:
+            return []
+        return differences(self.everything, everything.at("paper").plan())
+
+    def origin(self) -> dict[str, str]:
+        """Commit, versions and hardware of the finished runs; all of them where they differ."""
+        tags = [run.tags for run in self.runs.values() if run.status == "FINISHED"]
+        found = {name: dict.fromkeys(t.get(f"lit.{name}", "") for t in tags) for name in ("commit", "dirty", "versions", "hardware")}
+        return {name: "; ".join(v for v in values if v) or "unknown" for name, values in found.items()} if tags else provenance()
+
+    def run_facts(self, spec: RunSpec) -> dict[str, Any]:
+        run = self.runs.get(spec.key)
+        facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
+        if run is None:
+            return facts
+        sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats") if k in run.params}
+        totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
+        return facts | sizes | totals | {"run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+
+
+def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
+    """The values of a comma-separated flag, or all. Raises ConfigError for one that the experiment does not have."""
+    if text is None:
+        return list(valid)
+    names = {str(v): v for v in valid}
+    for item in text.split(","):
+        if item not in names:
+            raise ConfigError("command line", flag, f"unknown value {item!r}; {nearest(item, names)}")
+    return [names[item] for item in text.split(",")]
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4 min, 2.5 h."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
