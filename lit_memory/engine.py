@@ -9,6 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,8 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
     trained = time.monotonic() - start
     for entry in curriculum.history:
         tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
+    ends = [0, *(entry["step"] for entry in curriculum.history)]
+    tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
     send({"event": "testing"})
     steps, data.task = trainer.global_step, data.whole_task
     trainer.test(module, datamodule=data, verbose=False)

@@ -190,7 +190,8 @@ class Job:
             return facts
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats") if k in run.params}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
-        return facts | sizes | totals | {"run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+        stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
+        return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
 
 
 def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
