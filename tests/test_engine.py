@@ -206,10 +206,8 @@ def test_stages_end_at_their_cap_and_validate_on_their_own_task(fit):
     assert curriculum.done and trainer.global_step == 9 and not torch.is_inference(module.model.memory)
 
 
-@pytest.mark.parametrize(
-    ("until", "steps"), [("{exact_match: 0.0}", 3), ("{exact_match: 0.0, loss: 0.0}", 3), ("{exact_match: 1.1}", 7), ("{exact_match: 0.0, loss: 1e9}", 7)]
-)
-def test_a_stage_ends_as_soon_as_all_of_until_is_reached(fit, until, steps):
+@pytest.mark.parametrize(("until", "steps"), [("{exact_match: 0.0}", 3), ("{exact_match: 1.1}", 7)])
+def test_a_stage_ends_as_soon_as_until_is_reached(fit, until, steps):
     _, _, curriculum, spy = fit(f"train.stages=[{{task.pairs: 1, steps: 7, until: {until}}}, {{steps: 2}}]")
     assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [(steps, steps == 3), (steps + 2, False)]
     assert spy.train[steps - 1 : steps + 1] == [(steps - 1, 1), (steps, 2)] and len(spy.train) == steps + 2
