@@ -4,7 +4,6 @@ A Lightning epoch is the stretch between two validations. Stages change and chec
 the data is a function of (seed, split, k), so that an interrupted run goes on bit for bit where its last epoch ended.
 """
 
-import hashlib
 import logging
 import time
 import warnings
@@ -23,6 +22,7 @@ from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
 from lit_memory.registry import model_size
+from lit_memory.tasks.base import mixed_seed
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
@@ -58,8 +58,7 @@ class StepSeed(L.Callback):
         self.seed = seed
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        digest = hashlib.blake2b(f"{self.seed}/dropout/{trainer.global_step}".encode(), digest_size=8).digest()
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        torch.manual_seed(mixed_seed(self.seed, "dropout", trainer.global_step))
 
 
 class Curriculum(L.Callback):

@@ -32,7 +32,7 @@ RULES = {
     "lit/": "torch lightning lit recurrence registry tasks",
     "interop.py": "torch safetensors backbone recurrence registry",
     "tracking.py": "mlflow filelock experiment",
-    "engine.py": "torch lightning filelock experiment lit registry tracking",
+    "engine.py": "torch lightning filelock experiment lit registry tasks tracking",
     "job.py": "config experiment provenance registry",
     "cli.py": "rich config experiment job launch provenance registry",
 }

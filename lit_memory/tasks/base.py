@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 
 
+def mixed_seed(seed: int, split: str, step: int) -> int:
+    """A 63-bit seed that depends on its arguments alone."""
+    digest = hashlib.blake2b(f"{seed}/{split}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
 def generator(seed: int, split: str, step: int) -> torch.Generator:
     """A CPU generator that depends on its arguments alone: the same bits on any machine, in any process, in any order."""
-    digest = hashlib.blake2b(f"{seed}/{split}/{step}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator().manual_seed(mixed_seed(seed, split, step))
 
 
 @dataclass
