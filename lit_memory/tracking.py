@@ -104,7 +104,10 @@ class Tracker:
         return self.client.create_run(self.experiment_id(experiment), tags=tags, run_name=name).info.run_id
 
     def start(self, spec: RunSpec, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
-        """Open the run of a key, a new one or the interrupted one, and mark it RUNNING. Returns its id."""
+        """Open the run of a key, a new one or the interrupted one, and mark it RUNNING. Returns its id.
+
+        A new run gets the resolved experiment as the artifact ``config.yaml``.
+        """
         run = self.find(spec.key)
         own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale, "seed": str(spec.seed), "point": spec.point}
         if run is not None:
@@ -115,6 +118,7 @@ class Tracker:
         all_tags = {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()} | {PARENT: parent}
         run_id = self._create(spec.experiment, spec.name, all_tags)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
+        self.client.log_dict(run_id, spec.config(), "config.yaml")
         return run_id
 
     def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
@@ -135,9 +139,6 @@ class Tracker:
     def end(self, run_id: str, status: str) -> None:
         """Status FINISHED, FAILED or KILLED."""
         self.client.set_terminated(run_id, status)
-
-    def write_text(self, run_id: str, text: str, name: str) -> None:
-        self.client.log_text(run_id, text, name)
 
     def write_folder(self, run_id: str, folder: Path) -> None:
         """All files of a folder as artifacts below ``report/``."""

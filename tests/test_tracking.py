@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from lit_memory.tracking import PARENT, Tracker, default_uri, frame
 
@@ -154,13 +155,13 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
 
 
 def test_tags_and_artifacts(tracker, root, start, tmp_path):
-    _, run_id = start()
+    spec, run_id = start()
     tracker.tag(run_id, {"verdict": "REPRODUCED", "error": "x" * 4000})
     tags = tracker.client.get_run(run_id).data.tags
     assert tags["lit.verdict"] == "REPRODUCED" and tags["lit.error"] == "x" * 4000
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.csv").write_text("a,b\n")
     tracker.write_folder(run_id, tmp_path / "report")
-    tracker.write_text(run_id, "experiment: tiny", "config.yaml")
     files = {path.name: path.read_text() for path in (root / "mlruns" / "tiny").rglob("*") if path.is_file()}
-    assert files == {"table.csv": "a,b\n", "config.yaml": "experiment: tiny"}
+    assert files.pop("table.csv") == "a,b\n"
+    assert yaml.safe_load(files.pop("config.yaml")) == spec.config() and not files
