@@ -55,7 +55,7 @@ class Job:
     def jobs(self) -> int:
         """Runs at a time: as asked, or as many as the cores allow; one where a run takes a GPU."""
         train = self.specs[0].train
-        limit = max(1, (os.cpu_count() or 1) // train["threads"]) if train["accelerator"] == "cpu" else 1
+        limit = max(1, cores() // train["threads"]) if train["accelerator"] == "cpu" else 1
         return min(self.args.jobs or limit, max(1, len(self.specs)))
 
     @property
@@ -203,6 +203,11 @@ def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
         if item not in names:
             raise ConfigError("command line", flag, f"unknown value {item!r}; {nearest(item, names)}")
     return [names[item] for item in text.split(",")]
+
+
+def cores() -> int:
+    """Cores that this process may use, which a batch system or ``taskset`` makes fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def duration(seconds: float) -> str:
