@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, load
-from lit_memory.provenance import PROJECT, provenance
+from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
 
@@ -203,11 +203,6 @@ def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
         if item not in names:
             raise ConfigError("command line", flag, f"unknown value {item!r}; {nearest(item, names)}")
     return [names[item] for item in text.split(",")]
-
-
-def cores() -> int:
-    """Cores that this process may use, which a batch system or ``taskset`` makes fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def duration(seconds: float) -> str:

@@ -30,6 +30,11 @@ def provenance() -> dict[str, str]:
     }
 
 
+def cores() -> int:
+    """Cores that this process may use, which a batch system or ``taskset`` makes fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def hardware() -> str:
     """Processor, cores and GPU."""
     model = ""
@@ -39,4 +44,4 @@ def hardware() -> str:
     import torch
 
     gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
-    return f"{model or platform.machine()}, {os.cpu_count()} cores{gpu}"
+    return f"{model or platform.machine()}, {cores()} cores{gpu}"

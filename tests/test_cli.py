@@ -224,7 +224,7 @@ def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, f
     ],
 )
 def test_jobs_follow_the_cores(write, monkeypatch, flags, jobs):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8 if "train.threads=4" in flags else 4)
+    monkeypatch.setattr("lit_memory.job.cores", lambda: 8 if "train.threads=4" in flags else 4)
     assert prepare(write(seeds=[0, 1, 2]), *flags).jobs == jobs
 
 
