@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from lit_memory.checkpoint import locked
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
+from lit_memory.files import disk_full
 from lit_memory.job import Job, duration
 from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.provenance import provenance
@@ -60,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(job, console, errors)
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
+    except Exception as error:
+        told = disk_full(error, job.root)
+        if told is None:
+            raise
+        errors.print(f"[bold red]error:[/] {escape(told)}")
+        return 1
 
 
 def run(job: Job, console: Console, errors: Console) -> int:
@@ -72,6 +81,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
         console.print(plan_table(job))
         return 0
     tracker = tracker or job.create_tracker()
+    job.close_stale(tracker)
     code = 0
     if todo:
         if job.args.fresh:
@@ -117,9 +127,9 @@ class Execution:
     def __init__(self, job: Job, tracker: Any, todo: Sequence[RunSpec], console: Console, errors: Console) -> None:
         self.job, self.tracker, self.console, self.errors = job, tracker, console, errors
         self.failed = 0
-        tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title}
-        parent = tracker.parent(job.experiment.experiment, job.scale, tags)
-        self.launch = Launch(todo, job.jobs, job.root, tracker.uri, parent, tags)
+        tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title, "where": job.where}
+        self.parent = tracker.parent(job.experiment.experiment, job.scale, tags)
+        self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parent, tags)
 
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
@@ -128,12 +138,15 @@ class Execution:
                 for child, event in self.launch.events():
                     if event["event"] == "end":
                         self.end(child)
+                    elif event["event"] == "warning":
+                        self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
                     elif event.get("news") and not self.console.is_terminal:
                         self.console.print("  ".join(part for part in self.line(child) if part), highlight=False)
         except Interrupted as signum:
             self.launch.stop()  # the signal may have come while a line was printed, outside of events()
             for child in self.launch.running:
                 self.close(child.spec, "KILLED")
+            self.tracker.end(self.parent, "KILLED")
             self.errors.print(f"interrupted; run the same command again to go on (exit {128 + signum.number})", highlight=False)
             return 128 + signum.number
         return int(self.failed > 0)
@@ -151,15 +164,16 @@ class Execution:
 
     def close(self, spec: RunSpec, status: str) -> None:
         """End a run in MLflow whose process could not do so itself."""
-        run = self.tracker.find(spec.key)
-        if run is not None and run.status == "RUNNING":
-            self.tracker.end(run.run_id, status)
+        with contextlib.suppress(Exception):  # on a full disk; the next command closes it
+            run = self.tracker.find(spec.key)
+            if run is not None and run.status == "RUNNING" and not locked(spec.folder(self.job.root)):
+                self.tracker.end(run.run_id, status)
 
     def line(self, child: Child) -> tuple[str, ...]:
         """Columns of the live display: run, stage, step, loss, metric, time."""
         p, name = child.progress, f"{child.spec.arm} s{child.spec.seed}"
-        if not p:
-            return (name, "starting", "", "", "", duration(child.age))
+        if not p or p["event"] == "waiting":
+            return (name, "another process trains it" if p else "starting", "", "", "", duration(child.age))
         testing = p["event"] == "testing"
         stage = "testing" if testing else f"stage {p['stage']}/{p['stages']}"
         step = "" if testing else f"step {p['step']}/{p['steps']}"

@@ -1,23 +1,29 @@
 """One run: train through the stages, test, record. ``run_one`` needs nothing but a RunSpec, a folder and a tracking URI.
 
-A Lightning epoch is the stretch between two validations. Stages change and checkpoints are written at its end only, and item k of
-the data is a function of (seed, split, k), so that an interrupted run goes on bit for bit where its last epoch ended.
+A Lightning epoch is the stretch between two validations, and stages change at its end only. Item k of the data is a function of
+(seed, split, k), and so are the random numbers of step k: a run goes on bit for bit from any of its checkpoints.
 """
 
+import contextlib
 import logging
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import lightning as L
 import torch
-from filelock import FileLock
-from lightning.pytorch.callbacks import ModelCheckpoint
+from filelock import Timeout
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 
+from lit_memory import checkpoint, files
+from lit_memory.checkpoint import CheckpointError, save
 from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
@@ -26,7 +32,11 @@ from lit_memory.tasks.base import mixed_seed
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
-"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}."""
+"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, and the events "testing", "waiting"
+(another process trains the same key) and "warning" with its "message"."""
+
+SAVE_SECONDS = 60.0
+"""Most work that a killed run loses, beside the step that it was in."""
 
 
 class NonFinite(FloatingPointError):
@@ -35,6 +45,9 @@ class NonFinite(FloatingPointError):
 
 class FiniteGuard(L.Callback):
     """Stops a run before a non-finite loss or gradient reaches the weights."""
+
+    def __init__(self, arm: str) -> None:
+        self.arm = arm
 
     def on_before_backward(self, trainer, pl_module, loss):
         if not torch.isfinite(loss):
@@ -48,7 +61,7 @@ class FiniteGuard(L.Callback):
     def where(self, trainer) -> str:
         curriculum = next((c for c in trainer.callbacks if isinstance(c, Curriculum)), None)
         stage = f", stage {curriculum.stage + 1} of {len(curriculum.stages)}" if curriculum else ""
-        return f"step {trainer.global_step}{stage}, lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"
+        return f"step {trainer.global_step}{stage}, arm {self.arm}, lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"
 
 
 class StepSeed(L.Callback):
@@ -139,6 +152,13 @@ class TrackingLogger(Logger):
     def __init__(self, tracker: Tracker, run_id: str) -> None:
         super().__init__()
         self.tracker, self.run_id = tracker, run_id
+        self.rows: list[tuple[dict[str, float], int]] = []  # all that was logged; kept in checkpoints
+
+    def restore(self, rows: list[tuple[dict[str, float], int]]) -> None:
+        """Log again what MLflow does not have: the run may have been deleted there."""
+        self.rows = rows
+        for values, step in rows:
+            self.tracker.log(self.run_id, values, step)
 
     @property
     def name(self) -> str:
@@ -151,10 +171,88 @@ class TrackingLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {k: float(v) for k, v in metrics.items() if k.startswith(("train/", "valid/"))}
         if values:
-            self.tracker.log(self.run_id, values, (step or 0) + 1)  # Lightning tells the index of the last step
+            self.rows.append((values, (step or 0) + 1))  # Lightning tells the index of the last step
+            self.tracker.log(self.run_id, *self.rows[-1])
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """The engine logs the whole configuration itself; Lightning would cut its values to 250 characters."""
+
+
+class VerifiedCheckpoints(TorchCheckpointIO):
+    """How Lightning writes and reads checkpoints here: see ``checkpoint.py``."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        save(Path(path), lambda file: torch.save(checkpoint, cast(IO[bytes], file)))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        """Raises CheckpointError for a file that is not a checkpoint, or that would run code."""
+        try:
+            return torch.load(path, map_location=map_location or (lambda storage, location: storage), weights_only=True)
+        except Exception as error:  # torch reports a wrong file in many ways
+            raise CheckpointError(f"{path}: not a checkpoint of plain tensors and numbers ({type(error).__name__}); delete it to train anew") from error
+
+
+class Keeper(Checkpoint):
+    """Saves the run after every validation, once a minute in between, and when it is told to stop.
+
+    Lightning calls a ``Checkpoint`` after all other callbacks, so that their states are up to date.
+    """
+
+    def __init__(self, folder: Path, logger: TrackingLogger | None = None) -> None:
+        self.folder, self.logger = folder, logger
+        self.started, self.before = time.monotonic(), 0.0
+        self.saved = self.started
+        self.stopping = self.can_wait = False
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far, with what it took before it was interrupted."""
+        return self.before + time.monotonic() - self.started
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "rows": self.logger.rows if self.logger else []}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.before = state_dict["seconds"]
+        if self.logger:
+            self.logger.restore(state_dict["rows"])
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGTERM ends the run: while it trains after the present step and a checkpoint, else at once."""
+        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+            yield
+            return
+        handler = signal.signal(signal.SIGTERM, self.stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopping = True
+        if not self.can_wait:
+            raise SystemExit(128 + number)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        # After the last step of an epoch comes its validation, which a resumed run would not know.
+        self.can_wait = batch_idx + 1 < trainer.num_training_batches
+        if self.stopping and not self.can_wait:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if self.can_wait and whole and (self.stopping or time.monotonic() - self.saved > SAVE_SECONDS):
+            self.save(trainer)
+            if self.stopping:
+                raise SystemExit(128 + signal.SIGTERM)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.save(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        trainer.save_checkpoint(checkpoint.place(self.folder, trainer.global_step))
+        self.saved = time.monotonic()
 
 
 def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
@@ -170,51 +268,52 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
     return module, data
 
 
-def lock_file(root: Path, key: str) -> Path:
-    """Held while a key is trained; one per key, as several experiments may share it."""
-    path = root / "checkpoints" / ".locks" / f"{key[:16]}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
     """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after recording it."""
     quiet()
-    path = spec.folder(root)
-    path.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock_file(root, spec.key)):
+    lock = checkpoint.lock(spec.folder(root))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        send({"event": "waiting"})
+        lock.acquire()
+    with lock:
         tracker = Tracker(root, uri)
         run = tracker.find(spec.key)
         if run is not None and run.status == "FINISHED":
             return
-        run_id = tracker.start(spec, parent, tags, flatten(spec))
+        run_id = tracker.start(spec, run, parent, tags, flatten(spec))
         try:
-            results, totals = train_and_test(spec, path, tracker, run_id, send)
+            results, totals = train_and_test(spec, spec.folder(root), tracker, run_id, send)
+            tracker.finish(run_id, results, totals)
         except BaseException as error:
-            tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})
-            tracker.end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+            status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+            with contextlib.suppress(Exception):  # whoever cannot write this, on a full disk say, still tells what happened
+                tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})
+                tracker.end(run_id, status)
             raise
-        tracker.finish(run_id, results, totals)
 
 
 def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, send: Send):
     """Fit from the last checkpoint, then test: (metric, x, value) rows, and totals."""
     torch.set_num_threads(spec.train["threads"])
-    start = time.monotonic()
+    files.sweep(path)
     module, data = build(spec)
-    curriculum = Curriculum(spec)
-    last = path / "last.ckpt"
-    trainer = make_trainer(spec, path, TrackingLogger(tracker, run_id), curriculum, Progress(send, curriculum, data.task.metrics[0]))
-    trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None, weights_only=True)
-    trained = time.monotonic() - start
-    for entry in curriculum.history:
-        tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
-    ends = [0, *(entry["step"] for entry in curriculum.history)]
-    tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
-    send({"event": "testing"})
-    steps, data.task = trainer.global_step, data.whole_task
-    trainer.test(module, datamodule=data, verbose=False)
-    totals = {"steps": steps, "train_seconds": trained, "seconds": time.monotonic() - start, "peak_memory_mb": peak_memory_mb()}
+    logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
+    keeper = Keeper(path, logger)
+    trainer = make_trainer(spec, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), keeper)
+    last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
+    with keeper.signals():
+        trainer.fit(module, datamodule=data, ckpt_path=last and str(last), weights_only=True)
+        trained = keeper.seconds
+        for entry in curriculum.history:
+            tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
+        ends = [0, *(entry["step"] for entry in curriculum.history)]
+        tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
+        send({"event": "testing"})
+        steps, data.task = trainer.global_step, data.whole_task
+        trainer.test(module, datamodule=data, verbose=False)
+    totals = {"steps": steps, "train_seconds": trained, "seconds": keeper.seconds, "peak_memory_mb": peak_memory_mb()}
     return collect(trainer.callback_metrics, data), totals
 
 
@@ -227,12 +326,10 @@ def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float,
     return out
 
 
-def make_trainer(spec: RunSpec, path: Path, logger: Logger, *callbacks: L.Callback) -> L.Trainer:
+def make_trainer(spec: RunSpec, logger: Any, *callbacks: L.Callback) -> L.Trainer:
     """Lightning's Trainer with our epochs, checkpoints and guards."""
     t = spec.train
     clip = {"gradient_clip_val": t["clip_norm"] or t["clip_value"] or None, "gradient_clip_algorithm": "value" if t["clip_value"] else "norm"}
-    # Not save_last: with save_top_k=0 Lightning 2.6 writes it once, when the training ends.
-    checkpoint = ModelCheckpoint(dirpath=path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     return L.Trainer(
         max_epochs=-1,
         accelerator=t["accelerator"],
@@ -240,7 +337,8 @@ def make_trainer(spec: RunSpec, path: Path, logger: Logger, *callbacks: L.Callba
         precision=t["precision"],
         deterministic=True,
         logger=logger,
-        callbacks=[*callbacks, StepSeed(spec.seed), FiniteGuard(), checkpoint],
+        callbacks=[*callbacks, StepSeed(spec.seed), FiniteGuard(spec.arm)],
+        plugins=[VerifiedCheckpoints()],
         reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -272,5 +370,5 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended.*")  # our data is a function of the step
     warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")

@@ -31,6 +31,11 @@ KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
 
 
+def key_folder(root: Path, key: str) -> Path:
+    """The folder of all that a key leaves on disk."""
+    return root / "checkpoints" / key[:16]
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run, fully resolved: plain data, picklable, enough for ``engine.run_one``."""
@@ -53,12 +58,12 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Folder name, unique within experiment and scale."""
+        """What MLflow and the display call the run."""
         return f"{self.arm}{'-' + self.point if self.point else ''}-s{self.seed}-{self.key[:8]}"
 
     def folder(self, root: Path) -> Path:
-        """Where the run keeps its checkpoint and its log."""
-        return root / "checkpoints" / self.experiment / self.scale / self.name
+        """Where the run keeps its checkpoints, its lock and its log: one place per key, as several experiments may share it."""
+        return key_folder(root, self.key)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

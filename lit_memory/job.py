@@ -3,14 +3,16 @@
 import argparse
 import json
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from lit_memory import checkpoint
 from lit_memory.config import ConfigError
-from lit_memory.experiment import Experiment, RunSpec, differences, load
+from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
 from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
@@ -59,6 +61,11 @@ class Job:
         return min(self.args.jobs or limit, max(1, len(self.specs)))
 
     @property
+    def where(self) -> str:
+        """This root on this machine: the runs whose locks can be seen from here."""
+        return f"{platform.node()}:{self.root}".replace("'", "_")
+
+    @property
     def report_folder(self) -> Path:
         """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else."""
         folder = self.root / "reports" / self.experiment.experiment
@@ -80,25 +87,34 @@ class Job:
 
     def look_up(self, tracker: Any) -> None:
         if tracker is not None:
-            self.runs = {s.key: run for s in self.everything if (run := tracker.find(s.key)) is not None}
+            keys = list(dict.fromkeys(s.key for s in self.everything))
+            self.runs = {key: run for key, run in zip(keys, tracker.find_all(keys), strict=True) if run is not None}
+
+    def close_stale(self, tracker: Any) -> None:
+        """Mark runs KILLED whose process is gone without a word (kill -9, a crash of the machine): their lock is free."""
+        for run in tracker.running(self.where):
+            folder = key_folder(self.root, run.tags["lit.key"])
+            if not checkpoint.locked(folder):
+                tracker.end(run.run_id, "KILLED")
 
     def retire(self, tracker: Any, specs: Sequence[RunSpec]) -> None:
         """Forget runs and their checkpoints, so that they start anew."""
         for spec in specs:
             if spec.key in self.runs:
                 tracker.retire(self.runs[spec.key].run_id)
-            (spec.folder(self.root) / "last.ckpt").unlink(missing_ok=True)
+            checkpoint.clear(spec.folder(self.root))
 
     def status(self, spec: RunSpec) -> str:
-        """finished, to resume, or new."""
+        """finished, running (in another process), to resume, or new."""
         run = self.runs.get(spec.key)
         if run is not None and run.status == "FINISHED":
             return "finished"
-        return "to resume" if (spec.folder(self.root) / "last.ckpt").is_file() else "new"
+        folder = spec.folder(self.root)
+        return "running" if checkpoint.locked(folder) else "to resume" if checkpoint.saved(folder) else "new"
 
     def headline(self, todo: Sequence[RunSpec]) -> str:
         """What will happen, in one line."""
-        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "to resume", "new")}
+        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "to resume", "new")}
         parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
         seconds = [self.estimate(s) for s in todo]
         known = [s for s in seconds if s is not None]

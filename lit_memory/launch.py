@@ -3,9 +3,11 @@
 Prints nothing; ``Launch.events`` tells what happens.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +16,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from lit_memory import files
 from lit_memory.experiment import RunSpec
 
-GRACE = 5.0
-"""Seconds that children get to end after a signal."""
+GRACE = 8.0
+"""Seconds that children get to end their step, save and close their runs after a signal."""
 
 
 class Interrupted(Exception):
@@ -52,25 +55,44 @@ class Child:
             news = any(message.get(k) != self.progress.get(k) for k in ("event", "stage"))
             self.progress = self.progress | message
             return message | {"news": news}
+        elif message["event"] == "waiting":
+            self.progress = message
+            return message | {"news": True}
         return message
 
 
 def run_child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection) -> None:
     """What a child process does: progress and the outcome go through ``connection``, all other output to the run's log file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    path = spec.folder(root)
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "log.txt").open("a") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            from lit_memory.engine import run_one
+    threading.Thread(target=follow, daemon=True).start()
 
-            run_one(spec, root, uri, parent, tags, connection.send)
-        except BaseException as error:
+    def send(message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone; follow() ends this process in a moment
+            connection.send(message)
+
+    try:
+        path = spec.folder(root)
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / "log.txt").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        from lit_memory.engine import run_one
+
+        run_one(spec, root, uri, parent, tags, send)
+    except BaseException as error:
+        told = files.disk_full(error, root)
+        send({"event": "failed", "message": told or f"{type(error).__name__}: {error}".replace("\n", " ")})
+        with contextlib.suppress(OSError):
             traceback.print_exc()
-            connection.send({"event": "failed", "message": f"{type(error).__name__}: {error}".replace("\n", " ")})
-            raise SystemExit(1) from None
+        raise SystemExit(1) from None
+
+
+def follow() -> None:
+    """End this process, as by SIGTERM, when the one that asked for it is gone: nobody is left to hear the result."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Launch:

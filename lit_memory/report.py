@@ -9,12 +9,12 @@ import csv
 import io
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_memory import files
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
 from lit_memory.figures import draw, label, short
 
@@ -170,8 +170,8 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
     report = Report(verdict, claims, missing, _table(results))
     texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report)}
-    files = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
-    return replace(report, paths=_write(Path(out_dir), files))
+    contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
+    return replace(report, paths=files.write_all(Path(out_dir), contents))
 
 
 def _status(plan: ReportPlan, report: Report) -> str:
@@ -280,21 +280,3 @@ def _provenance(provenance: dict[str, Any]) -> str:
     """A list, with nested dictionaries on one line."""
     flat = {key: ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value for key, value in provenance.items()}
     return "\n".join(f"- {key.replace('_', ' ')}: {('no', 'yes')[value] if isinstance(value, bool) else value}" for key, value in flat.items())
-
-
-def _write(out_dir: Path, files: dict[str, bytes]) -> dict[str, Path]:
-    """Stage every file next to its place, then rename them all: a full disk leaves the old report, and no moment shows half a file."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    staged = {name: out_dir / f".{name}.{os.getpid()}.tmp" for name in files}
-    try:
-        for name, content in files.items():
-            with staged[name].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for name in files:
-            os.replace(staged[name], out_dir / name)
-    finally:
-        for path in staged.values():
-            path.unlink(missing_ok=True)
-    return {name: out_dir / name for name in files}

@@ -56,6 +56,7 @@ class Tracker:
         with self._creation_lock():
             self.client = MlflowClient(tracking_uri=self.uri)
             self.client.search_experiments(max_results=1)
+        self.known: dict[str, set[tuple[str, int]]] = {}  # (metric, step) that a resumed run has logged already
 
     @contextlib.contextmanager
     def _creation_lock(self) -> Iterator[None]:
@@ -78,15 +79,21 @@ class Tracker:
                     return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
         return found.experiment_id
 
-    def _search(self, filter_string: str) -> list[Run]:
+    def _search(self, *filters: str) -> Iterator[list[Run]]:
+        """What every filter finds, the newest first."""
         ids = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
-        runs = self.client.search_runs(ids, filter_string, order_by=["attributes.start_time DESC"], max_results=1000)
-        return [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in runs]
+        for text in filters:
+            runs = self.client.search_runs(ids, text, order_by=["attributes.start_time DESC"], max_results=1000)
+            yield [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in runs]
 
     def find(self, key: str) -> Run | None:
         """The run of a key, if there is one: the FINISHED one, else the newest."""
-        runs = self._search(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'")
-        return next((r for r in runs if r.status == "FINISHED"), runs[0] if runs else None)
+        return self.find_all([key])[0]
+
+    def find_all(self, keys: Sequence[str]) -> list[Run | None]:
+        """``find`` of every key."""
+        found = self._search(*(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'" for key in keys))
+        return [next((r for r in runs if r.status == "FINISHED"), runs[0] if runs else None) for runs in found]
 
     def retire(self, run_id: str) -> None:
         """Take a run out of all plans and reports; it stays in MLflow."""
@@ -94,46 +101,61 @@ class Tracker:
 
     def parent(self, experiment: str, scale: str, tags: Mapping[str, str]) -> str:
         """Run id of the parent of an experiment's runs at one scale, created where it does not exist."""
-        runs = self._search(f"tags.`{TAG}kind` = 'experiment' and tags.`{TAG}experiment` = '{experiment}' and tags.`{TAG}scale` = '{scale}'")
-        if runs:
-            return runs[0].run_id
-        own = {"kind": "experiment", "experiment": experiment, "scale": scale}
-        return self._create(experiment, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()})
+        query = f"tags.`{TAG}kind` = 'experiment' and tags.`{TAG}experiment` = '{experiment}' and tags.`{TAG}scale` = '{scale}'"
+        experiment_id = self.experiment_id(experiment)
+        with self._creation_lock():
+            (runs,) = self._search(query)
+            if runs:
+                return runs[0].run_id
+            own = {"kind": "experiment", "experiment": experiment, "scale": scale}
+            run_id = self._create(experiment_id, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()})
+            self.client.update_run(run_id, status="SCHEDULED")  # it groups runs and never runs itself
+            return run_id
 
-    def _create(self, experiment: str, name: str, tags: dict[str, str]) -> str:
-        return self.client.create_run(self.experiment_id(experiment), tags=tags, run_name=name).info.run_id
+    def running(self, where: str) -> list[Run]:
+        """Runs, started at ``where``, that have not ended as far as MLflow knows."""
+        (runs,) = self._search(f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}' and attributes.status = 'RUNNING'")
+        return runs
 
-    def start(self, spec: RunSpec, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
-        """Open the run of a key, a new one or the interrupted one, and mark it RUNNING. Returns its id.
+    def _create(self, experiment_id: str, name: str, tags: dict[str, str]) -> str:
+        return self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+
+    def start(self, spec: RunSpec, run: Run | None, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
+        """Open the run of a key, a new one or the interrupted one (``run``), and mark it RUNNING. Returns its id.
 
         A new run gets the resolved experiment as the artifact ``config.yaml``.
         """
-        run = self.find(spec.key)
         own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale, "seed": str(spec.seed), "point": spec.point}
         if run is not None:
             self.client.update_run(run.run_id, status="RUNNING")
+            told = {name: run.tags.get(f"{TAG}{name}", "") for name in tags}
+            self.tag(run.run_id, {k: v if k == "where" or v in told[k] else f"{told[k]}; {v}" for k, v in tags.items()})
+            history = (m for name in run.metrics for m in self.client.get_metric_history(run.run_id, name))
+            self.known[run.run_id] = {(m.key, m.step) for m in history}
             if f"{TAG}error" in run.tags:
                 self.client.delete_tag(run.run_id, f"{TAG}error")
             return run.run_id
         all_tags = {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()} | {PARENT: parent}
-        run_id = self._create(spec.experiment, spec.name, all_tags)
+        run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
         self.client.log_dict(run_id, spec.config(), "config.yaml")
         return run_id
 
     def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Metrics of one step."""
-        now = get_current_time_millis()
-        self.client.log_batch(run_id, [Metric(k, v, now, step) for k, v in metrics.items()])
+        self._log(run_id, ((name, step, value) for name, value in metrics.items()))
+
+    def _log(self, run_id: str, rows: Iterable[tuple[str, int, float]]) -> None:
+        """(metric, step, value) rows, without those that the run logged before it was interrupted: they are the same."""
+        now, known = get_current_time_millis(), self.known.get(run_id, ())
+        self.client.log_batch(run_id, [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in known])
 
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
 
     def finish(self, run_id: str, results: Iterable[tuple[str, float, float]], totals: Mapping[str, float]) -> None:
         """Write the test's (metric, x, value) rows and the totals at once, then FINISHED."""
-        now = get_current_time_millis()
-        rows = [Metric(f"test/{name}", value, now, int(x)) for name, x, value in results]
-        self.client.log_batch(run_id, rows + [Metric(k, v, now, 0) for k, v in totals.items()])
+        self._log(run_id, [(f"test/{name}", int(x), value) for name, x, value in results] + [(k, 0, v) for k, v in totals.items()])
         self.end(run_id, "FINISHED")
 
     def end(self, run_id: str, status: str) -> None:

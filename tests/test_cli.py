@@ -173,10 +173,10 @@ def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, caps
     job, tracker = prepare(file), Tracker(root)
     finished, started = job.specs[:2]
     parent = tracker.parent("tiny", "default", {})
-    tracker.finish(tracker.start(finished, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
-    tracker.end(tracker.start(started, parent, {}, {}), "KILLED")
+    tracker.finish(tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
+    tracker.end(tracker.start(started, None, parent, {}, {}), "KILLED")
     started.folder(root).mkdir(parents=True)
-    (started.folder(root) / "last.ckpt").touch()
+    (started.folder(root) / "step-00000003.ckpt").touch()
     for flags, expected in {
         (): "4 runs: 1 finished, 1 to resume, 2 new; about 2 min",
         ("--seeds", "0"): "2 runs: 1 finished, 1 new",
@@ -292,16 +292,18 @@ def test_a_whole_sweep(finished):
     artifacts = {path.name for path in (root / "mlruns").rglob("report/*")}
     assert artifacts == set(REPORT)
     assert sorted(p.name for p in root.iterdir()) == ["checkpoints", "mlflow.db", "mlflow.db.lock", "mlruns", "reports"]
-    assert sorted(p.name for p in root.rglob("a-s0*/*")) == ["last.ckpt", "log.txt"] and list((root.parent / "cwd").iterdir()) == []
+    kept = ["lock", "log.txt", *(f"step-{n:08d}.ckpt{end}" for n in (110, 120) for end in ("", ".sha256"))]
+    assert [sorted(p.name for p in folder.iterdir()) for folder in (root / "checkpoints").iterdir()] == [kept, kept]
+    assert list((root.parent / "cwd").iterdir()) == []
     assert all(path.read_text() == "" for path in root.rglob("log.txt"))
 
 
 def test_the_same_command_again_trains_nothing(finished, sweep_file, no_training, capsys):
-    before = {path: path.stat().st_mtime_ns for path in finished.root.rglob("last.ckpt")}
+    before = {path: path.stat().st_mtime_ns for path in finished.root.rglob("*.ckpt")}
     assert call(sweep_file, "--root", finished.root) == 0
     assert capsys.readouterr().out.startswith("tiny (scale default): 2 runs: 2 finished\n")
     assert (finished.root / "reports/tiny/table.csv").read_bytes() == finished.table
-    assert {path: path.stat().st_mtime_ns for path in finished.root.rglob("last.ckpt")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished.root.rglob("*.ckpt")} == before
 
 
 def test_another_root_gives_the_same_bytes(finished, sweep_file, root, inline):
@@ -325,7 +327,7 @@ def orphans(session):
 
 def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, inline, capsys):
     process = start_process(sweep_file, root)
-    while not list(root.rglob("last.ckpt")) and process.poll() is None:
+    while not list(root.rglob("*.ckpt")) and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     started = time.monotonic()
@@ -333,7 +335,7 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, inline, capsys
     assert (process.returncode, time.monotonic() - started < 20) == (130, True), (out, err)
     assert "interrupted; run the same command again to go on (exit 130)" in err and "Traceback" not in err
     found = statuses(root)
-    assert found.pop("parent") == "RUNNING" and found and set(found.values()) == {"KILLED"}
+    assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     deadline = time.monotonic() + 5
     while orphans(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -351,10 +353,10 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     out, err = capsys.readouterr()
     assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0" in out and files(root) == REPORT
     assert err.startswith("✗ b seed 0 failed") and err.count("\n") == 1
-    assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, lr 1e+30", "lower train.lr", "log.txt"))
+    assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt"))
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
     spec = prepare(file, "--arms", "b").specs[0]
-    assert "at step 1, stage 1 of 1, lr 1e+30" in Tracker(root).find(spec.key).tags["lit.error"]
+    assert "at step 1, stage 1 of 1, arm b, lr 1e+30" in Tracker(root).find(spec.key).tags["lit.error"]
     assert "NonFinite" in (spec.folder(root) / "log.txt").read_text()
 
 
@@ -438,6 +440,7 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     runs, closed = make_launch(["hang"], 1), []
     execution = cli.Execution.__new__(cli.Execution)
     execution.console, execution.errors, execution.launch, execution.failed = Console(), Console(stderr=True), runs, 0
+    execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
     execution.line = fail
     assert execution.run() == 130

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import shutil
 import signal
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from lit_memory import engine
+from lit_memory.checkpoint import saved
 from lit_memory.engine import Curriculum, NonFinite, run_one
 from lit_memory.tracking import Tracker
 
@@ -45,7 +47,7 @@ def fit(make_spec, tmp_path):
         spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
         module, data = engine.build(spec)
         curriculum, spy = Curriculum(spec), Spy()
-        trainer = engine.make_trainer(spec, tmp_path / "fit", False, curriculum, spy, *callbacks)
+        trainer = engine.make_trainer(spec, False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit"))
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
         return trainer, module, curriculum, spy
 
@@ -61,12 +63,12 @@ def run(spec, root, send=lambda message: None):
 
 
 def checkpoint(spec, root):
-    return torch.load(spec.folder(root) / "last.ckpt", weights_only=True)
+    return torch.load(saved(spec.folder(root))[0], weights_only=True)
 
 
 def history(root, run_id):
-    """(step, value) of all validations; one that was killed before its checkpoint is repeated, with the same value."""
-    return sorted({(m.step, m.value) for m in Tracker(root).client.get_metric_history(run_id, "valid/loss")})
+    """(step, value) of all validations, each once."""
+    return sorted((m.step, m.value) for m in Tracker(root).client.get_metric_history(run_id, "valid/loss"))
 
 
 def same(a, b):
@@ -117,14 +119,14 @@ STOPS = [(("train", 1), None), (("valid", 3), None), (("train", 4), 3), (("valid
 STOPS += [(("testing", None), 9)]
 
 
-@pytest.mark.parametrize(("place", "saved"), STOPS, ids=[f"{kind}-{step}" for (kind, step), _ in STOPS])
-def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, saved):
+@pytest.mark.parametrize(("place", "step"), STOPS, ids=[f"{kind}-{step}" for (kind, step), _ in STOPS])
+def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, step):
     spec, expected = whole
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(spec, root, stop_at(*place))
     killed = Tracker(root).find(spec.key)
     assert killed.status == "KILLED" and "lit.error" in killed.tags
-    assert (saved is None) == (not (spec.folder(root) / "last.ckpt").exists()) and (saved is None or checkpoint(spec, root)["global_step"] == saved)
+    assert (step is None) == (not saved(spec.folder(root))) and (step is None or checkpoint(spec, root)["global_step"] == step)
     torch.manual_seed(123)
     finished, rows = run(spec, root)
     assert (finished.status, finished.run_id, finished.metrics["steps"]) == ("FINISHED", killed.run_id, 9) and "lit.error" not in finished.tags
@@ -134,7 +136,38 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, sav
     assert found["callbacks"]["Curriculum"] == expected["checkpoint"]["callbacks"]["Curriculum"]
     assert rows == expected["rows"]
     assert history(root, finished.run_id) == expected["valid"]
-    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["last.ckpt"]
+    kept = [f"step-{n:08d}.ckpt{end}" for n in (7, 9) for end in ("", ".sha256")]
+    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["lock", *kept]
+
+
+@pytest.mark.parametrize("step", [2, 3, 6, 7, 8])
+def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_at, monkeypatch, step):
+    """One step before the stop is saved, except where the step was the last before a validation."""
+    spec, expected = whole
+    monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(spec, root, stop_at("train", step))
+    assert checkpoint(spec, root)["global_step"] == step - 1
+    finished, rows = run(spec, root)
+    assert rows == expected["rows"] and history(root, finished.run_id) == expected["valid"]
+    assert all(same(checkpoint(spec, root)[part], expected["checkpoint"][part]) for part in ("state_dict", "optimizer_states", "global_step"))
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, 1), (2, 2), (3, 0), (4, 3), (5, 5), (6, 6), (7, 4)])
+def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step, kept):
+    """The last step before a validation is not saved by itself: what follows it would be lost."""
+    spec, expected = whole
+
+    def terminate(self, trainer, module, *args):
+        if trainer.global_step == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(engine.Progress, "on_before_backward", terminate, raising=False)
+        run(spec, root)
+    assert Tracker(root).find(spec.key).status == "KILLED"
+    assert kept == (checkpoint(spec, root)["global_step"] if saved(spec.folder(root)) else 0)
+    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
 
 
 def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
@@ -221,7 +254,7 @@ def test_the_last_epoch_of_a_run_may_be_short(fit, steps, validations):
 
 def test_a_finished_training_resumes_to_nothing(fit, tmp_path):
     _, module, _, _ = fit("train.steps=4")
-    again, other, curriculum, spy = fit("train.steps=4", resume=tmp_path / "fit" / "last.ckpt")
+    again, other, curriculum, spy = fit("train.steps=4", resume=saved(tmp_path / "fit")[0])
     assert again.global_step == 4 and not spy.train and curriculum.done
     assert same(dict(module.state_dict()), dict(other.state_dict()))
 
@@ -231,6 +264,28 @@ def test_accumulation_counts_optimizer_steps_and_reads_every_batch_once(fit):
     task = trainer.datamodule.whole_task
     assert trainer.global_step == 4 and len(spy.ids) == 8 and [step for step, _ in spy.valid] == [2, 4]
     assert all(torch.equal(ids, task.batch(0, "train", k, 4).ids_BT) for k, ids in enumerate(spy.ids))
+
+
+@pytest.mark.parametrize(("workers", "accumulate"), [(2, 1), (0, 2), (2, 2)])
+def test_a_run_resumes_between_validations_with_workers_and_accumulation(fit, tmp_path, monkeypatch, workers, accumulate):
+    """An early stop is the same as a kill after the last checkpoint."""
+    knobs = ("train.steps=5", "train.valid_every=5", f"train.workers={workers}", f"train.trainer={{accumulate_grad_batches: {accumulate}}}")
+    _, whole, _, spy = fit(*knobs)
+    shutil.rmtree(tmp_path / "fit")
+    monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(Spy, "on_before_optimizer_step", lambda self, trainer, *args: fail_at(trainer, 3))
+    with pytest.raises(KeyError):
+        fit(*knobs)
+    assert saved(tmp_path / "fit")[0].name == "step-00000003.ckpt"
+    monkeypatch.undo()
+    _, again, _, rest = fit(*knobs, resume=saved(tmp_path / "fit")[0])
+    assert same(dict(whole.state_dict()), dict(again.state_dict()))
+    assert rest.train == spy.train[3 * accumulate :] and all(map(torch.equal, rest.ids, spy.ids[3 * accumulate :]))
+
+
+def fail_at(trainer, step):
+    if trainer.global_step == step:
+        raise KeyError(step)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -289,7 +344,7 @@ class Poison(L.Callback):
 @pytest.mark.parametrize(("where", "value"), [("loss", math.nan), ("loss", math.inf), ("gradient", math.nan), ("gradient", -math.inf)])
 def test_a_non_finite_number_stops_before_the_weights_change(fit, where, value, clip):
     poison = Poison(where, value)
-    with pytest.raises(NonFinite, match=rf"{where}( norm)? is (nan|inf) at step 2, stage 2 of 2, lr 0\.01; lower train\.lr") as caught:
+    with pytest.raises(NonFinite, match=rf"{where}( norm)? is (nan|inf) at step 2, stage 2 of 2, arm a, lr 0\.01; lower train\.lr") as caught:
         fit("train.stages=[{steps: 1}, {steps: 3}]", "train.lr=1e-2", clip, callbacks=[poison])
     trainer = next(frame.locals["trainer"] for frame in caught.traceback if "trainer" in frame.locals)
     assert trainer.global_step == 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from lit_memory import engine
+from lit_memory import checkpoint, engine
 from lit_memory.config import ConfigError, TrainConfig
 from lit_memory.experiment import RunSpec, differences, load, parse
 from lit_memory.registry import load_class, model_size
@@ -109,7 +109,7 @@ def test_the_key_ignores_names_and_reports(tree):
 def test_a_spec_is_plain_and_names_its_folder(make_spec):
     spec = make_spec("train.stages=[{task.pairs: 1, until: {exact_match: 0.5}}]")
     assert pickle.loads(pickle.dumps(spec)) == spec and RunSpec(**json.loads(json.dumps(spec.config()))) == spec
-    assert spec.folder(Path("r")) == Path(f"r/checkpoints/tiny/default/a-s0-{spec.key[:8]}")
+    assert spec.folder(Path("r")) == Path(f"r/checkpoints/{spec.key[:16]}")
     assert dataclasses.replace(spec, point="lr1").name == f"a-lr1-s0-{spec.key[:8]}"
 
 
@@ -350,10 +350,10 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     """With the engine's own modules, callbacks and trainer, without MLflow."""
     engine.quiet()
     module, data = engine.build(spec)
-    trainer = engine.make_trainer(spec, tmp_path, False, engine.Curriculum(spec))
+    trainer = engine.make_trainer(spec, False, engine.Curriculum(spec), engine.Keeper(tmp_path))
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     trainer.fit(module, datamodule=data)
-    assert trainer.global_step == 2 and (tmp_path / "last.ckpt").is_file()
+    assert trainer.global_step == 2 and [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000002.ckpt"]
     assert any(not torch.equal(p, before[name]) for name, p in module.named_parameters())
     trainer.test(module, datamodule=data, verbose=False)
     rows = engine.collect(trainer.callback_metrics, data)

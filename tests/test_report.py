@@ -159,7 +159,7 @@ def test_a_failure_leaves_the_old_report(tmp_path, monkeypatch):
 
     for broken in ("fsync", "replace"):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-            patch.setattr(report.os, broken, fail)
+            patch.setattr(report.files.os, broken, fail)
             render(make_plan(scale="gpu"), make_frame(seeds=[0]), tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
 

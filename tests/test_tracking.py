@@ -26,7 +26,7 @@ def start(tracker, make_spec):
 
     def open_run(seed=0):
         spec = dataclasses.replace(make_spec(), seed=seed)
-        return spec, tracker.start(spec, parent, {"commit": "abc"}, {"seed": seed})
+        return spec, tracker.start(spec, tracker.find(spec.key), parent, {"commit": "abc"}, {"seed": seed})
 
     return open_run
 
@@ -72,7 +72,7 @@ def test_one_parent_per_experiment_and_scale(tracker):
 
 def test_a_child_knows_its_parent_and_its_key(tracker, make_spec):
     spec, parent = make_spec(), tracker.parent("tiny", "default", {})
-    run = tracker.client.get_run(tracker.start(spec, parent, {"commit": "abc"}, {"lr": 0.1}))
+    run = tracker.client.get_run(tracker.start(spec, None, parent, {"commit": "abc"}, {"lr": 0.1}))
     assert run.info.run_name == spec.name and run.info.status == "RUNNING" and run.data.params == {"lr": "0.1"}
     expected = {"kind": "run", "key": spec.key, "experiment": "tiny", "arm": "a", "scale": "default", "seed": "0", "point": "", "commit": "abc"}
     assert all(run.data.tags.get(f"lit.{k}", "") == v for k, v in expected.items()) and run.data.tags[PARENT] == parent
@@ -82,7 +82,7 @@ def test_a_child_knows_its_parent_and_its_key(tracker, make_spec):
 def test_parameters_are_logged_in_full(tracker, make_spec):
     """Lightning cuts them to 250 characters; MLflow takes 6,000."""
     params = {"stages": "x" * 5999, "trainer": "y" * 7000}
-    run = tracker.client.get_run(tracker.start(make_spec(), tracker.parent("tiny", "default", {}), {}, params))
+    run = tracker.client.get_run(tracker.start(make_spec(), None, tracker.parent("tiny", "default", {}), {}, params))
     assert run.data.params == {"stages": "x" * 5999, "trainer": "y" * 6000}
 
 

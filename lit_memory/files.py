@@ -1,0 +1,89 @@
+"""Files that are whole or absent, and what to say when the disk is full. Standard library only."""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SQLITE_FULL = ("database or disk is full", "disk I/O error")
+"""What SQLite says when it cannot write."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` when the block ends, and leaves no trace if it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with staged.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    except Exception as error:
+        for cause in chain(error):
+            if isinstance(cause, OSError):
+                cause.filename = str(path)  # a failed write() does not say where
+        raise
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a whole file at once."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_all(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
+    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones."""
+    staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
+    try:
+        for name, content in contents.items():
+            write(staged[name], content)
+        for name in contents:
+            os.replace(staged[name], folder / name)
+    finally:
+        for path in staged.values():
+            path.unlink(missing_ok=True)
+    return {name: folder / name for name in contents}
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process had staged in ``folder``. Only for a folder that no other process writes to."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what caused it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def disk_full(error: BaseException, root: Path) -> str | None:
+    """One line with the path and the free bytes if ``error`` comes from a disk, or a limit on file sizes, that is full; else None.
+
+    ``root`` is named where the error does not say what could not be written.
+    """
+    for cause in chain(error):
+        named = os.fsdecode(cause.filename or root) if isinstance(cause, OSError) and cause.errno in FULL else None
+        if named or any(text in str(cause) for text in SQLITE_FULL):
+            path = Path(named or root)
+            near = next(p for p in (path, *path.parents) if p.exists())
+            return f"{path}: no room to write it, {shutil.disk_usage(near).free:,} bytes are free; make room and run the same command again"
+    return None
