@@ -94,7 +94,7 @@ def test_unknown_arguments_of_a_module(lit):
     for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": "'learning_rat'; expected one of [a-z_]+,"}.items():
         with pytest.raises(TypeError, match=f"unknown argument {message}"):
             lit(**{wrong: 3})
-    with pytest.raises(ValueError, match="width=15: expected an? (multiple of heads=2|even number)"):
+    with pytest.raises(ValueError, match=r"width=15: expected an? (multiple of heads=2|even number)"):
         lit(width=15, heads=2)
     assert isinstance(lit(**SMALL, vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
 
