@@ -56,7 +56,7 @@ def by_distance(x_BHTS: Tensor) -> Tensor:
 
 
 class XLBlock(nn.Module):
-    """The layer on ``[cached; own]`` rows, of which the last is the nearest; any mask over them, so that memory rows fit in."""
+    """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as well as tokens."""
 
     def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class XLBlock(nn.Module):
         self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
 
     def forward(self, x_BTD: Tensor, cache_BWD: Tensor, mask: Tensor) -> Tensor:
-        """Output (B, T, D). ``mask``: (B or 1, 1, T, S), True where a row may look."""
+        """Output (B, T, D). ``mask``: (B or 1, 1, T, S), True where a row may look; not ahead, where distances are arbitrary."""
         all_BSD = torch.cat([cache_BWD, x_BTD], dim=1)
         q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
         k_BHSK, v_BHSK = self.key_value(all_BSD).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (1)
