@@ -8,12 +8,16 @@ from typing import Any
 
 _NAMES = {
     "Transformer": "lit_memory.models.transformer",
+    "XL": "lit_memory.models.xl",
     "RMT": "lit_memory.models.rmt",
+    "RMTR": "lit_memory.models.rmt_r",
     "PRMT": "lit_memory.models.prmt",
     "ARMT": "lit_memory.models.armt",
     "TARM": "lit_memory.models.tarm",
     "LitTransformer": "lit_memory.lit.modules",
+    "LitXL": "lit_memory.lit.modules",
     "LitRMT": "lit_memory.lit.modules",
+    "LitRMTR": "lit_memory.lit.modules",
     "LitPRMT": "lit_memory.lit.modules",
     "LitARMT": "lit_memory.lit.modules",
     "LitTARM": "lit_memory.lit.modules",

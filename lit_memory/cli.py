@@ -108,8 +108,9 @@ def plan_table(job: Job) -> Table:
         least = "≤" if any(stage["until"] for stage in spec.stages) else ""
         seconds = job.estimate(spec)
         name = f"{spec.arm} {spec.point}".strip()
-        row = (name, str(spec.seed), f"{size['parameters']:,}", f"{size['state_floats']:,}", f"{least}{steps:,}", spec.key[:8], job.status(spec))
-        table.add_row(*row, duration(seconds) if seconds else "?")
+        growth = f" + {size['state_growth']:,} a segment" if size["state_growth"] else ""
+        sizes_shown = f"{size['parameters']:,}", f"{size['state_floats']:,}{growth}"
+        table.add_row(name, str(spec.seed), *sizes_shown, f"{least}{steps:,}", spec.key[:8], job.status(spec), duration(seconds) if seconds else "?")
     return table
 
 

@@ -204,7 +204,7 @@ class Job:
         facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
         if run is None:
             return facts
-        sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats") if k in run.params}
+        sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
         stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
         return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}

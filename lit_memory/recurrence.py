@@ -48,6 +48,8 @@ class SegmentRecurrent(nn.Module):
     """The ``Config`` that it was built from."""
     decoder: Any
     """The backbone: embeddings, layers, norm and ``head``."""
+    state_growth: int = 0
+    """Floats that every segment adds to the state of one sample; 0 for a memory of constant size."""
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
         """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters, but never
@@ -72,6 +74,10 @@ class SegmentRecurrent(nn.Module):
     def reorder(self, state: State, idx: Tensor) -> State:
         """The state of samples ``idx`` (which may repeat), for beam search and for several readers of one memory."""
         return map_state(lambda t: t.index_select(0, idx), state)
+
+    def choose(self, live_B: Tensor, new: State, old: State) -> State:
+        """State ``new`` for the samples that are live, ``old`` for those that have no real token in the segment between the two."""
+        return map_state(lambda a, b: torch.where(live_B.view(-1, *[1] * (a.dim() - 1)), a, b), new, old)
 
     def share(self, state: State, readers: int) -> State:
         """The state for ``readers`` samples in a row that all read what one sample wrote (``step`` with ``write=False``)."""
@@ -149,7 +155,7 @@ def unroll(
     """Read a sequence segment by segment.
 
     ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or an iterator of segments, which is
-        consumed with constant memory, so that 50 million tokens fit (use ``keep``).
+        consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``).
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
@@ -207,8 +213,7 @@ def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int 
 def _masked_step(model, state, ids, mask):
     h_BTD, new = model.step(state, ids, mask)
     if mask is not None:  # a sample that has ended must not write its padding
-        live = mask.any(1)
-        new = map_state(lambda a, b: torch.where(live.view(-1, *[1] * (a.dim() - 1)), a, b), new, state)
+        new = model.choose(mask.any(1), new, state)
     return h_BTD, new
 
 

@@ -44,10 +44,11 @@ def build(kind: str, settings: Mapping[str, Any]) -> Any:
 
 
 def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Parameters and state floats of a model, without allocating its weights."""
+    """Parameters, floats of the fresh state and those that every segment adds, without allocating the weights."""
     import torch
 
     with torch.device("meta"):
         model = build("model", settings)
         state = model.init_state(1)
-    return {"parameters": sum(p.numel() for p in model.parameters()), "state_floats": model.state_floats(state)}
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"parameters": parameters, "state_floats": model.state_floats(state), "state_growth": model.state_growth}

@@ -75,7 +75,7 @@ class ReportPlan:
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """arm, seed; where known also key, status, run_id, parameters, state_floats, steps, stage_steps, seconds."""
+    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -187,7 +187,8 @@ def _table(results: Results) -> str:
         groups = [results.values(arm, None, x) for x in plan.x_values]
         run = next((run for run in plan.runs if run["arm"] == arm), {})
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
-        rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), _count(run.get("state_floats"))])
+        state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a segment" if run.get("state_growth") else "")
+        rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
     return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"

@@ -25,6 +25,11 @@ TINY = {
     "value_std": 0.5,  # W_v is 0 by default, and an ARMT that remembers nothing would pass many tests
     "window": 7,
     "window_detach": False,
+    "head_width": 8,
+    "ff_width": 32,
+    "mem_len": 7,
+    "mem_detach": False,
+    "dropout": 0.0,
 }
 
 

@@ -138,6 +138,13 @@ def test_help(capsys):
 # Plans
 
 
+def test_a_dry_run_shows_how_a_state_grows(write, tmp_path, capsys, no_training):
+    arms = {"a": {}, "c": {"model": {"name": "rmt_r", "layers": 1, "width": 16, "heads": 2, "memory_tokens": 2}}}
+    assert call(write(arms=arms, expect=["c[2] >= 0"]), "--root", tmp_path / "root", "--dry-run") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith((" a ", " c "))]
+    assert ["32 + 64 a segment" in row for row in rows] == [False, True]
+
+
 @pytest.mark.parametrize("uri", ["", "sqlite:///{root}/elsewhere.db"])
 def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_training, uri):
     monkeypatch.chdir(tmp_path)

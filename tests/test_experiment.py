@@ -14,6 +14,7 @@ import yaml
 from lit_memory import checkpoint, engine
 from lit_memory.config import ConfigError, TrainConfig
 from lit_memory.experiment import RunSpec, differences, load, parse
+from lit_memory.models import MODELS
 from lit_memory.registry import load_class, model_size
 
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
@@ -158,7 +159,7 @@ def test_differences_to_the_paper(tree):
 
 # Broken files and command lines: one line that names file, key and the nearest valid name
 
-NEOX = "transformer, rmt, prmt, armt, tarm"
+NAMES = ", ".join(MODELS)
 BROKEN = {
     # unknown names, at each level
     "top level": ({"bse": {}}, "FILE: bse: unknown key; did you mean 'base'?"),
@@ -178,7 +179,7 @@ BROKEN = {
     "field of the grid": ({"grid/train.lrr": [1]}, "FILE (grid): train.lrr: unknown key; did you mean 'lr'?"),
     "field of no model": ({"base/model/gama?": "off"}, "FILE (arm a): model.gama: unknown key; did you mean 'gamma'?"),
     "model name": ({"base/model/name": "amrt"}, "FILE (arm a): model.name: unknown model 'amrt'; did you mean 'armt'?"),
-    "no model name": ({"base/model/name": ...}, f"FILE (arm a): model.name: expected one of {NEOX}"),
+    "no model name": ({"base/model/name": ...}, f"FILE (arm a): model.name: expected one of {NAMES}"),
     "task name": ({"base/task/name": "associative"}, "FILE (arm a): task.name: unknown task 'associative'; did you mean 'associative_retrieval'?"),
     "arm in a claim": ({"expect": ["bb[2] > 0"]}, "FILE: expect: expect[0] 'bb[2] > 0': no arm 'bb'; arms: a, b (did you mean 'b'?)"),
     "arm in a scale's claim": ({"scales/cpu/expect": ["c[2] > 0"]}, "FILE: expect: expect[0] 'c[2] > 0': no arm 'c'; arms: a, b"),
@@ -264,7 +265,7 @@ OVERRIDES = {
     "seeds=[1]": "expected model.<field>,",
     "arms.a.model.width=3": "expected model.<field>,",
     "model.gama?=1": "unknown key; did you mean 'gamma'?",
-    "model.name=xl": f"unknown model 'xl'; expected one of {NEOX}",
+    "model.name=zz": f"unknown model 'zz'; expected one of {NAMES}",
     "model.gamma=off": "… expected one of ['clip', 'raw', 'off'] (got False)",
     "train.lr=.nan": "lr=nan: expected a finite number",
     "train.steps=1e3": "Value '1000.0'",

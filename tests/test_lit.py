@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
 ]
-SMALL = {"width": 16, "heads": 2, "layers": 2}
+SMALL = {"width": 16, "heads": 2, "layers": 2, "dropout": 0.0}
 DATA = {"associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2}}
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
@@ -91,10 +91,10 @@ def test_a_checkpoint_round_trip(lit, tmp_path):
 
 @all_modules
 def test_unknown_arguments_of_a_module(lit):
-    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": "'learning_rat'; expected one of family,"}.items():
+    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": "'learning_rat'; expected one of [a-z_]+,"}.items():
         with pytest.raises(TypeError, match=f"unknown argument {message}"):
             lit(**{wrong: 3})
-    with pytest.raises(ValueError, match="width=15: expected a multiple of heads=2"):
+    with pytest.raises(ValueError, match=r"width=15: expected an? (multiple of heads=2|even number)"):
         lit(width=15, heads=2)
     assert isinstance(lit(**SMALL, vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
 
@@ -142,7 +142,7 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
         module.training_step(batch, 0).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
     assert seen == [(None, "sequential"), (1, "sequential")]
-    assert lit.model_name == "transformer" or not torch.equal(*gradients)
+    assert lit.model_name in ("transformer", "xl") or not torch.equal(*gradients)  # no memory, and one that is detached anyway
     module = make_double(lit, data, unroll_schedule="diagonal")
     if issubclass(module.model_class, LayerRecurrent):
         module.training_step(batch, 0)

@@ -18,7 +18,7 @@ from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import load_class
 
 N = 5  # tokens per segment
-MEMORY = ["rmt", "prmt", "armt", "tarm"]
+MEMORY = ["rmt", "rmt_r", "prmt", "armt", "tarm"]
 
 
 def grads(loss, parameters):
@@ -411,6 +411,10 @@ FLIPS = [
     ("transformer", "positions", 40, {"family": "gpt2", "window": 0}),
     ("transformer", "window_detach", True, {}),
     *[(name, "memory_tokens", 3, {}) for name in MEMORY],
+    *[("xl", field, value, {}) for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("head_width", 6), ("ff_width", 24))],
+    *[("xl", field, value, {}) for field, value in (("mem_len", 3), ("clamp_len", 4), ("tie_embeddings", False), ("dropout", 0.5))],
+    *[("xl", field, value, {}) for field, value in (("norm_eps", 0.5), ("init_std", 0.3), ("mem_detach", True))],
+    *[("rmt_r", field, value, {}) for field, value in (("retrieval", "top_1"), ("formula", "paper"), ("dropout", 0.5), ("norm_eps", 0.5))],
     ("tarm", "alpha", 0.7, {}),
     *[("armt", field, value, {}) for field, value in (("memory_dim", 5), ("nu", 2), ("update", "sequential"), ("gamma", "off"), ("gamma", "raw"))],
     *[("armt", field, value, {}) for field, value in (("beta_on_z", True), ("eps", 0.5), ("denom_floor", 0.9), ("normalize_phi", True), ("use_denom", False))],
@@ -460,6 +464,11 @@ INVALID = [
     ("transformer", "vocab_size", -1),
     ("rmt", "memory_tokens", -1),
     ("prmt", "memory_tokens", 0),
+    ("rmt_r", "memory_tokens", 0),
+    *[("xl", field, 0) for field in ("layers", "width", "heads", "head_width", "ff_width", "vocab_size")],
+    *[("xl", field, -1) for field in ("mem_len", "clamp_len", "norm_eps", "init_std", "dropout")],
+    ("xl", "width", 15),
+    ("xl", "dropout", 1.0),
     *[("tarm", "alpha", value) for value in (-0.1, 1.1)],
     *[("armt", field, 0) for field in ("memory_tokens", "memory_dim", "nu", "eps")],
     *[("armt", field, -1.0) for field in ("eps", "denom_floor", "value_std")],
@@ -526,11 +535,11 @@ def test_bf16(model, tokens, weights):
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
 def test_state_precision(build, family):
     """The default state is at least fp32, and of the asked type where one is asked for."""
-    for name in MEMORY:
-        model = build(name, family=family)
+    for name in [*MEMORY, "xl"]:
+        model = build(name, {"family": family})
         for weights, asked, expected in (
             (torch.bfloat16, None, torch.float32),
             (torch.float64, None, torch.float64),
             (torch.float32, torch.float64, torch.float64),
         ):
-            assert {t.dtype for t in state_tensors(model.to(weights).init_state(1, dtype=asked))} == {expected}
+            assert {t.dtype for t in state_tensors(model.to(weights).init_state(1, dtype=asked)) if t.is_floating_point()} == {expected}

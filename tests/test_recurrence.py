@@ -247,11 +247,13 @@ def test_inference_mode_leaves_no_trace(build, tokens):
 
 
 def test_state_floats(model, tokens):
-    """``state_floats`` counts what one sample really carries, and that does not grow with the sequence."""
+    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R."""
     short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
     real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
     assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
-    assert model.state_floats(model.init_state(1)) == model.state_floats(short) == model.state_floats(long)
+    fresh = model.state_floats(model.init_state(1))
+    assert (model.state_floats(short), model.state_floats(long)) == (fresh + model.state_growth, fresh + 9 * model.state_growth)
+    assert bool(model.state_growth) == (type(model).__name__ == "RMTR")
 
 
 def test_reorder(model, tokens):
@@ -355,8 +357,8 @@ def test_diagonal_with_readers_and_state(layered, tokens):
 
 @pytest.mark.parametrize("name", NOT_LAYERED)
 def test_diagonal_refused(build, tokens, name):
-    """T-DIAG-refuse: RMT, TARM and whatever else hands memory from the top to the bottom has no diagonal schedule."""
-    assert {"rmt", "tarm"} <= set(NOT_LAYERED)
+    """T-DIAG-refuse: RMT, RMT-R, TARM and whatever else hands memory from the top to the bottom has no diagonal schedule."""
+    assert {"rmt", "rmt_r", "tarm"} <= set(NOT_LAYERED)
     with pytest.raises(ValueError, match=f"{type(build(name)).__name__} .*diagonal.*sequential"):
         unroll(build(name), tokens(1, 2 * N), N, schedule="diagonal")
 

@@ -124,6 +124,13 @@ def test_tables(tmp_path):
     assert (tmp_path / "table.md").read_text() == found.table
 
 
+def test_a_state_that_grows_says_so(tmp_path):
+    plan = make_plan()
+    plan.runs[3]["state_growth"] = 1024
+    rows = [line.split("|")[-2].strip() for line in render(plan, make_frame(), tmp_path).table.splitlines() if line.startswith("|")]
+    assert rows[2:] == ["18,720", "18,720 + 1,024 a segment"]
+
+
 def test_the_page(tmp_path):
     config = ReportConfig(paper_values="armt_text_and_figures", paper_rows=["Fig appendix rewrite", "text: Rewrite"], notes="A note.")
     run = {"arm": "gamma", "seed": 0, "key": "0a1b2c3d", "status": "FINISHED", "run_id": "f00", "steps": 3000, "stage_steps": [1000, 2000], "seconds": 61.7}

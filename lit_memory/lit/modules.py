@@ -130,10 +130,22 @@ class LitTransformer(LitMemory):
     model_name = "transformer"
 
 
+class LitXL(LitMemory):
+    """Transformer-XL."""
+
+    model_name = "xl"
+
+
 class LitRMT(LitMemory):
     """Recurrent memory transformer."""
 
     model_name = "rmt"
+
+
+class LitRMTR(LitMemory):
+    """RMT with retrieval over its past memory states."""
+
+    model_name = "rmt_r"
 
 
 class LitPRMT(LitMemory):
@@ -154,5 +166,5 @@ class LitTARM(LitMemory):
     model_name = "tarm"
 
 
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitRMT, LitPRMT, LitARMT, LitTARM)}
+LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM)}
 """Registered name of an architecture -> its LightningModule."""

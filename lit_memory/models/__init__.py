@@ -6,7 +6,9 @@ as ``Model(Model.Config(...))``.
 
 MODELS = {
     "transformer": "lit_memory.models.transformer:Transformer",
+    "xl": "lit_memory.models.xl:XL",
     "rmt": "lit_memory.models.rmt:RMT",
+    "rmt_r": "lit_memory.models.rmt_r:RMTR",
     "prmt": "lit_memory.models.prmt:PRMT",
     "armt": "lit_memory.models.armt:ARMT",
     "tarm": "lit_memory.models.tarm:TARM",

@@ -51,14 +51,18 @@ class RMT(SegmentRecurrent):
         return self.memory.to(**options).expand(batch, -1, -1)
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
+        hidden_BTD, new_BMD = self.segment(state, state if write else state[:, :0], ids_BT, mask_BT)
+        return hidden_BTD, self.update(state, new_BMD.to(state.dtype)) if write else state
+
+    def segment(self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the decoder makes of the tokens and of the write rows (there may be none) in ``[read; tokens; write]``."""
         tokens_BTD = self.decoder.tokens(ids_BT)
-        memory_BMD = state.to(tokens_BTD.dtype)
-        m, written = self.config.memory_tokens, self.config.memory_tokens if write else 0
-        rows = [memory_BMD, tokens_BTD, memory_BMD] if write else [memory_BMD, tokens_BTD]
-        mask = None if mask_BT is None else F.pad(mask_BT, (m, written), value=True)
-        hidden_BTD = self.decoder.run(self.decoder.place(torch.cat(rows, dim=1)), mask)
+        rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
+        start, written = read_BMD.shape[1], write_BMD.shape[1]
+        mask = None if mask_BT is None else F.pad(mask_BT, (start, written), value=True)
+        hidden_BTD = self.decoder.run(self.decoder.place(rows_BTD), mask)
         end = hidden_BTD.shape[1] - written
-        return hidden_BTD[:, m:end], self.update(state, hidden_BTD[:, end:].to(state.dtype)) if write else state
+        return hidden_BTD[:, start:end], hidden_BTD[:, end:]
 
     def update(self, old_BMD: Tensor, new_BMD: Tensor) -> Tensor:
         """The memory that the next segment gets, from the one that this segment got and the one that it wrote."""

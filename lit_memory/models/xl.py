@@ -1,0 +1,189 @@
+"""Transformer-XL: each layer attends to its own inputs of the segments before, at relative positions.
+
+Paper:     Dai et al. 2019, Transformer-XL, arXiv 1901.02860, section 3; as the backbone of RMT and TARM (spec 1).
+Reference: github.com/kimiyoung/transformer-xl at 44781ed, ``pytorch/mem_transformer.py``.
+
+With H the inputs of a layer in this segment and C those of the W tokens before it, the layer computes (section 3.3)
+
+(1) q = H W_q,  [k; v] = [C; H] W_kv,  r_n = R_n W_r, where R_n is the sinusoid of distance n
+(2) A_ij = (q_i . k_j + q_i . r_(i-j) + u . k_j + v . r_(i-j)) / sqrt(K) = ((q_i + u) . k_j + (q_i + v) . r_(i-j)) / sqrt(K)
+(3) a = LayerNorm(H + softmax(A) v W_o), and the output LayerNorm(a + W_2 relu(W_1 a)); one u and one v serve all layers
+
+The plain window of cached keys with rotary positions is ``transformer`` with its ``window``.
+
+Deviations
+1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are the same.
+2. The softmax is over the whole vocabulary, and all tokens have embeddings of full width (reference, for 267,735 words: adaptive).
+3. Norms start at 1 (reference: N(1, 0.02)), and each layer drops out the sinusoids anew (reference: once for all layers).
+4. ``mem_detach=False`` lets gradients enter the cache. Ours.
+
+Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_memory.backbone import attention_mask
+from lit_memory.recurrence import LayerRecurrent
+
+
+class XLState(NamedTuple):
+    """Inputs of one layer at the last W tokens, and which of them are real (at first: none)."""
+
+    rows_BWD: Tensor
+    mask_BW: Tensor
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a table first made during validation must serve training as well
+def sinusoids(length: int, width: int, clamp: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """R_n of the distances n = length-1, ..., 0, of which none counts as more than ``clamp`` (0: no limit), (length, D)."""
+    distance = torch.arange(length - 1, -1, -1, device=device, dtype=torch.float64).clamp(max=clamp or length)
+    angle = distance[:, None] * 10_000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
+
+
+def by_distance(x_BHTS: Tensor) -> Tensor:
+    """Column of the distance n = S-1, ..., 0 -> column of the key that lies n before the row; what follows a row is arbitrary."""
+    rows, keys = x_BHTS.shape[-2:]
+    padded = F.pad(x_BHTS, (1, 0)).flatten(-2).unflatten(-1, (keys + 1, rows))
+    return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
+
+
+class XLBlock(nn.Module):
+    """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as well as tokens."""
+
+    def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
+        super().__init__()
+        width, inner = config.width, config.heads * config.head_width
+        self.heads, self.clamp = config.heads, config.clamp_len
+        self.u_HK, self.v_HK = u_HK, v_HK
+        self.query, self.key_value = nn.Linear(width, inner, bias=False), nn.Linear(width, 2 * inner, bias=False)
+        self.distance, self.out = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.norm1, self.norm2 = (nn.LayerNorm(width, config.norm_eps) for _ in range(2))
+        self.dropout = nn.Dropout(config.dropout)
+        up, down = nn.Linear(width, config.ff_width), nn.Linear(config.ff_width, width)
+        self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
+
+    def forward(self, x_BTD: Tensor, cache_BWD: Tensor, mask: Tensor) -> Tensor:
+        """Output (B, T, D). ``mask``: (B or 1, 1, T, S), True where a row may look; not ahead, where distances are arbitrary."""
+        all_BSD = torch.cat([cache_BWD, x_BTD], dim=1)
+        q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
+        k_BHSK, v_BHSK = self.key_value(all_BSD).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (1)
+        table_SD = sinusoids(all_BSD.shape[1], x_BTD.shape[2], self.clamp, x_BTD.device, x_BTD.dtype)
+        r_HSK = self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        content_BHTK, position_BHTK = ((q_BTHK + bias_HK).transpose(1, 2).to(k_BHSK.dtype) for bias_HK in (self.u_HK, self.v_HK))
+        bias_BHTS = by_distance(position_BHTK @ r_HSK.mT) / content_BHTK.shape[-1] ** 0.5  # (2)
+        y = F.scaled_dot_product_attention(content_BHTK, k_BHSK, v_BHSK, bias_BHTS.masked_fill(~mask, -torch.inf))
+        a_BTD = self.norm1(x_BTD + self.dropout(self.out(y.transpose(1, 2).flatten(2))))  # (3)
+        return self.norm2(a_BTD + self.feed_forward(a_BTD))
+
+
+class XLLayer(nn.Module):
+    """A block that reads and moves on the cache of its own inputs."""
+
+    def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
+        super().__init__()
+        self.detach = config.mem_detach
+        self.block = XLBlock(config, u_HK, v_HK)
+
+    def forward(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True):
+        now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
+        mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
+        out_BTD = self.block(rows_BTD, state.rows_BWD.to(rows_BTD.dtype), attention_mask(mask_BS, rows_BTD.shape[1]))
+        if not write:
+            return out_BTD, state
+        count = rows_BTD.shape[1]
+        kept_BTD = (rows_BTD.detach() if self.detach else rows_BTD).to(state.rows_BWD.dtype)
+        return out_BTD, XLState(torch.cat([state.rows_BWD, kept_BTD], dim=1)[:, count:], mask_BS[:, count:])
+
+
+class XLDecoder(nn.Module):
+    """Scaled embeddings, layers and head, as parts that an architecture wires."""
+
+    def __init__(self, config: "XL.Config") -> None:
+        super().__init__()
+        if config.vocab_size < 1:
+            raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
+        self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
+        self.head = nn.Linear(config.width, config.vocab_size)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif ".norm" not in name:
+                nn.init.normal_(parameter, std=config.init_std)
+        if config.tie_embeddings:
+            self.head.weight = self.tokens.weight
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Rows that enter the first layer, (B, T, D)."""
+        return self.dropout(self.tokens(ids_BT) * self.tokens.embedding_dim**0.5)
+
+
+class XL(LayerRecurrent):
+    """Transformer with relative positions and a cache of the hidden states before the segment."""
+
+    @dataclass
+    class Config:
+        """Sizes. The defaults are the model of the quadratic equations (spec 1)."""
+
+        vocab_size: int = 0
+        """Number of token ids; 0 takes the task's."""
+        layers: int = 6
+        width: int = 128
+        heads: int = 6
+        head_width: int = 64
+        ff_width: int = 256
+        mem_len: int = 30
+        """Cached tokens; 0 reads every segment by itself."""
+        mem_detach: bool = True
+        clamp_len: int = 0
+        """Greatest distance that is told apart from longer ones; 0: no limit."""
+        tie_embeddings: bool = True
+        dropout: float = 0.1
+        norm_eps: float = 1e-5
+        init_std: float = 0.02
+
+        def __post_init__(self) -> None:
+            for name in ("layers", "width", "heads", "head_width", "ff_width"):
+                if getattr(self, name) < 1:
+                    raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            for name in ("mem_len", "clamp_len", "norm_eps", "init_std"):
+                if getattr(self, name) < 0:
+                    raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+            if self.width % 2:
+                raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
+            if not 0 <= self.dropout < 1:
+                raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
+
+        def rows(self, segment_len: int) -> int:
+            """Rows that one segment occupies."""
+            return segment_len
+
+        def check_segment(self, segment_len: int) -> None:
+            """Any segment fits: there is no position table."""
+
+    def __init__(self, config: "XL.Config") -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = XLDecoder(config)
+
+    def init_state(self, batch, device=None, dtype=None):
+        options = self.state_options(device, dtype)
+        rows = torch.zeros(batch, self.config.mem_len, self.config.width, **options)
+        mask = torch.zeros(batch, self.config.mem_len, dtype=torch.bool, device=options["device"])
+        return tuple(XLState(rows, mask) for _ in self.layers)
+
+    def embed(self, ids_BT, write=True):
+        return self.decoder.embed(ids_BT)
+
+    def finish(self, rows_BTD, write=True):
+        return self.decoder.dropout(rows_BTD)

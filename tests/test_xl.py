@@ -1,0 +1,172 @@
+"""Transformer-XL against section 3.3 of its paper written out: positions, cache, receptive field, sizes. All comparisons are in fp64."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_memory.models.xl import XL, by_distance, sinusoids
+from lit_memory.recurrence import unroll
+
+N = 5  # tokens per segment
+
+
+def grads(tensors, parameters):
+    """Gradients of a random functional of all tensors."""
+    generator = torch.Generator().manual_seed(3)
+    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in tensors)
+    return torch.autograd.grad(loss, list(parameters), materialize_grads=True)
+
+
+def slow_layer(block, x, visible, clamp):
+    """Equations (1) to (3) for one sample: every pair (i, j) has a distance, a sinusoid and a score of its own; ``visible[i]`` lists the j."""
+    width, out = x.shape[1], []
+    frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    split = lambda rows: rows.unflatten(-1, (block.heads, -1))  # noqa: E731
+    keys, values = (split(t) for t in block.key_value(x).chunk(2, dim=-1))
+    for i, row in enumerate(x):
+        q, scores = split(block.query(row)), []
+        for j in visible[i]:
+            angle = min(i - j, clamp or len(x)) * frequency
+            r = split(block.distance(torch.cat([angle.sin(), angle.cos()])))
+            scores.append((q * keys[j] + q * r + block.u_HK * keys[j] + block.v_HK * r).sum(-1) / q.shape[-1] ** 0.5)
+        p = torch.stack(scores).softmax(0)
+        y = sum(weight[:, None] * values[j] for weight, j in zip(p, visible[i], strict=True))
+        a = F.layer_norm(row + block.out(y.flatten()), (width,), block.norm1.weight, block.norm1.bias)
+        up, _, _, down, _ = block.feed_forward
+        out.append(F.layer_norm(a + down(up(a).relu()), (width,), block.norm2.weight, block.norm2.bias))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(("mem_len", "clamp_len"), [(7, 0), (3, 0), (0, 0), (7, 4), (20, 1)])
+def test_xl_slow_twin(build, tokens, mem_len, clamp_len):
+    """One full pass in which each token sees its segment and the ``mem_len`` tokens before the segment: values and all gradients."""
+    model, ids = build("xl", mem_len=mem_len, clamp_len=clamp_len), tokens(2, 3 * N + 2)
+    for bias in (model.layers[0].block.u_HK, model.layers[0].block.v_HK):
+        torch.nn.init.normal_(bias)
+    visible = [range(max(0, i // N * N - mem_len), i + 1) for i in range(ids.shape[1])]
+    slow = []
+    for sample in ids:
+        rows = model.decoder.tokens.weight[sample] * 4  # the square root of the width
+        for layer in model.layers:
+            rows = slow_layer(layer.block, rows, visible, clamp_len)
+        slow.append(rows)
+    fast, slow = unroll(model, ids, N).hidden_BTD, torch.stack(slow)
+    assert torch.allclose(fast, slow, rtol=1e-10, atol=1e-10)
+    for a, b in zip(grads([fast], model.parameters()), grads([slow], model.parameters()), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("segment_len", [1, 4, 10])
+def test_xl_exact(build, tokens, layers, segment_len):
+    """T-XL-exact: with a cache of all previous tokens the output is that of the full context, whatever the segments, and so are the
+    gradients if they may enter the cache; with a shorter cache it is not."""
+    model, ids = build("xl", layers=layers, mem_len=22), tokens(2, 23)
+    full, cut = unroll(model, ids).hidden_BTD, unroll(model, ids, segment_len).hidden_BTD
+    assert torch.allclose(cut, full, rtol=1e-10, atol=1e-10)
+    for a, b in zip(grads([cut], model.parameters()), grads([full], model.parameters()), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(unroll(build("xl", layers=layers, mem_len=5), ids, segment_len).hidden_BTD, full, atol=1e-3)
+
+
+@pytest.mark.parametrize(("layers", "mem_len", "segment_len"), [(1, 4, 4), (2, 4, 4), (3, 4, 4), (2, 8, 4), (3, 2, 1)])
+def test_xl_receptive_field(build, tokens, layers, mem_len, segment_len):
+    """T-XL-exact: L layers reach L * mem_len tokens back from the start of a segment, and no further."""
+    model, ids = build("xl", layers=layers, mem_len=mem_len), tokens(1, 28)
+    embedded = model.decoder.tokens(ids).detach().requires_grad_()
+    model.decoder.tokens.forward = lambda part: next(parts)
+    parts = iter(embedded.split(segment_len, dim=1))
+    hidden = unroll(model, ids, segment_len).hidden_BTD[:, -segment_len:]
+    reached = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), embedded)[0][0].abs().amax(1) > 0
+    first = 28 - segment_len - layers * mem_len
+    assert reached.tolist() == [i >= first for i in range(28)]
+
+
+def test_xl_mem0(build, tokens):
+    """Spec 1: without a cache every segment is read by itself, and nothing is carried."""
+    model, ids = build("xl", mem_len=0), tokens(2, 3 * N)
+    apart = [unroll(model, part).hidden_BTD for part in ids.split(N, dim=1)]
+    assert torch.equal(unroll(model, ids, N).hidden_BTD, torch.cat(apart, dim=1)) and model.state_floats(model.init_state(2)) == 0
+
+
+def test_xl_detach(build, tokens):
+    """The cache is detached by default: the same values, and no gradient from one segment to the one before."""
+    assert XL.Config.mem_detach is True
+    ids = torch.arange(3).repeat_interleave(N)[None]
+    for detach in (True, False):
+        model = build("xl", mem_detach=detach, tie_embeddings=False)
+        hidden = unroll(model, ids, N).hidden_BTD
+        (grad,) = grads([hidden[:, -N:]], [model.decoder.tokens.weight])
+        assert grad[2].any() and grad[:2].any() != detach
+        assert torch.equal(hidden, unroll(build("xl", mem_detach=not detach, tie_embeddings=False), ids, N).hidden_BTD)
+
+
+def test_xl_cache_holds_the_inputs_of_each_layer(build, tokens):
+    """Spec 1 and 14: mem_len rows of D floats per layer, the last inputs that it had; write=False leaves the state as it was."""
+    model, ids, seen = build("xl"), tokens(2, 3 * N), [[], []]
+    for layer, inputs in zip(model.layers, seen, strict=True):
+        layer.register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.append(args[0]))
+    state = unroll(model, ids, N).state
+    for (rows, mask), inputs in zip(state, seen, strict=True):
+        assert torch.equal(rows, torch.cat(inputs, dim=1)[:, -7:]) and mask.all()
+    assert model.state_floats(state) == 2 * 7 * 16
+    same = model.step(state, ids[:, :N], write=False)[1]
+    assert all(a is b for a, b in zip(same, state, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 6), (4, 4), (3, 8)])
+def test_by_distance_slow_twin(rows, keys):
+    """Row t has column j at distance (S - T + t) - j, for every j that does not follow it."""
+    x = torch.randn(2, 3, rows, keys)
+    out = by_distance(x)
+    for t in range(rows):
+        for j in range(keys - rows + t + 1):
+            assert torch.equal(out[..., t, j], x[..., t, keys - 1 - (keys - rows + t - j)])
+
+
+def test_sinusoids_are_clamped():
+    """Distances fall to 0; those beyond the clamp count as the clamp."""
+    options = (torch.device("cpu"), torch.float64)
+    table, clamped = sinusoids(9, 4, 0, *options), sinusoids(9, 4, 3, *options)
+    assert torch.equal(table[-1], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)) and table[-3, 0] == torch.tensor(2.0).double().sin()
+    assert torch.equal(clamped[5:], table[5:]) and torch.equal(clamped[:5], table[5].expand(5, -1))
+
+
+def test_xl_parameter_count(build):
+    """Spec 1: the default model has 1,877,016 parameters with the 24 symbols of the quadratic equations; u and v are one pair for all layers."""
+    with torch.device("meta"):
+        assert sum(p.numel() for p in XL(XL.Config(vocab_size=24)).parameters()) == 1_877_016
+    model = copy.deepcopy(build("xl"))
+    assert all(layer.block.u_HK is model.layers[0].block.u_HK and layer.block.v_HK is model.layers[0].block.v_HK for layer in model.layers)
+
+
+def test_xl_width_of_wikitext():
+    """Sizes that no multiple gives, those of the 16 x 410 model, build, and heads need not fill the width."""
+    with torch.device("meta"):
+        model = XL(XL.Config(vocab_size=1000, layers=16, width=410, heads=10, head_width=41, ff_width=2100, mem_len=150))
+    assert model.state_floats(model.init_state(1, device=torch.device("meta"))) == 16 * 150 * 410
+    with pytest.raises(ValueError, match="width=411: expected an even number"):
+        XL.Config(width=411)
+
+
+def test_xl_init(build):
+    """Weights, embeddings, u and v N(0, init_std); biases 0; norms 1."""
+    for name, parameter in build("xl", width=64, init_std=0.05, head_width=64, tie_embeddings=False).named_parameters():
+        if "norm" in name:
+            assert torch.equal(parameter, torch.full_like(parameter, float(name.endswith("weight"))))
+        elif name.endswith("bias"):
+            assert not parameter.any()
+        else:
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.15)
+
+
+def test_xl_inference_mode_leaves_no_trace(build, tokens):
+    """Validation under ``inference_mode`` at a new length does not break training at that length (cached sinusoids)."""
+    sinusoids.cache_clear()
+    model, ids = build("xl"), tokens(1, 13)
+    with torch.inference_mode():
+        unroll(model, ids, 13)
+    unroll(model, ids, 13).hidden_BTD.square().sum().backward()
+    assert model.layers[0].block.distance.weight.grad.any()
