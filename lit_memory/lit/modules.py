@@ -154,5 +154,17 @@ class LitTARM(LitMemory):
     model_name = "tarm"
 
 
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitRMT, LitPRMT, LitARMT, LitTARM)}
+class LitMamba(LitMemory):
+    """Selective state-space model."""
+
+    model_name = "mamba"
+
+
+class LitRWKV(LitMemory):
+    """RWKV-5: linear attention with a decay per channel."""
+
+    model_name = "rwkv"
+
+
+LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitRMT, LitPRMT, LitARMT, LitTARM, LitMamba, LitRWKV)}
 """Registered name of an architecture -> its LightningModule."""
