@@ -132,7 +132,7 @@ def load_reference(
             raise ValueError(f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out")
         with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
             return _mamba(_read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, {}, flags)
-    layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", backbone, FAMILIES)
+    layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
     if n_head is None:
         raise ValueError("n_head=None: expected the number of attention heads, which no weight tells")
     weights = _read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source

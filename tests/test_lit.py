@@ -164,6 +164,19 @@ def test_the_optimizer_gets_its_settings():
     assert len(optimizer.param_groups[0]["params"]) == len(list(lit_memory.LitARMT(**SMALL, vocab_size=19).parameters()))
 
 
+def test_weight_decay_spares_what_the_model_names():
+    """Spec 8: without ``wd_all`` a step without gradient leaves A, D and the bias of Delta as they are, and shrinks the rest."""
+    for wd_all in (True, False):
+        module = lit_memory.LitMamba(**SMALL, vocab_size=19, lr=0.5, weight_decay=0.25, wd_all=wd_all)
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p)
+        module.configure_optimizers().step()
+        kept = {name.rpartition("layers.")[2] for name, p in module.named_parameters() if torch.equal(p, before[name])}
+        spared = set() if wd_all else {f"{i}.{name}" for i in range(2) for name in ("A_log", "D", "dt_proj.bias")}
+        assert kept == spared
+
+
 @pytest.mark.parametrize(
     ("options", "span", "expected"),
     [

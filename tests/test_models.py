@@ -417,18 +417,18 @@ FLIPS = [
     *[("armt", field, value, {}) for field, value in (("recall_on_mem_rows", False), ("value_std", 0.2))],
     ("armt", "gamma_detach", False, {"gamma": "raw"}),
     *[("mamba", field, value, {}) for field, value in (("state_dim", 3), ("expand", 3), ("conv_taps", 2), ("dt_rank", 2), ("norm_eps", 0.5))],
-    *[("mamba", field, value, {}) for field, value in (("tie_embeddings", False), ("embedding_std", 0.5))],
+    *[("mamba", field, value, {}) for field, value in (("tie_embeddings", False), ("embedding_std", 0.5), ("wd_all", False))],
     *[("rwkv", field, value, {}) for field, value in (("heads", 4), ("ff_mult", 4.0), ("norm_eps", 0.5), ("embedding_std", 0.5))],
     ("rwkv", "zero_init", True, {}),
 ]
 
 
 def observe(model, ids):
-    """Sizes, logits (dropout on, fixed noise) and the gradient of the last segment's loss."""
+    """Sizes and who is spared by weight decay, logits (dropout on, fixed noise) and the gradient of the last segment's loss."""
     torch.manual_seed(1)
     logits = model.logits(unroll(model, ids, N).hidden_BTD)
     gradient = torch.cat([g.flatten() for g in grads(weighted(logits[:, -N:]), model.parameters())])
-    return [p.shape for p in model.parameters()], logits, gradient
+    return [(p.shape, name in model.undecayed) for name, p in model.named_parameters()], logits, gradient
 
 
 @pytest.mark.parametrize(("name", "field", "value", "settings"), FLIPS)

@@ -69,7 +69,7 @@ def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor
     token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the reference's kernel runs if installed.
     """
     x_BTE, delta_BTE, A_EN, B_BTN, C_BTN = (t.to(state_BEN.dtype) for t in (x_BTE, delta_BTE, A_EN, B_BTN, C_BTN))
-    if x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not torch._C._functorch.is_batchedtensor(x_BTE):  # vmap cannot batch the kernel
+    if x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not torch._C._are_functorch_transforms_active():  # vmap cannot batch the kernel
         kernel = _kernel()
         if kernel is not None:
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)

@@ -6,8 +6,8 @@ of the sequence and nothing more: any way of cutting gives the same hidden state
 Shape suffixes: B batch, T tokens, S kept rows and then T new ones, D width, C channels, V vocabulary.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class TokenRecurrentConfig:
 class Stack(nn.Module):
     """Embedding, layers, final norm and head."""
 
-    def __init__(self, config: TokenRecurrentConfig, layers: list[nn.Module], norm: nn.Module) -> None:
+    def __init__(self, config: TokenRecurrentConfig, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
@@ -66,8 +66,6 @@ def keep(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
 
 class TokenRecurrent(LayerRecurrent):
     """A ``LayerRecurrent`` that skips masked tokens. Its layers get masks whose padding is at the end."""
-
-    decoder: Any
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if mask_BT is None:

@@ -101,6 +101,9 @@ class Mamba(TokenRecurrent):
         tie_embeddings: bool = True
         """Output head = token embedding."""
         embedding_std: float = 0.02
+        wd_all: bool = True
+        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841; without, A, D and the bias of Delta have none
+        (upstream spares A and D)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -123,6 +126,11 @@ class Mamba(TokenRecurrent):
         nn.init.normal_(self.decoder.tokens.weight, std=config.embedding_std)
         if config.tie_embeddings:
             self.decoder.head.weight = self.decoder.tokens.weight
+
+    @property
+    def undecayed(self):
+        spared = () if self.config.wd_all else (".A_log", ".D", ".dt_proj.bias")
+        return {name for name, _ in self.named_parameters() if name.endswith(spared)}
 
     def init_state(self, batch, device=None, dtype=None):
         c, options = self.config, self.state_options(device, dtype)
