@@ -73,6 +73,14 @@ def test_reading_leaves_the_state(build, tokens, name):
 
 
 @pytest.mark.parametrize("name", TOKEN_RECURRENT)
+def test_the_state_holds_no_more_than_its_own_memory(build, tokens, name):
+    """No part of the state is a view that keeps a segment, or a chunk of states, alive."""
+    model = build(name)
+    for t in state_tensors(unroll(model, tokens(2, 50), 40).state):
+        assert t.untyped_storage().nbytes() == t.numel() * t.element_size()
+
+
+@pytest.mark.parametrize("name", TOKEN_RECURRENT)
 def test_residual_stream_is_fp32_under_bf16_weights(build, tokens, name):
     model, seen = build(name).bfloat16(), []
     for layer in model.layers:

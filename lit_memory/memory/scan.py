@@ -1,7 +1,7 @@
 """Linear recurrences over time as pure functions of tensors: Mamba's state-space model, RWKV-5's attention, and the scan under both.
 
-Paper:     Gu and Dao 2023, Mamba, arXiv 2312.00752, section 2 (eq. 2a, 4) and algorithm 2; Peng et al. 2024, Eagle and Finch,
-           arXiv 2404.05892, section 3.1 (Eagle is RWKV-5).
+Paper:     Gu and Dao 2023, Mamba, arXiv 2312.00752, section 2 (eq. 2a, 2b, 4) and algorithm 2; Peng et al. 2024, Eagle and Finch,
+           arXiv 2404.05892, section 4.1 (Eagle is RWKV-5; its formulas are those of spec 9).
 Reference: github.com/state-spaces/mamba, ``selective_scan_fn``, which is used where it is installed and applies; for RWKV-5
            github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2``.
 
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 32
-"""Tokens whose states exist at a time without gradients; with them all states are kept. The fastest of 8 to 384 on a CPU."""
+CHUNK = 16
+"""Tokens whose states exist at a time without gradients; with them all states are kept. The fastest of 8 to 128 on a CPU."""
 
 
 class _LinearScan(torch.autograd.Function):
@@ -65,7 +65,7 @@ def linear_scan(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tenso
 def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor) -> tuple[Tensor, Tensor]:
     """The selective state-space model: outputs (B, T, E) and final state (B, E, N), in the precision of ``state_BEN``.
 
-    h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t x_t and y_t = C_t h_t (eq. 2a, 4). ``delta_BTE`` is at least 0 and ``A_EN`` below 0; a
+    h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t x_t (eq. 2a, 4) and y_t = C_t h_t (eq. 2b). ``delta_BTE`` is at least 0 and ``A_EN`` below 0; a
     token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the reference's kernel runs if installed.
     """
     x_BTE, delta_BTE, A_EN, B_BTN, C_BTN = (t.to(state_BEN.dtype) for t in (x_BTE, delta_BTE, A_EN, B_BTN, C_BTN))
@@ -75,12 +75,12 @@ def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
     outputs = []
     for x, delta, B, C in zip(*(t.split(CHUNK, dim=1) for t in (x_BTE, delta_BTE, B_BTN, C_BTN)), strict=True):
-        decay_BTEN = (delta.unsqueeze(-1) * A_EN).exp()
-        input_BTEN = (delta * x).unsqueeze(-1) * B.unsqueeze(2)
-        states_BTEN = linear_scan(decay_BTEN, input_BTEN, state_BEN)
-        outputs.append((states_BTEN * C.unsqueeze(2)).sum(-1))
+        decay_BTEN = (delta.unsqueeze(-1) * A_EN).exp()  # eq. 4
+        input_BTEN = (delta * x).unsqueeze(-1) * B.unsqueeze(2)  # eq. 4 by Euler's rule
+        states_BTEN = linear_scan(decay_BTEN, input_BTEN, state_BEN)  # eq. 2a
+        outputs.append((states_BTEN * C.unsqueeze(2)).sum(-1))  # eq. 2b
         state_BEN = states_BTEN[:, -1]
-    return torch.cat(outputs, dim=1), state_BEN
+    return torch.cat(outputs, dim=1), state_BEN.clone()  # by itself, not as a view of a chunk's states
 
 
 def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,11 +91,11 @@ def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK
     outputs = []
     parts = (t.to(state_BHKV.dtype).split(CHUNK, dim=1) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))
     for r, k, v, decay in zip(*parts, strict=True):
-        states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)
+        states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
         before_BTHKV = torch.cat([state_BHKV.unsqueeze(1), states_BTHKV[:, :-1]], dim=1)
-        outputs.append((r.unsqueeze(-1) * before_BTHKV).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v)
+        outputs.append((r.unsqueeze(-1) * before_BTHKV).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
         state_BHKV = states_BTHKV[:, -1]
-    return torch.cat(outputs, dim=1), state_BHKV
+    return torch.cat(outputs, dim=1), state_BHKV.clone()
 
 
 @lru_cache

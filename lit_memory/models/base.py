@@ -59,7 +59,7 @@ class Stack(nn.Module):
 def keep(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
     """The last ``count`` real rows of a window of ``count`` kept rows and T new ones, whose padding is at the end."""
     if mask_BT is None:
-        return window_BSC[:, window_BSC.shape[1] - count :]
+        return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment in memory
     rows_BC = mask_BT.sum(1, keepdim=True) + torch.arange(count, device=mask_BT.device)
     return window_BSC.gather(1, rows_BC.unsqueeze(-1).expand(-1, -1, window_BSC.shape[2]))
 

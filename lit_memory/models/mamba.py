@@ -1,7 +1,7 @@
 """Mamba: selective state spaces.
 
 Paper:     Gu and Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv 2312.00752, section 3 (algorithm
-           2, eq. 2a and 4, figure 3); as the baseline of arXiv 2407.04841. The scan is in ``memory/scan.py``.
+           2, eq. 2a, 2b and 4, figure 3); as the baseline of arXiv 2407.04841. The scan is in ``memory/scan.py``.
 Reference: github.com/state-spaces/mamba, ``Mamba`` with its pure torch path, and Hugging Face's ``MambaForCausalLM`` (spec 8).
 
 A layer is one gated block on a residual stream: a short convolution over time, then the state-space model whose Delta, B and C
@@ -13,6 +13,7 @@ Deviations
 2. The state holds the last taps-1 inputs of the convolution; the reference holds one more, which it never reads again.
 3. Masked tokens are skipped: they change neither the convolution nor the state. Hugging Face zeroes them, which is the same for
    padding on the left.
+4. Delta starts log-uniform and B is discretised by Euler's rule, both as in the reference (paper: uniform; zero-order hold).
 
 Shape suffixes: B batch, T tokens, J kept inputs (taps-1), S kept inputs and then tokens, D width, E channels, N states, R rank of Delta.
 """
@@ -29,7 +30,7 @@ from lit_memory.memory.scan import selective_scan
 from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
 
 DELTA = (1e-3, 0.1)
-"""Range of Delta at init, which is log-uniform (section 3.6)."""
+"""Range of Delta at init (section 3.6), in which it is log-uniform."""
 
 
 class MambaState(NamedTuple):
@@ -82,7 +83,7 @@ class MambaLayer(nn.Module):
         if mask_BT is not None:
             delta_BTE = delta_BTE * mask_BT.unsqueeze(-1)  # Delta = 0 leaves the state as it is
         A_EN = -self.A_log.to(dtype).exp()
-        y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 4
+        y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 2b, 4
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 

@@ -1,7 +1,7 @@
 """RWKV-5 (Eagle): linear attention with a decay per channel, and token shifts.
 
-Paper:     Peng et al. 2024, Eagle and Finch: RWKV with matrix-valued states and dynamic recurrence, arXiv 2404.05892, section 3.1;
-           as the baseline of arXiv 2407.04841, appendix on RWKV. The recurrence is in ``memory/scan.py``.
+Paper:     Peng et al. 2024, Eagle and Finch: RWKV with matrix-valued states and dynamic recurrence, arXiv 2404.05892, section 4.1
+           (formulas as in spec 9); as the baseline of arXiv 2407.04841, appendix on RWKV. The recurrence is in ``memory/scan.py``.
 Reference: github.com/BlinkDL/RWKV-LM, ``RWKV-v5`` (training, init) and github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2`` (inference).
 
 A layer is a time mix (the attention) and a channel mix (the feed-forward), both on a residual stream. What enters their projections
