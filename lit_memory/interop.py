@@ -1,4 +1,4 @@
-"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2 and GPT-NeoX.
+"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX and Mamba.
 
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights), transformers 5.
 
@@ -100,16 +100,41 @@ FAMILIES = {
 }
 
 
-def load_reference(source: str | os.PathLike[str] | Mapping[str, Tensor], *, arch: str, backbone: str, n_head: int, **flags: Any) -> SegmentRecurrent:
+MAMBA = {"decoder.tokens.weight": "backbone.embeddings.weight", "decoder.norm.weight": "backbone.norm_f.weight", "decoder.head.weight": HEAD}
+MAMBA_LAYER = {"norm.weight": "norm.weight"} | {
+    name: f"mixer.{name}"
+    for name in ("A_log", "D", "conv1d.bias", "conv1d.weight", "dt_proj.bias", "dt_proj.weight", "in_proj.weight", "out_proj.weight", "x_proj.weight")
+}
+MAMBA_SIZES = {
+    "vocab_size": ("backbone.embeddings.weight", 0, 2),
+    "width": ("backbone.embeddings.weight", 1, 2),
+    "expand": ("backbone.layers.0.mixer.A_log", 0, 2),
+    "state_dim": ("backbone.layers.0.mixer.A_log", 1, 2),
+    "conv_taps": ("backbone.layers.0.mixer.conv1d.weight", 2, 3),
+    "dt_rank": ("backbone.layers.0.mixer.dt_proj.weight", 1, 2),
+}
+"""Config field -> the weight and the dimension that it is (``expand``: times the width), and how many that weight has."""
+
+
+def load_reference(
+    source: str | os.PathLike[str] | Mapping[str, Tensor], *, arch: str, backbone: str | None = None, n_head: int | None = None, **flags: Any
+) -> SegmentRecurrent:
     """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
 
     source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the state_dict.
-    arch: "transformer", "rmt", "prmt", "armt", or "tarm" (RMT's weights). backbone: "gpt2" or "neox".
+    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". backbone: "gpt2" or "neox"; Mamba has none.
     n_head: attention heads, which no weight tells. All other sizes, the number of layers too, are read off the weights.
     flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the weights show.
     Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that does not fit.
     """
-    layout, family = _lookup("arch", arch, LAYOUTS), _lookup("backbone", backbone, FAMILIES)
+    if arch == "mamba":
+        if backbone is not None or n_head is not None:
+            raise ValueError(f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out")
+        with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
+            return _mamba(_read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, {}, flags)
+    layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
+    if n_head is None:
+        raise ValueError("n_head=None: expected the number of attention heads, which no weight tells")
     weights = _read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
     with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
         weights = {name: tensor for name, tensor in _canonical(weights).items() if name not in layout.ignored}
@@ -119,20 +144,25 @@ def load_reference(source: str | os.PathLike[str] | Mapping[str, Tensor], *, arc
 
 
 def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> SegmentRecurrent:
-    """One of our architectures around a Hugging Face GPT-2 or GPT-NeoX, its memory freshly initialised; in eval mode.
+    """One of our architectures around a Hugging Face GPT-2 or GPT-NeoX, its memory freshly initialised, or a Mamba; in eval mode.
 
     source: a ``GPT2LMHeadModel`` or ``GPTNeoXForCausalLM`` (its weights are copied), or a folder with config.json and weights.
+        With ``arch="mamba"``: a ``MambaForCausalLM``, or its folder.
     flags: fields of the model's ``Config``, such as ``memory_tokens=10``. Sizes, norm_eps, rotary_fraction and tying are those of
         ``source``, and so is ``dropout`` unless given.
     Raises FileNotFoundError for a missing folder or file, TypeError for an unknown flag and ValueError for anything else that does
     not fit, settings included with which Hugging Face computes something else.
     """
-    layout = replace(_lookup("arch", arch, LAYOUTS), theirs="", model={}, layer={}, sizes={})
+    layout = None if arch == "mamba" else replace(_lookup("arch", arch, {**LAYOUTS, "mamba": None}), theirs="", model={}, layer={}, sizes={})
     is_folder = isinstance(source, (str, os.PathLike))
     if not is_folder and not hasattr(source, "config"):
         raise TypeError(f"source is a {type(source).__name__}: expected a Hugging Face model or a folder; for a state_dict use load_reference")
     config, weights = _read_folder(Path(source)) if is_folder else (source.config, source.state_dict())
     with _about(source if is_folder else type(source).__name__):
+        if layout is None or config.model_type == "mamba":
+            if layout is not None or config.model_type != "mamba":
+                raise ValueError(f"model_type={config.model_type!r}, arch={arch!r}: expected 'mamba' for both or for neither; check arch and source")
+            return _mamba(weights, _mamba_settings(config), flags)
         family = next((f for f in FAMILIES.values() if f.name == config.model_type), None)
         if family is None:
             raise ValueError(f"model_type={config.model_type!r}: expected one of {', '.join(f.name for f in FAMILIES.values())}")
@@ -172,6 +202,47 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     state |= {ours: weights[theirs] for ours, theirs in memory.items()}
     model.load_state_dict(state if layout is LAYOUTS[arch] else fresh | state)
     return model
+
+
+def _mamba_settings(config: Any) -> dict[str, Any]:
+    """Config fields from a Hugging Face configuration. Raises ValueError for an activation that our Mamba does not compute."""
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"hidden_act={config.hidden_act!r}: expected 'silu'; Mamba here computes nothing else")
+    return {"norm_eps": config.layer_norm_epsilon, "tie_embeddings": config.tie_word_embeddings}
+
+
+def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
+    """A Mamba with ``weights``, which may lack the head where it is tied. ``fixed``: fields that no flag may change."""
+    weights = {name.replace("backbone.embedding.", "backbone.embeddings."): t for name, t in _canonical(weights).items()}  # mamba_ssm's name
+    if not any(name.startswith("backbone.") for name in weights):  # saved without its head
+        weights = {f"backbone.{name}": t for name, t in weights.items()}
+    tokens = weights.get(MAMBA["decoder.tokens.weight"])
+    if tokens is not None and fixed.setdefault("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens)):
+        weights.setdefault(HEAD, tokens)
+    layers = {m[1] for name in weights if (m := re.match(r"backbone\.layers\.(\d+)\.", name))}
+    names = MAMBA | {f"decoder.layers.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for i in range(max(1, len(layers))) for ours, theirs in MAMBA_LAYER.items()}
+    for problem, wrong in (("missing weights", set(names.values()) - set(weights)), ("surplus weights", set(weights) - set(names.values()))):
+        if wrong:
+            raise ValueError(f"{problem}: {_some(wrong)}; expected those of a Mamba without biases in its projections: check where they come from")
+    dtypes = {tensor.dtype for tensor in weights.values()}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        raise ValueError(f"weights of type {_some(map(str, dtypes))}: expected one floating-point type; convert them")
+    for name, _, dims in MAMBA_SIZES.values():
+        if weights[name].dim() != dims or not weights[name].numel():
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
+    fixed |= {"layers": len(layers)} | {size: weights[name].shape[dim] for size, (name, dim, _) in MAMBA_SIZES.items()}
+    if fixed["expand"] % fixed["width"]:
+        raise ValueError(f"{fixed['expand']} channels: expected a multiple of the width {fixed['width']}; others are not supported")
+    fixed["expand"] //= fixed["width"]
+    for name in flags.keys() & fixed.keys():
+        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+    cls = load_class("model", "mamba")
+    model = cls(build_config(cls.Config, fixed | flags)).to(dtypes.pop())
+    for ours, fresh in model.state_dict().items():
+        if weights[names[ours]].shape != fresh.shape:
+            raise ValueError(f"{names[ours]} has shape {tuple(weights[names[ours]].shape)}: expected {tuple(fresh.shape)} as in the other weights; check them")
+    model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
+    return model.eval()
 
 
 def _names(layout: Layout, family: Family, layers: int) -> tuple[dict[str, str], dict[str, str]]:

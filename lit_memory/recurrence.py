@@ -86,6 +86,11 @@ class SegmentRecurrent(nn.Module):
         batch = next(state_tensors(state))
         return self.reorder(state, torch.arange(len(batch), device=batch.device).repeat_interleave(readers))
 
+    @property
+    def undecayed(self) -> set[str]:
+        """Names of the parameters that weight decay leaves alone. Default: none."""
+        return set()
+
     def state_options(self, device: torch.device | None, dtype: torch.dtype | None) -> dict[str, Any]:
         """``device`` and ``dtype`` for new state tensors, with the defaults of ``init_state``."""
         weight = next(self.parameters())

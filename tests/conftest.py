@@ -23,6 +23,7 @@ TINY = {
     "memory_tokens": 2,
     "memory_dim": 4,
     "value_std": 0.5,  # W_v is 0 by default, and an ARMT that remembers nothing would pass many tests
+    "zero_init": False,  # nor one that computes nothing
     "window": 7,
     "window_detach": False,
     "head_width": 8,

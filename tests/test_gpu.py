@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_memory.memory import scan
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, map_state, unroll
 
@@ -44,3 +45,20 @@ def test_bf16_autocast(name, build):
         out = unroll(model, ids, 6)
     assert out.hidden_BTD.isfinite().all()
     map_state(lambda t: pytest.fail(f"state in {t.dtype}") if t.is_floating_point() and t.dtype != torch.float32 else t, out.state)
+
+
+def test_mamba_kernel_slow_twin(monkeypatch):
+    """The reference's kernel, with a state that is not zero: values, final state and all gradients are those of our scan."""
+    pytest.importorskip("mamba_ssm", reason="needs mamba-ssm")
+    shapes = [(2, 70, 64), (2, 70, 64), (64, 16), (2, 70, 16), (2, 70, 16), (2, 64, 16)]
+    x, delta, A, B, C, state = (torch.randn(shape, device="cuda") for shape in shapes)
+    inputs = [t.requires_grad_() for t in (x, delta.abs() / 10, -A.exp(), B, C, state)]
+    weights, found = [torch.randn_like(t) for t in (x, state)], []
+    assert scan._kernel() is not None
+    for kernel in (scan._kernel(), None):
+        monkeypatch.setattr(scan, "_kernel", lambda kernel=kernel: kernel)
+        out = scan.selective_scan(*inputs)
+        loss = sum((t * w).sum() for t, w in zip(out, weights, strict=True))
+        found.append([*out, *torch.autograd.grad(loss, inputs)])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * max(1.0, b.abs().max().item())

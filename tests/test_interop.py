@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -294,6 +295,76 @@ def test_files(tmp_path, monkeypatch):
     for error, name in ((ValueError, "hostile.bin"), (FileNotFoundError, "none.bin"), (FileNotFoundError, "."), (ValueError, "weights.ckpt")):
         refused(error, name, load, name)
     assert not Path("run").exists()
+
+
+# Mamba
+
+
+def hugging_face_mamba(**settings):
+    """A tiny Mamba in fp64 whose every weight is random."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    sizes = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3, "time_step_rank": 2, "expand": 3}
+    model = MambaForCausalLM(MambaConfig(**{**sizes, **settings}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.normal_(std=0.4, generator=generator)
+    return model.eval()
+
+
+def test_golden_mamba():
+    if not GOLDEN.is_dir():
+        pytest.skip(f"no golden vectors in {GOLDEN}")
+    golden = safetensors.torch.load_file(GOLDEN / "mamba_hf_s15.safetensors")
+    model = load_reference({k.removeprefix("w."): t for k, t in golden.items() if k.startswith("w.")}, arch="mamba", backbone=None)
+    ids = golden["input_ids"]
+    for segment_len in (45, 1, 7, 32):  # one pass, tokens, and ragged segments; the logits were written in fp32, and 2.2e-7 was measured
+        with torch.no_grad():
+            ours = model.logits(unroll(model, ids, segment_len).hidden_BTD)
+        torch.testing.assert_close(ours, golden["logits"].double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}, {"expand": 1, "conv_kernel": 2}], ids=str)
+def test_mamba_of_hugging_face(settings, tmp_path):
+    theirs = hugging_face_mamba(**settings)
+    with torch.no_grad():
+        expected = theirs(IDS).logits.double()
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.backbone.save_pretrained(tmp_path / "headless")
+    tied, weights = settings.get("tie_word_embeddings", True), theirs.state_dict()
+    sources = [theirs, tmp_path / "whole", *([tmp_path / "headless"] if tied else [])]
+    models = [load_huggingface(source, arch="mamba") for source in sources]
+    old = {name.replace("embeddings", "embedding"): t for name, t in weights.items()}  # as mamba_ssm names it
+    eps = {"norm_eps": settings.get("layer_norm_epsilon", 1e-5)}
+    models += [load_reference(w, arch="mamba", **eps) for w in (weights, old)]
+    for model in models:
+        assert model.config.tie_embeddings is tied and not model.training
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)  # Hugging Face computes its norms in fp32
+        assert torch.equal(logits(model), logits(models[0]))
+
+
+def test_mamba_is_strict():
+    theirs = hugging_face_mamba()
+    weights = {name: t for name, t in theirs.state_dict().items() if name != HEAD}
+    load_mamba = partial(load_reference, arch="mamba")
+    assert load_mamba(weights).config.tie_embeddings
+    for name, tensor in weights.items():
+        refused(ValueError, ("missing", name), load_mamba, {other: t for other, t in weights.items() if other != name})
+        refused(ValueError, "state_dict: ", load_mamba, weights | {name: tensor.new_ones(*tensor.shape, 2)})
+        if "embeddings" not in name:
+            refused(ValueError, "expected", load_mamba, weights | {name: torch.cat([tensor, tensor[-1:]])})
+    refused(ValueError, ("surplus", "in_proj.bias"), load_mamba, weights | {"backbone.layers.0.mixer.in_proj.bias": torch.ones(96).double()})
+    refused(ValueError, "float32", load_mamba, weights | {"backbone.norm_f.weight": torch.ones(16)})
+    refused(ValueError, "missing", load_mamba, {})
+    refused(ValueError, ("width=16", "leave it out"), load_mamba, weights, width=16)
+    refused(TypeError, "memory_tokens", load_mamba, weights, memory_tokens=3)
+    refused(ValueError, ("backbone='gpt2'", "None"), load_mamba, weights, backbone="gpt2", n_head=2)
+    refused(ValueError, "arch='transformer'", load_huggingface, theirs)
+    refused(ValueError, "model_type='gpt2'", load_huggingface, hugging_face("gpt2"), "mamba")
+    refused(ValueError, "hidden_act='gelu'", load_huggingface, hugging_face_mamba(hidden_act="gelu"), "mamba")
+    refused(ValueError, "n_head=None", load_reference, {}, arch="rmt", backbone="gpt2")
 
 
 def test_transformers_is_imported_only_when_needed():

@@ -47,7 +47,7 @@ LAZY = {
     "job.py": "report tracking",
     "experiment.py": "lightning",
 }
-LAZY |= {"registry.py": "torch", "provenance.py": "torch"}
+LAZY |= {"registry.py": "torch", "provenance.py": "torch", "memory/scan.py": "mamba_ssm"}
 PURE = ("memory/", "models/", "tasks/", "backbone.py", "recurrence.py", "config.py", "experiment.py", "expect.py", "report.py", "figures.py")
 CLOCKS = {"time", "datetime", "random"}
 SAMPLERS = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "rand_like", "randn_like")}

@@ -15,6 +15,7 @@ from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent
+from lit_memory.registry import load_class
 from lit_memory.tasks import TASKS
 
 pytestmark = [
@@ -22,7 +23,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
 ]
-SMALL = {"width": 16, "heads": 2, "layers": 2, "dropout": 0.0}
+SMALL = {"width": 16, "layers": 2}
+
+
+def small(lit):
+    """Arguments of a tiny module of any architecture, without dropout."""
+    return SMALL | ({"dropout": 0.0} if "dropout" in load_class("model", lit.model_name).Config.__dataclass_fields__ else {})
+
+
 DATA = {"associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2}}
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
@@ -41,7 +49,7 @@ def make_trainer(**options) -> L.Trainer:
 
 def make_double(lit: type[LitMemory], data: LitData, **options) -> LitMemory:
     """A module in fp64, with weights in which a memory matters, that logs nowhere."""
-    module = lit(**SMALL, vocab_size=data.task.vocab_size, **options).double()
+    module = lit(**small(lit), vocab_size=data.task.vocab_size, **options).double()
     for p in module.parameters():
         torch.nn.init.normal_(p, std=0.2)
     module.log = lambda *args, **kwargs: None
@@ -64,7 +72,7 @@ def test_everything_that_is_registered_has_a_public_name():
 def test_fit_and_test_without_a_yaml(lit, data):
     """Trainer's own inference mode comes first (the sanity check), and nothing that it cached may break the training."""
     rotary_table.cache_clear()
-    module, samples, trainer = lit(**SMALL, lr=1e-2), make_data(data), make_trainer()
+    module, samples, trainer = lit(**small(lit), lr=1e-2), make_data(data), make_trainer()
     assert module.model is None
     trainer.fit(module, samples)
     assert trainer.global_step == 2 and module.model.config.vocab_size == module.hparams["vocab_size"] == samples.task.vocab_size
@@ -76,7 +84,7 @@ def test_fit_and_test_without_a_yaml(lit, data):
 @all_modules
 def test_a_checkpoint_round_trip(lit, tmp_path):
     """Hyper-parameters are plain, so that torch's safe loading suffices."""
-    module, data, trainer = lit(**SMALL, lr=1e-2, bptt=1), make_data(LIT_DATA["associative_retrieval"]), make_trainer()
+    module, data, trainer = lit(**small(lit), lr=1e-2, bptt=1), make_data(LIT_DATA["associative_retrieval"]), make_trainer()
     trainer.fit(module, data)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     plain = torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]
@@ -91,12 +99,13 @@ def test_a_checkpoint_round_trip(lit, tmp_path):
 
 @all_modules
 def test_unknown_arguments_of_a_module(lit):
-    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": "'learning_rat'; expected one of [a-z_]+,"}.items():
+    fields = load_class("model", lit.model_name).Config.__dataclass_fields__
+    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": f"'learning_rat'; expected one of {next(iter(fields))},"}.items():
         with pytest.raises(TypeError, match=f"unknown argument {message}"):
             lit(**{wrong: 3})
-    with pytest.raises(ValueError, match=r"width=15: expected an? (multiple of heads=2|even number)"):
-        lit(width=15, heads=2)
-    assert isinstance(lit(**SMALL, vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
+    with pytest.raises(ValueError, match=r"width=-1: expected (at least 1|a multiple)"):
+        lit(width=-1)
+    assert isinstance(lit(**small(lit), vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
 
 
 @all_data
@@ -160,6 +169,19 @@ def test_the_optimizer_gets_its_settings():
     assert isinstance(optimizer, AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
     assert len(optimizer.param_groups[0]["params"]) == len(list(lit_memory.LitARMT(**SMALL, vocab_size=19).parameters()))
+
+
+def test_weight_decay_spares_what_the_model_names():
+    """Spec 8: without ``wd_all`` a step without gradient leaves A, D and the bias of Delta as they are, and shrinks the rest."""
+    for wd_all in (True, False):
+        module = lit_memory.LitMamba(**SMALL, vocab_size=19, lr=0.5, weight_decay=0.25, wd_all=wd_all)
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p)
+        module.configure_optimizers().step()
+        kept = {name.rpartition("layers.")[2] for name, p in module.named_parameters() if torch.equal(p, before[name])}
+        spared = set() if wd_all else {f"{i}.{name}" for i in range(2) for name in ("A_log", "D", "dt_proj.bias")}
+        assert kept == spared
 
 
 @pytest.mark.parametrize(

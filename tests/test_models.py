@@ -420,15 +420,19 @@ FLIPS = [
     *[("armt", field, value, {}) for field, value in (("beta_on_z", True), ("eps", 0.5), ("denom_floor", 0.9), ("normalize_phi", True), ("use_denom", False))],
     *[("armt", field, value, {}) for field, value in (("recall_on_mem_rows", False), ("value_std", 0.2))],
     ("armt", "gamma_detach", False, {"gamma": "raw"}),
+    *[("mamba", field, value, {}) for field, value in (("state_dim", 3), ("expand", 3), ("conv_taps", 2), ("dt_rank", 2), ("norm_eps", 0.5))],
+    *[("mamba", field, value, {}) for field, value in (("tie_embeddings", False), ("embedding_std", 0.5), ("wd_all", False))],
+    *[("rwkv", field, value, {}) for field, value in (("heads", 4), ("ff_mult", 4.0), ("norm_eps", 0.5), ("embedding_std", 0.5))],
+    ("rwkv", "zero_init", True, {}),
 ]
 
 
 def observe(model, ids):
-    """Sizes, logits (dropout on, fixed noise) and the gradient of the last segment's loss."""
+    """Sizes and who is spared by weight decay, logits (dropout on, fixed noise) and the gradient of the last segment's loss."""
     torch.manual_seed(1)
     logits = model.logits(unroll(model, ids, N).hidden_BTD)
     gradient = torch.cat([g.flatten() for g in grads(weighted(logits[:, -N:]), model.parameters())])
-    return [p.shape for p in model.parameters()], logits, gradient
+    return [(p.shape, name in model.undecayed) for name, p in model.named_parameters()], logits, gradient
 
 
 @pytest.mark.parametrize(("name", "field", "value", "settings"), FLIPS)
@@ -436,7 +440,7 @@ def test_every_knob_matters(build, tokens, name, field, value, settings):
     """A flipped field changes what the model computes, and nothing else was changed: weights of equal shape are the same."""
     default, flipped = build(name, **settings), build(name, **{**settings, field: value})
     assert getattr(default.config, field) != value
-    if not field.endswith("_std"):
+    if not field.endswith(("_std", "_init")):
         weights = default.state_dict()
         own = flipped.state_dict()
         flipped.load_state_dict({k: weights[k] if k in weights and weights[k].shape == v.shape else v for k, v in own.items()})
@@ -473,6 +477,11 @@ INVALID = [
     *[("armt", field, 0) for field in ("memory_tokens", "memory_dim", "nu", "eps")],
     *[("armt", field, -1.0) for field in ("eps", "denom_floor", "value_std")],
     ("armt", "nu", 8),
+    *[("mamba", field, 0) for field in ("layers", "width", "state_dim", "expand", "conv_taps")],
+    *[("mamba", field, -1) for field in ("vocab_size", "norm_eps", "dt_rank", "embedding_std")],
+    *[("rwkv", field, 0) for field in ("layers", "width", "heads", "ff_mult")],
+    *[("rwkv", field, -1.0) for field in ("vocab_size", "norm_eps", "embedding_std", "ff_mult")],
+    ("rwkv", "width", 15),
 ]
 INVALID += [  # every field that is a choice
     (name, field, "bogus")

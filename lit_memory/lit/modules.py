@@ -65,7 +65,11 @@ class LitMemory(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
+        named, spared = dict(self.model.named_parameters()), self.model.undecayed
+        groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
+        if spared:
+            groups.append({"params": [named[name] for name in named if name in spared], "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a global step; a linear schedule, and a warm-up given as a share, restart with every stage."""
@@ -166,5 +170,17 @@ class LitTARM(LitMemory):
     model_name = "tarm"
 
 
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM)}
+class LitMamba(LitMemory):
+    """Selective state-space model."""
+
+    model_name = "mamba"
+
+
+class LitRWKV(LitMemory):
+    """RWKV-5: linear attention with a decay per channel."""
+
+    model_name = "rwkv"
+
+
+LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitMamba, LitRWKV)}
 """Registered name of an architecture -> its LightningModule."""

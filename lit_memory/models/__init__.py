@@ -12,4 +12,6 @@ MODELS = {
     "prmt": "lit_memory.models.prmt:PRMT",
     "armt": "lit_memory.models.armt:ARMT",
     "tarm": "lit_memory.models.tarm:TARM",
+    "mamba": "lit_memory.models.mamba:Mamba",
+    "rwkv": "lit_memory.models.rwkv:RWKV",
 }

@@ -1,0 +1,128 @@
+"""Linear recurrences over time as pure functions of tensors: Mamba's state-space model, RWKV-5's attention, and the scan under both.
+
+Paper:     Gu and Dao 2023, Mamba, arXiv 2312.00752, section 2 (eq. 2a, 2b, 4) and algorithm 2; Peng et al. 2024, Eagle and Finch,
+           arXiv 2404.05892, section 4.1 (Eagle is RWKV-5; its formulas are those of spec 9).
+Reference: github.com/state-spaces/mamba, ``selective_scan_fn``, which is used where it is installed and applies; for RWKV-5
+           github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2``.
+
+Deviations
+1. A scan starts from any state, and gradients reach that state and flow back from the final one. The reference starts from zero,
+   and its final state carries no gradient.
+2. B is discretised by Euler's rule (Delta B), as in the reference's code; eq. 4 has the zero-order hold.
+3. RWKV-5's decay may be any number up to 1. Code that divides by products of decays has to keep it above 0.005.
+
+No form here divides by a product of decays: each step multiplies by a decay of at most 1, so that nothing overflows.
+
+Shape suffixes: B batch, T tokens, E channels, N states per channel, H heads, K key width, V value width, X any further dimensions.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 16
+"""Tokens whose states exist at a time without gradients; with them all states are kept. The fastest of 8 to 128 on a CPU."""
+
+
+class _LinearScan(torch.autograd.Function):
+    """One node in the graph in place of one per step: on a CPU the graph would cost more than its arithmetic."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
+        states = []
+        for decay_BX, input_BX in zip(decay_BTX.unbind(1), input_BTX.unbind(1), strict=True):
+            state_BX = torch.addcmul(input_BX, decay_BX, state_BX)
+            states.append(state_BX)
+        return torch.stack(states, dim=1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[2], output)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        decay_BTX, state_BX, states_BTX = ctx.saved_tensors
+        decays, direct = decay_BTX.unbind(1), outputs[0].unbind(1)
+        reached = [direct[-1]]  # dL/dh_t = what h_t itself was used for + decay_{t+1} dL/dh_{t+1}
+        for t in range(len(decays) - 1, 0, -1):
+            reached.append(torch.addcmul(direct[t - 1], decays[t], reached[-1]))
+        grad_BTX = torch.stack(reached[::-1], dim=1)
+        before_BTX = torch.cat([state_BX.unsqueeze(1), states_BTX[:, :-1]], dim=1)
+        return grad_BTX * before_BTX, grad_BTX, decays[0] * reached[-1]
+
+
+def linear_scan(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
+    """All states h_t = decay_t h_{t-1} + input_t of t = 1..T, (B, T, X), from h_0 = ``state_BX``. A decay may be of size 1 in any
+    dimension but T."""
+    return _LinearScan.apply(decay_BTX.expand_as(input_BTX), input_BTX, state_BX)
+
+
+def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor) -> tuple[Tensor, Tensor]:
+    """The selective state-space model: outputs (B, T, E) and final state (B, E, N), in the precision of ``state_BEN``.
+
+    h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t x_t (eq. 2a, 4) and y_t = C_t h_t (eq. 2b). ``delta_BTE`` is at least 0 and ``A_EN`` below 0; a
+    token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the reference's kernel runs if installed.
+    """
+    x_BTE, delta_BTE, A_EN, B_BTN, C_BTN = (t.to(state_BEN.dtype) for t in (x_BTE, delta_BTE, A_EN, B_BTN, C_BTN))
+    if x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not torch._C._are_functorch_transforms_active():  # vmap cannot batch the kernel
+        kernel = _kernel()
+        if kernel is not None:
+            return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
+    outputs = []
+    for x, delta, B, C in zip(*(t.split(CHUNK, dim=1) for t in (x_BTE, delta_BTE, B_BTN, C_BTN)), strict=True):
+        decay_BTEN = (delta.unsqueeze(-1) * A_EN).exp()  # eq. 4
+        input_BTEN = (delta * x).unsqueeze(-1) * B.unsqueeze(2)  # eq. 4 by Euler's rule
+        states_BTEN = linear_scan(decay_BTEN, input_BTEN, state_BEN)  # eq. 2a
+        outputs.append((states_BTEN * C.unsqueeze(2)).sum(-1))  # eq. 2b
+        state_BEN = states_BTEN[:, -1]
+    return torch.cat(outputs, dim=1), state_BEN.clone()  # by itself, not as a view of a chunk's states
+
+
+def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """Linear attention whose memory decays by key channel: outputs (B, T, H, V) and final state (B, H, K, V), in the latter's precision.
+
+    S_t = diag(w_t) S_{t-1} + k_t^T v_t and o_t = r_t (S_{t-1} + diag(u) k_t^T v_t), with the bonus u for the current token.
+    """
+    outputs = []
+    parts = (t.to(state_BHKV.dtype).split(CHUNK, dim=1) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))
+    for r, k, v, decay in zip(*parts, strict=True):
+        states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
+        before_BTHKV = torch.cat([state_BHKV.unsqueeze(1), states_BTHKV[:, :-1]], dim=1)
+        outputs.append((r.unsqueeze(-1) * before_BTHKV).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
+        state_BHKV = states_BTHKV[:, -1]
+    return torch.cat(outputs, dim=1), state_BHKV.clone()
+
+
+@lru_cache
+def _kernel() -> Callable[..., Tensor] | None:
+    """The reference's CUDA kernel, or None where it is not installed."""
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return selective_scan_fn
+
+
+def with_kernel(kernel: Callable[..., Tensor], x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor):
+    """``selective_scan`` by a kernel that starts from zero and returns outputs only: ``kernel(x, Delta, A, B, C)``, channels first.
+
+    N tokens in front write the initial state, one of its columns each, and N tokens at the end read the final state. Those in front
+    have Delta = 2^-60 and B = 2^60: their decay rounds to exactly 1, and powers of two do not round. Those at the end have Delta = 0.
+    """
+    batch, states = len(x_BTE), A_EN.shape[1]
+    one_BNN = torch.eye(states, dtype=x_BTE.dtype, device=x_BTE.device).expand(batch, -1, -1)
+    none_BNN, still_BNE = torch.zeros_like(one_BNN), torch.zeros_like(state_BEN.mT)
+    parts = (
+        [state_BEN.mT, x_BTE, still_BNE],
+        [still_BNE + 2.0**-60, delta_BTE, still_BNE],
+        [one_BNN * 2.0**60, B_BTN, none_BNN],
+        [none_BNN, C_BTN, one_BNN],
+    )
+    x, delta, B, C = (torch.cat(part, dim=1).mT.contiguous() for part in parts)
+    y_BTE = kernel(x, delta, A_EN, B, C).mT
+    return y_BTE[:, states:-states], y_BTE[:, -states:].mT

@@ -1,0 +1,139 @@
+"""Mamba: selective state spaces.
+
+Paper:     Gu and Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv 2312.00752, section 3 (algorithm
+           2, eq. 2a, 2b and 4, figure 3); as the baseline of arXiv 2407.04841. The scan is in ``memory/scan.py``.
+Reference: github.com/state-spaces/mamba, ``Mamba`` with its pure torch path, and Hugging Face's ``MambaForCausalLM`` (spec 8).
+
+A layer is one gated block on a residual stream: a short convolution over time, then the state-space model whose Delta, B and C
+depend on the token, then the gate. There is no attention and no feed-forward.
+
+Deviations
+1. Any segment starts from a state, so that any segmentation equals one pass. The reference takes a state for one token at a time
+   only (arXiv 2407.04841 reports its limit), and Hugging Face's forgets it when a second long segment comes.
+2. The state holds the last taps-1 inputs of the convolution; the reference holds one more, which it never reads again.
+3. Masked tokens are skipped: they change neither the convolution nor the state. Hugging Face zeroes them, which is the same for
+   padding on the left.
+4. Delta starts log-uniform and B is discretised by Euler's rule, both as in the reference (paper: uniform; zero-order hold).
+
+Shape suffixes: B batch, T tokens, J kept inputs (taps-1), S kept inputs and then tokens, D width, E channels, N states, R rank of Delta.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_memory.memory.scan import selective_scan
+from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+
+DELTA = (1e-3, 0.1)
+"""Range of Delta at init (section 3.6), in which it is log-uniform."""
+
+
+class MambaState(NamedTuple):
+    """The last inputs of the convolution, and the state-space model's state."""
+
+    conv_BJE: Tensor
+    ssm_BEN: Tensor
+
+
+class MambaLayer(nn.Module):
+    """Norm, block of figure 3, residual."""
+
+    def __init__(self, config: "Mamba.Config") -> None:
+        super().__init__()
+        c = self.config = config
+        self.norm = nn.RMSNorm(c.width, c.norm_eps)
+        self.in_proj = nn.Linear(c.width, 2 * c.channels, bias=False)
+        self.conv1d = nn.Conv1d(c.channels, c.channels, c.conv_taps, groups=c.channels)
+        self.x_proj = nn.Linear(c.channels, c.rank + 2 * c.state_dim, bias=False)
+        self.dt_proj = nn.Linear(c.rank, c.channels)
+        self.A_log = nn.Parameter(torch.arange(1.0, c.state_dim + 1).log().repeat(c.channels, 1))  # S4D-real: A_n = -n (section 3.6)
+        self.D = nn.Parameter(torch.ones(c.channels))
+        self.out_proj = nn.Linear(c.channels, c.width, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The projections keep torch's init, the last one divided by sqrt(layers); Delta of a token of zeros is within ``DELTA``."""
+        self.out_proj.weight.div_(math.sqrt(self.config.layers))
+        nn.init.uniform_(self.dt_proj.weight, -(self.config.rank**-0.5), self.config.rank**-0.5)
+        low, high = map(math.log, DELTA)
+        delta_E = nn.init.uniform_(self.dt_proj.bias, low, high).exp()
+        self.dt_proj.bias.copy_(delta_E + (-torch.expm1(-delta_E)).log())  # softplus^-1
+
+    def forward(self, rows_BTD: Tensor, state: MambaState, mask_BT: Tensor | None = None, write: bool = True):
+        x_BTE, gate_BTE = self.in_proj(self.norm(rows_BTD.to(self.norm.weight.dtype))).chunk(2, dim=-1)
+        window_BSE = torch.cat([state.conv_BJE.to(x_BTE.dtype), x_BTE], dim=1)
+        x_BTE = F.silu(self.conv1d(window_BSE.mT).mT)
+        y_BTE, ssm_BEN = self.ssm(x_BTE, state.ssm_BEN, mask_BT)
+        rows_BTD = rows_BTD + self.out_proj(y_BTE.to(x_BTE.dtype) * F.silu(gate_BTE))
+        if not write:
+            return rows_BTD, state
+        return rows_BTD, MambaState(keep(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN)
+
+    def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Algorithm 2 in the state's precision: outputs (B, T, E) and the state after the last token."""
+        c, dtype = self.config, state_BEN.dtype
+        delta_BTR, B_BTN, C_BTN = self.x_proj(x_BTE).split([c.rank, c.state_dim, c.state_dim], dim=-1)
+        delta_BTE = F.softplus(F.linear(delta_BTR, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype))
+        if mask_BT is not None:
+            delta_BTE = delta_BTE * mask_BT.unsqueeze(-1)  # Delta = 0 leaves the state as it is
+        A_EN = -self.A_log.to(dtype).exp()
+        y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 2b, 4
+        return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
+
+
+class Mamba(TokenRecurrent):
+    """Language model of Mamba layers."""
+
+    @dataclass
+    class Config(TokenRecurrentConfig):
+        state_dim: int = 16
+        """N, states per channel (the script for associative retrieval has 32)."""
+        expand: int = 2
+        """Channels over width."""
+        conv_taps: int = 4
+        dt_rank: int = 0
+        """R, rank of the projection to Delta; 0 is ceil(width / 16)."""
+        tie_embeddings: bool = True
+        """Output head = token embedding."""
+        embedding_std: float = 0.02
+        wd_all: bool = True
+        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841; without, A, D and the bias of Delta have none
+        (upstream spares A and D)."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.check("state_dim", "expand", "conv_taps", least=1)
+            self.check("dt_rank", "embedding_std", least=0)
+
+        @property
+        def channels(self) -> int:
+            return self.expand * self.width
+
+        @property
+        def rank(self) -> int:
+            return self.dt_rank or -(-self.width // 16)
+
+    def __init__(self, config: "Mamba.Config") -> None:
+        super().__init__()
+        self.config = config
+        layers = [MambaLayer(config) for _ in range(config.layers)]
+        self.decoder = Stack(config, layers, nn.RMSNorm(config.width, config.norm_eps))
+        nn.init.normal_(self.decoder.tokens.weight, std=config.embedding_std)
+        if config.tie_embeddings:
+            self.decoder.head.weight = self.decoder.tokens.weight
+
+    @property
+    def undecayed(self):
+        spared = () if self.config.wd_all else (".A_log", ".D", ".dt_proj.bias")
+        return {name for name, _ in self.named_parameters() if name.endswith(spared)}
+
+    def init_state(self, batch, device=None, dtype=None):
+        c, options = self.config, self.state_options(device, dtype)
+        conv_BJE = torch.zeros(batch, c.conv_taps - 1, c.channels, **options)
+        return tuple(MambaState(conv_BJE, torch.zeros(batch, c.channels, c.state_dim, **options)) for _ in self.layers)

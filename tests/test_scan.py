@@ -1,0 +1,170 @@
+"""The scans against loops over time: values, final state and all gradients, that of the initial state included."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lit_memory.memory.scan import CHUNK, decayed_attention, linear_scan, selective_scan, with_kernel
+
+LENGTHS = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK - 5]
+PRECISIONS = pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["fp64", "fp32"])
+
+
+def selective_inputs(T, dtype=torch.float64, B=2, E=5, N=3):
+    """x, Delta, A, B, C and a state that is not zero."""
+    draw = torch.Generator().manual_seed(T)
+    shapes = [(B, T, E), (B, T, E), (E, N), (B, T, N), (B, T, N), (B, E, N)]
+    x, delta, A, b, c, state = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return [t.to(dtype).requires_grad_() for t in (x, delta.abs(), -A.exp(), b, c, state)]
+
+
+def attention_inputs(T, dtype=torch.float64, B=2, H=2, K=3, V=4):
+    """r, k, v, decay, bonus and a state that is not zero."""
+    draw = torch.Generator().manual_seed(T)
+    shapes = [(B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H, K), (H, K), (B, H, K, V)]
+    r, k, v, decay, bonus, state = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return [t.to(dtype).requires_grad_() for t in (r, k, v, decay.sigmoid(), bonus, state)]
+
+
+def naive_selective(x, delta, A, B, C, h):
+    """Eq. 2a with eq. 4, one token after another."""
+    ys = []
+    for t in range(x.shape[1]):
+        h = torch.exp(torch.einsum("be,en->ben", delta[:, t], A)) * h + torch.einsum("be,bn,be->ben", delta[:, t], B[:, t], x[:, t])
+        ys.append(torch.einsum("ben,bn->be", h, C[:, t]))
+    return torch.stack(ys, 1), h
+
+
+def naive_attention(r, k, v, w, u, S):
+    """Spec 9, one token after another."""
+    outs = []
+    for t in range(r.shape[1]):
+        outer = torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        outs.append(torch.einsum("bhk,bhkv->bhv", r[:, t], S + u[None, :, :, None] * outer))
+        S = w[:, t, :, :, None] * S + outer
+    return torch.stack(outs, 1), S
+
+
+def values_and_gradients(fn, inputs):
+    """Output, final state, and the gradients of a random functional of both."""
+    out = fn(*inputs)
+    draw = torch.Generator().manual_seed(0)
+    loss = sum((t * torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t.dtype)).sum() for t in out)
+    return [*out, *torch.autograd.grad(loss, inputs)]
+
+
+def agree(a, b, tol):
+    """Relative to the largest entry of each tensor: gradients add up over time."""
+    return all((x - y).abs().max() <= tol * max(1.0, y.abs().max().item()) for x, y in zip(a, b, strict=True))
+
+
+@PRECISIONS
+@pytest.mark.parametrize("T", LENGTHS)
+def test_selective_scan_slow_twin(T, dtype, tol):
+    inputs = selective_inputs(T, dtype)
+    assert agree(values_and_gradients(selective_scan, inputs), values_and_gradients(naive_selective, inputs), tol)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("T", LENGTHS)
+def test_decayed_attention_slow_twin(T, dtype, tol):
+    inputs = attention_inputs(T, dtype)
+    assert agree(values_and_gradients(decayed_attention, inputs), values_and_gradients(naive_attention, inputs), tol)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("T", LENGTHS)
+def test_kernel_with_a_state_slow_twin(T, dtype, tol):
+    """A kernel without initial state and whose final state has no gradient serves both, by the tokens around the sequence."""
+    inputs, calls = selective_inputs(T, dtype), []
+
+    def kernel(x, delta, A, B, C):
+        calls.append(x.shape)
+        y, _ = naive_selective(x.mT, delta.mT, A, B.mT, C.mT, x.new_zeros(len(x), *A.shape))
+        return y.mT
+
+    fast, slow = values_and_gradients(lambda *args: with_kernel(kernel, *args), inputs), values_and_gradients(naive_selective, inputs)
+    assert agree(fast, slow, tol) and calls == [(2, 5, T + 2 * 3)]
+
+
+def test_linear_scan_gradients_numerically():
+    """First and second derivatives, and a decay that all samples and tokens share."""
+    inputs = [torch.rand(s, dtype=torch.float64, requires_grad=True) for s in ((2, 4, 3), (2, 4, 3), (2, 3))]
+    assert torch.autograd.gradcheck(linear_scan, inputs) and torch.autograd.gradgradcheck(linear_scan, inputs)
+    decay, rest = torch.rand(3, dtype=torch.float64, requires_grad=True), inputs[1:]
+    assert torch.autograd.gradcheck(linear_scan, (decay, *rest))
+    assert torch.equal(linear_scan(decay, *rest), linear_scan(decay.expand(2, 4, 3), *rest))
+
+
+@pytest.mark.parametrize(("fn", "make"), [(selective_scan, selective_inputs), (decayed_attention, attention_inputs)])
+def test_scans_under_vmap(fn, make):
+    """The diagonal schedule runs several layers as one: values and gradients equal those of separate calls."""
+    groups = [make(CHUNK + 3), make(CHUNK + 3, dtype=torch.float64)]
+    groups[1] = [(t * 0.9).detach().requires_grad_() for t in groups[1]]
+    stacked = [torch.stack(parts) for parts in zip(*groups, strict=True)]
+    together = values_and_gradients(torch.func.vmap(fn), stacked)
+    apart = [fn(*inputs) for inputs in groups]
+    assert agree(together[:2], [torch.stack(parts) for parts in zip(*apart, strict=True)], 1e-12)
+    draw, shapes = torch.Generator().manual_seed(0), [t.shape for t in together[:2]]
+    weights = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    loss = sum((out[i] * weights[i][g]).sum() for g, out in enumerate(apart) for i in range(2))
+    flat = torch.autograd.grad(loss, [t for inputs in groups for t in inputs])
+    assert agree(together[2:], [torch.stack(parts) for parts in zip(flat[:6], flat[6:], strict=True)], 1e-10)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-30, 0.5, 1.0])
+def test_extreme_decays(decay):
+    """No division by products of decays: over 200 tokens whatever decays stays exact and finite, also its gradients."""
+    inputs = attention_inputs(200, torch.float32)
+    inputs[3] = torch.full_like(inputs[3], decay).requires_grad_()
+    found = values_and_gradients(decayed_attention, inputs)
+    exact = values_and_gradients(naive_attention, [t.detach().double().requires_grad_() for t in inputs])
+    assert all(t.isfinite().all() for t in found) and agree(found, exact, 1e-5)
+    x, delta, A, *rest = selective_inputs(200, torch.float32)
+    fast = [x, (delta * 1e4).detach().requires_grad_(), A, *rest]
+    assert all(t.isfinite().all() for t in values_and_gradients(selective_scan, fast))
+
+
+class Written(TorchDispatchMode):
+    """Counts the elements of all that operations return."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.total += sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t._base is None)
+        return out
+
+
+@pytest.mark.parametrize(("fn", "make"), [(selective_scan, selective_inputs), (decayed_attention, attention_inputs)])
+def test_work_is_linear_in_length(fn, make):
+    """Forward and backward of four times the tokens write four times the numbers (slicing step by step would write up to 16 times)."""
+    totals = []
+    for T in (8 * CHUNK, 32 * CHUNK):
+        inputs = make(T)
+        with Written() as written:
+            values_and_gradients(fn, inputs)
+        totals.append(written.total)
+    assert 3.8 < totals[1] / totals[0] < 4.2
+
+
+def test_lti():
+    """T-MAMBA-lti: with constant Delta, B and C the scan is the convolution with the kernel C e^{Delta A j} Delta B."""
+    T = 2 * CHUNK + 6
+    x, delta, A, b, c, _ = (t.detach() for t in selective_inputs(T))
+    delta, b, c = (t[:1, :1] for t in (delta, b, c))
+    y, _ = selective_scan(x, delta.expand_as(x), A, b.expand(2, T, -1), c.expand(2, T, -1), torch.zeros(2, *A.shape, dtype=x.dtype))
+    j = torch.arange(T)[:, None, None]
+    kernel_TE = (c[0] * torch.exp(delta[0].mT * A * j) * delta[0].mT * b[0]).sum(-1)
+    convolved = torch.stack([(kernel_TE[: t + 1].flip(0) * x[:, : t + 1]).sum(1) for t in range(T)], 1)
+    assert torch.allclose(y, convolved, rtol=1e-10, atol=1e-10)
+
+
+def test_w1():
+    """T-RWKV-w1: with w = 1 and u = 1 it is unnormalised causal linear attention, (r k^T masked) v."""
+    r, k, v, decay, bonus, state = (t.detach() for t in attention_inputs(2 * CHUNK + 6))
+    out, final = decayed_attention(r, k, v, torch.ones_like(decay), torch.ones_like(bonus), torch.zeros_like(state))
+    scores = torch.einsum("bthk,bshk->bhts", r, k).tril()
+    assert torch.allclose(out, torch.einsum("bhts,bshv->bthv", scores, v), rtol=1e-10, atol=1e-10)
+    assert torch.allclose(final, torch.einsum("bshk,bshv->bhkv", k, v), rtol=1e-10, atol=1e-10)
