@@ -38,7 +38,7 @@ def parser() -> Parser:
     p.add_argument("--arms", metavar="A,B", help="run these arms only")
     p.add_argument("--seeds", metavar="0,1", help="run these seeds only")
     p.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: as many as the cores allow)")
-    p.add_argument("--root", type=Path, metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
+    p.add_argument("--root", metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
     p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
     p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
     p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
@@ -50,14 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         args = parser().parse_intermixed_args(argv)
-        job = Job.prepare(args)
+        return run(Job.prepare(args), console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    try:
-        return run(job, console, errors)
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
 

@@ -234,6 +234,7 @@ def make_trainer(spec: RunSpec, path: Path, logger: Logger, *callbacks: L.Callba
     # Not save_last: with save_top_k=0 Lightning 2.6 writes it once, when the training ends.
     checkpoint = ModelCheckpoint(dirpath=path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     return L.Trainer(
+        default_root_dir=path,  # what a profiler writes; Lightning would take the working directory
         max_epochs=-1,
         accelerator=t["accelerator"],
         devices=t["trainer"].get("devices", 1),

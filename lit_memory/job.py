@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, load
+from lit_memory.places import check_root, check_server, check_store, database, make_root
 from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
@@ -38,13 +39,16 @@ class Job:
         experiment = loaded.at(args.scale)
         specs = experiment.plan(args.overrides)
         experiment.check_report(specs)
+        experiment.check_sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
-        root = (args.root or Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT)).absolute()
-        if root.exists() and not root.is_dir():
-            raise ConfigError("command line", "--root", f"{root} is a file; expected a folder")
+        if args.root == "":
+            raise ConfigError("command line", "--root", "'': expected a folder")
+        root = Path(args.root or os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
+        check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
+        check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
         return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
 
     @property
@@ -69,13 +73,14 @@ class Job:
     def open_tracker(self) -> Any:
         """The tracker, or None where there is no database yet: a dry run creates nothing."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
-        path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else self.root / "mlflow.db"
-        return None if (not uri or uri.startswith("sqlite:///")) and not path.is_file() else self.create_tracker()
+        path = database(self.root, uri)
+        return None if path is not None and not path.is_file() else self.create_tracker()
 
     def create_tracker(self) -> Any:
+        check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
+        make_root(self.root)
         from lit_memory.tracking import Tracker
 
-        self.root.mkdir(parents=True, exist_ok=True)
         return Tracker(self.root)
 
     def look_up(self, tracker: Any) -> None:
