@@ -268,8 +268,9 @@ class Resolver:
         return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
-        train = strict(TrainConfig, tree["train"], self.where, "train")  # first, as the other two import torch
-        task_class, task = self.registered("task", tree["task"])
+        train = strict(TrainConfig, tree["train"], self.where, "train")
+        self.check_trainer(train)
+        task_class, task = self.registered("task", tree["task"])  # imports torch
         model_class, model = self.registered("model", tree["model"])
         sampler = task_class(task)
         try:
@@ -277,7 +278,7 @@ class Resolver:
         except ValueError as error:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
-        self.check_trainer(train, model_class)
+        self.check_schedule(train, model_class)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
         return {
@@ -309,13 +310,16 @@ class Resolver:
         except ValueError as error:
             raise self.error("model", str(error).partition("=")[0], str(error)) from None
 
-    def check_trainer(self, train: TrainConfig, model_class: type) -> None:
-        """Check the schedule against the model, and extra arguments against Lightning's Trainer."""
+    def check_schedule(self, train: TrainConfig, model_class: type) -> None:
+        """Check the order of computation against the model."""
         if train.unroll_schedule == "diagonal":
             if not hasattr(model_class, "layers"):
                 raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
             if train.bptt is not None:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+
+    def check_trainer(self, train: TrainConfig) -> None:
+        """Check extra arguments against Lightning's Trainer."""
         names = trainer_arguments() if train.trainer else ()
         for name in train.trainer:
             if name not in names:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, load
-from lit_memory.places import check_root, check_server, check_store, database, make_root
+from lit_memory.places import check_root, check_server, check_store, database, keep_caches, make_root
 from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
@@ -37,11 +37,6 @@ class Job:
         loaded = load(args.experiment)
         args.default_scale = args.scale is None or args.scale == loaded.scale_names()[0]
         experiment = loaded.at(args.scale)
-        specs = experiment.plan(args.overrides)
-        experiment.check_report(specs)
-        experiment.check_sizes(specs)
-        arms = chosen("--arms", args.arms, list(experiment.arms), str)
-        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
         if args.root == "":
@@ -49,6 +44,11 @@ class Job:
         root = Path(args.root or os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
         check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
+        specs = experiment.plan(args.overrides)  # from here on with torch
+        experiment.check_report(specs)
+        experiment.check_sizes(specs)
+        arms = chosen("--arms", args.arms, list(experiment.arms), str)
+        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
 
     @property
@@ -79,6 +79,7 @@ class Job:
     def create_tracker(self) -> Any:
         check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
         make_root(self.root)
+        keep_caches(self.root)
         from lit_memory.tracking import Tracker
 
         return Tracker(self.root)

@@ -46,6 +46,13 @@ def make_root(root: Path) -> None:
         raise ConfigError("command line", "--root", f"{root}: {reason(problem)}; expected a folder that can be created") from None
 
 
+def keep_caches(root: Path) -> None:
+    """Have the caches of libraries below the root: matplotlib's list of fonts goes below the home folder, torch's folder for kernels
+    to the temporary one, unless the environment names a place. Before either is imported; child processes inherit it."""
+    for variable, name in {"MPLCONFIGDIR": "matplotlib", "TORCHINDUCTOR_CACHE_DIR": "torchinductor"}.items():
+        os.environ.setdefault(variable, str(root / "checkpoints" / ".cache" / name))
+
+
 def reason(problem: Exception) -> str:
     """Why the operating system said no, without the path and the number."""
     return getattr(problem, "strerror", None) or str(problem)

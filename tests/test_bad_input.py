@@ -47,11 +47,9 @@ def prepare(case, place):
     if "change" in case:
         assert text.count(case["change"]) >= 1, "the good file has no such text"
         text = text.replace(case["change"], case["to"], 1)
-    text = (
-        "".join([case["file"], *(case.get(part, "") * case.get("times", 0) for part in ("then", "last")), case.get("end", "")])
-        if "file" in case
-        else text + case.get("add", "")
-    )
+    if "file" in case:
+        text = "".join([case["file"], *(case.get(part, "") * case.get("times", 0) for part in ("then", "last")), case.get("end", "")])
+    text += case.get("add", "")
     (place / "tiny.yaml").write_bytes(bytes(case["bytes"]) if "bytes" in case else text.encode())
     return case["alone"] if "alone" in case else ["tiny.yaml", *([] if "root" in case else ["--root", "root"]), *case.get("argv", [])]
 
