@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, load
-from lit_memory.places import check_root, check_server, check_store, database, keep_caches, make_root
+from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
@@ -44,6 +44,7 @@ class Job:
         root = Path(args.root or os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
         check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
+        kernel_cache()
         specs = experiment.plan(args.overrides)  # from here on with torch
         experiment.check_report(specs)
         experiment.check_sizes(specs)
@@ -79,7 +80,7 @@ class Job:
     def create_tracker(self) -> Any:
         check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
         make_root(self.root)
-        keep_caches(self.root)
+        font_cache(self.root)
         from lit_memory.tracking import Tracker
 
         return Tracker(self.root)

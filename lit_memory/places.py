@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from tempfile import gettempdir
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -46,11 +47,15 @@ def make_root(root: Path) -> None:
         raise ConfigError("command line", "--root", f"{root}: {reason(problem)}; expected a folder that can be created") from None
 
 
-def keep_caches(root: Path) -> None:
-    """Have the caches of libraries below the root: matplotlib's list of fonts goes below the home folder, torch's folder for kernels
-    to the temporary one, unless the environment names a place. Before either is imported; child processes inherit it."""
-    for variable, name in {"MPLCONFIGDIR": "matplotlib", "TORCHINDUCTOR_CACHE_DIR": "torchinductor"}.items():
-        os.environ.setdefault(variable, str(root / "checkpoints" / ".cache" / name))
+def font_cache(root: Path) -> None:
+    """Have matplotlib keep its list of fonts below the root in place of the home folder, before Lightning imports it."""
+    os.environ.setdefault("MPLCONFIGDIR", str(root / "checkpoints" / ".matplotlib"))
+
+
+def kernel_cache() -> None:
+    """Name a folder that exists for torch's compiled kernels, of which we have none: torch creates one as soon as a model is built on
+    the device "meta", and a plan or a wrong file must leave nothing behind."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", gettempdir())
 
 
 def reason(problem: Exception) -> str:

@@ -165,7 +165,10 @@ def test_a_whole_run_writes_below_its_root_only(confined, tree, tmp_path):
     base = confined.base
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree, sort_keys=False))
-    source = listing(base / "source")
+    source, before = listing(base / "source"), listing(base / "root")
+    run = confined.call(str(base / "source/run.py"), str(file), "--dry-run")
+    assert (run.returncode, run.stderr) == (0, "") and "2 runs: 2 new" in run.stdout
+    assert os.listdir(base / "tmp") == [] and set(listing(base / "root")) - {"mlflow.db.lock"} == set(before)
     run = confined.call(str(base / "source/run.py"), str(file))
     assert (run.returncode, run.stderr) == (0, ""), run
     assert "REPRODUCED" in run.stdout.splitlines()
