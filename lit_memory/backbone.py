@@ -51,6 +51,8 @@ class BackboneConfig:
         for name in ("layers", "width", "heads", "ff_mult", "positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.layers > 1000:
+            raise ValueError(f"layers={self.layers}: expected at most 1000")
         if self.width % self.heads:
             raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
         if not 0 <= self.rotary_fraction <= 1:

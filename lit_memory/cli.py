@@ -41,7 +41,7 @@ def parser() -> Parser:
     p.add_argument("--arms", metavar="A,B", help="run these arms only")
     p.add_argument("--seeds", metavar="0,1", help="run these seeds only")
     p.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: as many as the cores allow)")
-    p.add_argument("--root", type=Path, metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
+    p.add_argument("--root", metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
     p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
     p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
     p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
@@ -51,20 +51,19 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+    job = None
     try:
-        args = parser().parse_intermixed_args(argv)
-        job = Job.prepare(args)
+        job = Job.prepare(parser().parse_intermixed_args(argv))
+        return run(job, console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    try:
-        return run(job, console, errors)
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
-        told = disk_full(error, job.root)
+        told = job and disk_full(error, job.root)
         if told is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(told)}")

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -11,12 +11,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory.registry import nearest
 
+LONGEST = 1000
+"""Characters of a message: some values that it quotes have no end."""
+DEEPEST = 20
+"""Levels of lists and mappings in a file; a stage's ``until`` is the sixth."""
+LARGEST = 2**31 - 1
+"""Of any number that counts something, seeds included."""
+
 
 class ConfigError(Exception):
     """A wrong experiment file or command line, told in one line."""
 
     def __init__(self, where: str, key: str, message: str) -> None:
-        super().__init__(": ".join(part for part in (where, key, message) if part).replace("\n", " "))
+        text = ": ".join(part for part in (where, key, message) if part).replace("\n", " ")
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # a NUL or an escape code must not reach the terminal
+        super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-290:]}")
 
 
 @dataclass
@@ -79,6 +88,29 @@ class TrainConfig:
             raise ValueError(f"bptt={self.bptt}: expected at least 1")
 
 
+def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """(dotted key, message) of what no value of a YAML may be: an interpolation, nan or infinite, huge, nested without end.
+
+    OmegaConf takes ``${...}`` for an order to look something up, in the environment for example; an experiment must be what its file
+    says, on every machine.
+    """
+    if depth > DEEPEST:
+        yield key, f"nested more than {DEEPEST} deep"
+    elif isinstance(value, str) and "${" in value:
+        yield key, f"{value!r}: '${{' asks for an interpolation; expected the value itself"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, f"{value}: expected a finite number"
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        yield key, f"{str(value) if abs(value) < 1e20 else 'a huge number'}: expected a number of at most {LARGEST}"
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from problems(name, f"{key}.{name}".lstrip("."), depth + 1)
+            yield from problems(item, f"{key}.{name}".lstrip("."), depth + 1)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from problems(item, f"{key}[{i}]", depth + 1)
+
+
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
@@ -102,6 +134,8 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
     for name in values:
         if name not in names:
             raise error(name, f"unknown key; {nearest(name, names)}")
+        for key, problem in problems(values[name], name):
+            raise error(name, f"{key}={problem}")
     config = OmegaConf.structured(cls)
     for name, value in values.items():
         try:

@@ -301,7 +301,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
     module, data = build(spec)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
     keeper = Keeper(path, logger)
-    trainer = make_trainer(spec, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), keeper)
+    trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), keeper)
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():
         trainer.fit(module, datamodule=data, ckpt_path=last and str(last), weights_only=True)
@@ -326,11 +326,12 @@ def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float,
     return out
 
 
-def make_trainer(spec: RunSpec, logger: Any, *callbacks: L.Callback) -> L.Trainer:
+def make_trainer(spec: RunSpec, path: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:
     """Lightning's Trainer with our epochs, checkpoints and guards."""
     t = spec.train
     clip = {"gradient_clip_val": t["clip_norm"] or t["clip_value"] or None, "gradient_clip_algorithm": "value" if t["clip_value"] else "norm"}
     return L.Trainer(
+        default_root_dir=path,  # what a profiler writes; Lightning would take the working directory
         max_epochs=-1,
         accelerator=t["accelerator"],
         devices=t["trainer"].get("devices", 1),

@@ -8,13 +8,17 @@ experiment's own.
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
 
+import ast
 import copy
 import hashlib
+import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +26,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_memory.config import ConfigError, PaperConfig, TrainConfig, first_line, strict
+from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.expect import check_expect
-from lit_memory.registry import REGISTRIES, load_class, nearest
+from lit_memory.registry import REGISTRIES, load_class, model_size, nearest
 from lit_memory.report import ReportConfig
 
+LARGEST_FILE = 1_000_000
+MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
 
@@ -104,7 +110,7 @@ class Experiment:
 
     def at(self, scale: str | None = None) -> "Experiment":
         """The experiment at one scale (default: the first), its ``seeds`` and ``expect`` in place. Raises ConfigError."""
-        scale = scale or next(iter(self.scales))
+        scale = next(iter(self.scales)) if scale is None else scale
         if scale not in self.scales:
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
         values = dict(self.scales[scale])
@@ -115,6 +121,9 @@ class Experiment:
         """All runs of the (first) scale, arm by arm, seed by seed. Raises ConfigError."""
         scale = next(iter(self.scales))
         changes = [parse_override(text) for text in overrides]
+        count = len(self.arms) * len(self.seeds) * math.prod(map(len, self.grid.values()))
+        if count > MOST_RUNS:
+            raise ConfigError(self.file, "grid" if self.grid else "seeds", f"{count:.4g} runs; expected at most {MOST_RUNS}")
         specs = []
         for arm in self.arms:
             for point, settings in self.grid_points():
@@ -126,7 +135,7 @@ class Experiment:
         """(name, settings) of every point of the grid's cross product; ("", {}) without a grid."""
         for values in itertools.product(*self.grid.values()):
             settings = dict(zip(self.grid, values, strict=True))
-            yield "-".join(f"{k.rpartition('.')[2]}{v}" for k, v in settings.items()), settings
+            yield point_name("-".join(f"{k.rpartition('.')[2].rstrip('?')}{v}" for k, v in settings.items())), settings
 
     def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         """Validated model, task and train sections of one arm."""
@@ -154,6 +163,8 @@ class Experiment:
         values = [spec.task.get(axis) or [spec.task.get(axis.removeprefix("test_"))] for spec in specs]
         if values[0] == [None] or any(v != values[0] for v in values):
             raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
+        if len(set(values[0])) < len(values[0]):
+            raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected different values")
         if not all(type(v) is int for v in values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)")
         return values[0]
@@ -169,9 +180,45 @@ class Experiment:
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 
+    def check_sizes(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for a model that no memory could hold."""
+        models: dict[str, RunSpec] = {}
+        for spec in specs:
+            models.setdefault(json.dumps(spec.model), spec)
+        for spec in models.values():
+            try:
+                model_size(spec.model)
+            except RuntimeError as error:
+                raise ConfigError(f"{self.file} (arm {spec.arm})", "model", f"cannot be built; expected smaller sizes ({first_line(error)})") from None
+
+
+def point_name(text: str) -> str:
+    """``text`` if a folder may be called so, else what is left of it and a checksum: values of a grid may be paths, lists or long."""
+    if len(text) <= 80 and re.fullmatch(r"(\w[\w.+=-]*)?", text, re.ASCII):
+        return text
+    rest, checksum = re.sub(r"[^\w.+=-]+", "_", text, flags=re.ASCII), hashlib.sha256(text.encode()).hexdigest()
+    return f"{rest[:70]}-{checksum[:8]}"
+
 
 SECTIONS = ("model", "task", "train")
 STAGE_KEYS = ("steps", "batch_size", "until")
+OURS = {
+    **dict.fromkeys(("max_epochs", "reload_dataloaders_every_n_epochs", "num_sanity_val_steps", "deterministic", "inference_mode"), ""),
+    **dict.fromkeys(("logger", "callbacks", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "default_root_dir"), ""),
+    **{"max_steps": "steps", "log_every_n_steps": "valid_every", "check_val_every_n_epoch": "valid_every", "val_check_interval": "valid_every"},
+    **{"accelerator": "accelerator", "precision": "precision", "gradient_clip_val": "clip_norm", "gradient_clip_algorithm": "clip_norm"},
+}
+"""Arguments of lightning.Trainer that make a run what its key says, and the field of ``train`` that stands for each."""
+
+
+def trainer_arguments() -> list[str]:
+    """Names of the arguments of lightning.Trainer, from its source: to import it takes longer than a wrong file may."""
+    found = find_spec("lightning")
+    assert found and found.submodule_search_locations, "lightning is a dependency of this package"
+    source = Path(found.submodule_search_locations[0], "pytorch", "trainer", "trainer.py")
+    cls = next(node for node in ast.parse(source.read_bytes()).body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+    init = next(node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
 
 
 def split_scale(scale: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -201,8 +248,12 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
-    except (OmegaConfBaseException, YAMLError) as error:
+    except RecursionError:
+        raise ConfigError("command line", key, f"nested more than {DEEPEST} deep") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
+    for place, problem in problems(parsed, ""):
+        raise ConfigError("command line", key + place.removeprefix("value"), problem)
     return key, parsed["value"]  # type: ignore[index,call-overload]
 
 
@@ -222,16 +273,17 @@ class Resolver:
         return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
-        task_class, task = self.registered("task", tree["task"])
-        model_class, model = self.registered("model", tree["model"])
         train = strict(TrainConfig, tree["train"], self.where, "train")
+        self.check_trainer(train)
+        task_class, task = self.registered("task", tree["task"])  # imports torch
+        model_class, model = self.registered("model", tree["model"])
         sampler = task_class(task)
         try:
             sampler.test_conditions()
         except ValueError as error:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
-        self.check_trainer(train, model_class)
+        self.check_schedule(train, model_class)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
         return {
@@ -263,29 +315,30 @@ class Resolver:
         except ValueError as error:
             raise self.error("model", str(error).partition("=")[0], str(error)) from None
 
-    def check_trainer(self, train: TrainConfig, model_class: type) -> None:
-        """Check the schedule against the model, and extra arguments against Lightning's Trainer."""
+    def check_schedule(self, train: TrainConfig, model_class: type) -> None:
+        """Check the order of computation against the model."""
         if train.unroll_schedule == "diagonal":
             if not hasattr(model_class, "layers"):
                 raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
             if train.bptt is not None:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
-        if train.trainer:
-            from inspect import signature
 
-            from lightning import Trainer
-
-            names = list(signature(Trainer.__init__).parameters)[1:]
-            for name in train.trainer:
-                if name not in names:
-                    raise self.error("train", f"trainer.{name}", f"not an argument of lightning.Trainer; {nearest(name, names)}")
+    def check_trainer(self, train: TrainConfig) -> None:
+        """Check extra arguments against Lightning's Trainer."""
+        names = trainer_arguments() if train.trainer else ()
+        for name in train.trainer:
+            if name not in names:
+                raise self.error("train", f"trainer.{name}", f"not an argument of lightning.Trainer; {nearest(name, names)}")
+            if name in OURS:
+                own = OURS[name] and f"; set train.{OURS[name]} instead"
+                raise self.error("train", f"trainer.{name}", f"the engine sets this argument itself{own or '; leave it out'}")
 
     def check_stage(self, i: int, stage: Mapping[str, Any], model: Any, task_class: type, task: Any) -> None:
         where = f"stages[{i}]"
         for key, value in stage.items():
             if key in ("steps", "batch_size") and (type(value) is not int or value < 1):
                 raise self.error("train", f"{where}.{key}", f"{value!r}: expected a whole number of at least 1")
-            if key == "until" and not (isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())):
+            if key == "until" and not (isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())):
                 raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metrics[0]}: 0.99}}")
             for metric in stage["until"] if key == "until" else ():
                 if metric not in task_class.metrics:
@@ -305,17 +358,31 @@ TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "r
 
 def load(path: str | Path) -> Experiment:
     """Read and check an experiment file. Raises ConfigError: one line with file, key, what was expected."""
-    path = Path(path)
-    if not path.is_file():
-        others = [str(p) for p in sorted(path.parent.glob("*.yaml"))] if path.parent.is_dir() else []
-        raise ConfigError(str(path), "", f"no such file; {nearest(str(path), others)}")
+    return parse(read(Path(path)), str(path))
+
+
+def read(path: Path) -> Any:
+    """The content of a YAML as plain data. Nothing in it is executed or looked up: tags that name Python objects are unknown,
+    and interpolations stay text, which ``parse`` refuses."""
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        if not path.is_file():
+            folder = path if path.is_dir() else path.parent
+            others = [str(p) for p in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+            what = "is a folder, expected a file" if path.is_dir() else "no such file"
+            raise ConfigError(str(path), "", what + (f"; {nearest(str(path), others)}" if others else ""))
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ConfigError(str(path), "", f"more than {LARGEST_FILE:,} bytes; expected an experiment")
+        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text.decode("utf-8-sig"))))
+    except OSError as error:
+        raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(str(path), "", f"not valid YAML: nested more than {DEEPEST} deep") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or first_line(error)
+        problem = (getattr(error, "problem", None) or first_line(error)).partition(". See http")[0]
         raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
-    return parse(tree, str(path))
 
 
 def parse(tree: Any, file: str) -> Experiment:
@@ -325,36 +392,53 @@ def parse(tree: Any, file: str) -> Experiment:
     for key in tree:
         if key not in TOP_KEYS:
             raise ConfigError(file, str(key), f"unknown key; {nearest(str(key), TOP_KEYS)}")
+    for key, problem in problems(tree, ""):
+        raise ConfigError(file, key, problem)
     for key in ("experiment", "paper", "base", "arms", "seeds", "report"):
         if key not in tree:
             raise ConfigError(file, key, "missing")
-    name = tree["experiment"]
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name):
-        raise ConfigError(file, "experiment", f"{name!r}: expected letters, digits, '_' and '-' (it names folders)")
+    file_name(tree["experiment"], file, "experiment")
     base = mapping(tree["base"], file, "base")
     for section in SECTIONS:
         base[section] = mapping(base.get(section, {}), file, f"base.{section}")
     for section in base:
         if section not in SECTIONS:
             raise ConfigError(file, f"base.{section}", f"unknown section; {nearest(section, SECTIONS)}")
-    arms = {a: mapping(v or {}, file, f"arms.{a}") for a, v in mapping(tree["arms"], file, "arms").items()}
+    arms = mappings(tree["arms"], file, "arms")
     for arm in arms:
-        if not re.fullmatch(r"[A-Za-z_]\w*", str(arm)):
-            raise ConfigError(file, f"arms.{arm}", "expected a name of letters, digits and '_' (claims refer to it)")
+        if not re.fullmatch(r"[A-Za-z_]\w{0,63}", arm, re.ASCII):
+            raise ConfigError(file, f"arms.{arm}", "expected a name of at most 64 letters, digits and '_' (claims refer to it)")
+    scales = mappings(tree.get("scales"), file, "scales") or {"default": {}}
+    for scale in scales:
+        file_name(scale, file, f"scales.{scale}")
+        if scale.endswith("-modified"):
+            raise ConfigError(file, f"scales.{scale}", "a name that ends with '-modified' is kept for reports of changed runs; expected another")
     experiment = Experiment(
         file=file,
-        experiment=name,
+        experiment=tree["experiment"],
         paper=strict(PaperConfig, mapping(tree["paper"], file, "paper"), lambda key: file, "paper"),
         base=base,
-        scales={s: mapping(v or {}, file, f"scales.{s}") for s, v in mapping(tree.get("scales") or {"default": {}}, file, "scales").items()},
+        scales=scales,
         arms=arms,
-        grid=mapping(tree.get("grid") or {}, file, "grid"),
+        grid=mapping({} if tree.get("grid") is None else tree["grid"], file, "grid"),
         seeds=tree["seeds"],
         report=strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
-        expect=tree.get("expect") or [],
+        expect=[] if tree.get("expect") is None else tree["expect"],
     )
     check_lists(experiment)
     return experiment
+
+
+def file_name(name: Any, file: str, key: str) -> None:
+    """Raise ConfigError unless ``name`` is one plain component of a path, short enough for every file system."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][\w-]{0,63}", name, re.ASCII):
+        raise ConfigError(file, key, f"{name!r:.80}: expected letters, digits, '_' and '-', 64 at most (it names folders)")
+
+
+def mappings(value: Any, file: str, key: str) -> dict[str, dict[str, Any]]:
+    """A mapping of mappings; what is left empty is an empty one."""
+    named = mapping({} if value is None else value, file, key)
+    return {name: mapping({} if item is None else item, file, f"{key}.{name}") for name, item in named.items()}
 
 
 def mapping(value: Any, file: str, key: str) -> dict[str, Any]:
@@ -377,8 +461,8 @@ def check_lists(e: Experiment) -> None:
         if not isinstance(expect, list) or not all(isinstance(line, str) for line in expect):
             raise ConfigError(e.file, f"{where}expect", f"{expect!r}: expected a list of claims, for example 'gamma[200] > 0.95'")
         for key, points in mapping(grid, e.file, f"{where}grid").items():
-            if not isinstance(points, list) or not points:
-                raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of values")
+            if not isinstance(points, list) or not points or any(points.index(point) < i for i, point in enumerate(points)):
+                raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")
         for key in values:
             _, arm, *field = key.split(".") if key.startswith("arms.") else ("", "", "")
             if arm and arm not in e.arms:

@@ -38,6 +38,7 @@ STYLE = {
     "ytick.color": GREY,
     "xtick.labelcolor": "black",
     "ytick.labelcolor": "black",
+    "text.parse_math": False,  # labels come from the YAML: a lone dollar sign must not end a report
     "legend.frameon": False,
     "pdf.fonttype": 42,
 }

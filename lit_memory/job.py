@@ -13,6 +13,7 @@ from typing import Any
 from lit_memory import checkpoint
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
+from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, provenance
 from lit_memory.registry import load_class, nearest
 
@@ -38,15 +39,19 @@ class Job:
         loaded = load(args.experiment)
         args.default_scale = args.scale is None or args.scale == loaded.scale_names()[0]
         experiment = loaded.at(args.scale)
-        specs = experiment.plan(args.overrides)
-        experiment.check_report(specs)
-        arms = chosen("--arms", args.arms, list(experiment.arms), str)
-        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
-        root = (args.root or Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT)).absolute()
-        if root.exists() and not root.is_dir():
-            raise ConfigError("command line", "--root", f"{root} is a file; expected a folder")
+        if args.root == "":
+            raise ConfigError("command line", "--root", "'': expected a folder")
+        root = Path(args.root or os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
+        check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
+        check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
+        kernel_cache()
+        specs = experiment.plan(args.overrides)  # from here on with torch
+        experiment.check_report(specs)
+        experiment.check_sizes(specs)
+        arms = chosen("--arms", args.arms, list(experiment.arms), str)
+        seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
 
     @property
@@ -76,13 +81,15 @@ class Job:
     def open_tracker(self) -> Any:
         """The tracker, or None where there is no database yet: a dry run creates nothing."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
-        path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else self.root / "mlflow.db"
-        return None if (not uri or uri.startswith("sqlite:///")) and not path.is_file() else self.create_tracker()
+        path = database(self.root, uri)
+        return None if path is not None and not path.is_file() else self.create_tracker()
 
     def create_tracker(self) -> Any:
+        check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
+        make_root(self.root)
+        font_cache(self.root)
         from lit_memory.tracking import Tracker
 
-        self.root.mkdir(parents=True, exist_ok=True)
         return Tracker(self.root)
 
     def look_up(self, tracker: Any) -> None:

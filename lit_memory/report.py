@@ -146,9 +146,10 @@ def paper_rows(config: ReportConfig) -> list[dict[str, str]]:
         if config.paper_rows:
             raise ValueError("paper_rows without paper_values: name the file")
         return []
+    names = sorted(p.stem for p in PAPER_VALUES.glob("*.csv"))
+    if config.paper_values not in names:  # not is_file(): a name with .. would lead elsewhere
+        raise ValueError(f"paper_values={config.paper_values:.80}: expected one of {', '.join(names)}")
     path = PAPER_VALUES / f"{config.paper_values}.csv"
-    if not path.is_file():
-        raise ValueError(f"paper_values={config.paper_values}: expected one of {', '.join(sorted(p.stem for p in PAPER_VALUES.glob('*.csv')))}")
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row | {"id": f"{row['table']}: {row['condition']}"} for row in csv.DictReader(file)]
     for start in config.paper_rows:

@@ -20,8 +20,12 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
+from sqlalchemy.exc import DatabaseError
 
+from lit_memory import files
+from lit_memory.config import ConfigError, first_line
 from lit_memory.experiment import RunSpec
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -51,11 +55,16 @@ class Tracker:
     """All that the project writes to and reads from MLflow."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
-        """``root``: folder of artifacts and of the default database."""
+        """``root``: folder of artifacts and of the default database. Raises ConfigError for a store that does not open."""
         self.root, self.uri = root, uri or default_uri(root)
-        with self._creation_lock():
-            self.client = MlflowClient(tracking_uri=self.uri)
-            self.client.search_experiments(max_results=1)
+        try:
+            with self._creation_lock():
+                self.client = MlflowClient(tracking_uri=self.uri)
+                self.client.search_experiments(max_results=1)
+        except (MlflowException, DatabaseError, ImportError) as error:  # no server of MLflow, an older schema, a driver that is not installed
+            if files.disk_full(error, root):
+                raise
+            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
         self.known: dict[str, set[tuple[str, int]]] = {}  # (metric, step) that a resumed run has logged already
 
     @contextlib.contextmanager

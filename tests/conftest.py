@@ -1,6 +1,7 @@
 """Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is tested."""
 
 import dataclasses
+import os
 import shutil
 
 import pytest
@@ -120,6 +121,29 @@ def make_spec(tree):
     return lambda *overrides: parse(tree, "tiny.yaml").plan(overrides)[0]
 
 
+class _Hostile:
+    """Makes the folder ``proof`` when it is unpickled."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.proof),)
+
+
+@pytest.fixture
+def hostile_checkpoint(tmp_path):
+    """``hostile_checkpoint(path)`` writes a checkpoint that makes a folder when it is unpickled; returns that folder."""
+
+    def write(path):
+        proof = tmp_path / "executed"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"state_dict": {}, "callbacks": _Hostile(proof)}, path)
+        return proof
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def _database(tmp_path_factory):
     """An empty MLflow database, whose creation takes seconds."""
@@ -132,7 +156,7 @@ def _database(tmp_path_factory):
 @pytest.fixture
 def make_root(tmp_path, _database, monkeypatch):
     """``make_root(name)``: a folder for runs, with a database of its own; the environment names no other place."""
-    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT"):
+    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
     def make(name: str = "root"):

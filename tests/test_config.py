@@ -76,7 +76,7 @@ def test_strict_builds_plain_instances(values, expected):
         ({"count": 0}, "<part.count>: part.count: count=0: expected at least 1"),
         ({"count": 10}, "<part>: part: too many of them"),
         ({"count": "???"}, "<part.count>: part.count: Structured config of type `Section` has missing mandatory value: count"),
-        ({"count": "${nothing}"}, "part.count: Interpolation key 'nothing' not found"),
+        ({"count": "${nothing}"}, "part.count: count='${nothing}': '${' asks for an interpolation; expected the value itself"),
     ],
 )
 def test_strict_names_the_place_and_the_key(values, message):

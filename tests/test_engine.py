@@ -47,7 +47,7 @@ def fit(make_spec, tmp_path):
         spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
         module, data = engine.build(spec)
         curriculum, spy = Curriculum(spec), Spy()
-        trainer = engine.make_trainer(spec, False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit"))
+        trainer = engine.make_trainer(spec, tmp_path / "fit", False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit"))
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
         return trainer, module, curriculum, spy
 

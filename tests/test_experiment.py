@@ -197,13 +197,13 @@ BROKEN = {
     "section that is a list": ({"arms": ["a"]}, "FILE: arms: ['a']: expected a mapping"),
     "arm that is text": ({"arms/a": "x"}, "FILE: arms.a: 'x': expected a mapping"),
     "no arms": ({"arms": {}}, "FILE: arms: expected at least one arm"),
-    "arm name": ({"arms/a-b": {}}, "FILE: arms.a-b: expected a name of letters"),
+    "arm name": ({"arms/a-b": {}}, "FILE: arms.a-b: expected a name of at most 64 letters"),
     "key that is a number": ({"base/model": {1: 2}}, "FILE: base.model.1: 1 is not text; put the key in quotes"),
     "arm called off": ({"arms": {False: {}}}, "FILE: arms.False: False is not text; put the key in quotes"),
     "key that is a number, in a scale": ({"scales/cpu": {3: 4}}, "FILE: scales.cpu.3: 3 is not text"),
     "experiment name": ({"experiment": "a/b"}, "FILE: experiment: 'a/b': expected letters, digits"),
     "experiment name ..": ({"experiment": ".."}, "FILE: experiment: '..': expected letters, digits"),
-    "grid that is no list": ({"grid/train.lr": 1}, "FILE: grid.train.lr: 1: expected a list of values"),
+    "grid that is no list": ({"grid/train.lr": 1}, "FILE: grid.train.lr: 1: expected a list of different values"),
     "claim that is no list": ({"expect": "a[2] > 0"}, "FILE: expect: 'a[2] > 0': expected a list of claims"),
     "syntax of a claim": ({"expect": ["a[2] >"]}, "FILE: expect: expect[0] 'a[2] >': syntax"),
     **{f"seeds {s}": ({"seeds": s}, f"FILE: seeds: {s}: expected a list of different whole numbers") for s in ([], 3, [0, 0], [-1], [0.5], ["0"], [True])},
@@ -215,7 +215,7 @@ BROKEN = {
     "vocabulary": ({"base/model/vocab_size": 18}, "FILE (arm a): model.vocab_size: 18: the task has 19 token ids"),
     "positions": ({"base/model/family": "gpt2", "base/model/positions": 4}, "FILE (arm a): model.positions: positions=4: a segment of 4 tokens takes 5 rows"),
     "learning rate": ({"base/train/lr": -1}, "FILE (arm a): train.lr: lr=-1.0: expected"),
-    "learning rate nan": ({"base/train/lr": math.nan}, "FILE (arm a): train.lr: lr=nan: expected"),
+    "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
     "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
     # stages
@@ -267,7 +267,7 @@ OVERRIDES = {
     "model.gama?=1": "unknown key; did you mean 'gamma'?",
     "model.name=zz": f"unknown model 'zz'; expected one of {NAMES}",
     "model.gamma=off": "… expected one of ['clip', 'raw', 'off'] (got False)",
-    "train.lr=.nan": "lr=nan: expected a finite number",
+    "train.lr=.nan": "nan: expected a finite number",
     "train.steps=1e3": "Value '1000.0'",
     "task.test_pairs=2": "Invalid value assigned",
     "train.stages=[{task.pair: 2}]": "task.pair: unknown key; did you mean 'pairs'?",
@@ -293,7 +293,7 @@ TEXTS = {
     "seeds: [0\n": "FILE:2: not valid YAML:",
     "seeds: *x\n": "FILE:1: not valid YAML: found undefined alias",
     "a: 1\n---\nb: 2\n": "FILE:2: not valid YAML: but found another document",
-    "experiment: ${nothing}": "FILE: not valid YAML: Interpolation key 'nothing' not found",
+    "experiment: ${nothing}": "FILE: experiment: '${nothing}': '${' asks for an interpolation",
     "grid: !!python/object/apply:os.mkdir [OWNED]\n": "FILE:1: not valid YAML: could not determine a constructor for the tag",
     bytes(range(256)): "FILE: not valid YAML: 'utf-8' codec can't decode",
     "paper: \u00e9".encode("latin1"): "FILE: not valid YAML: 'utf-8' codec can't decode",
@@ -314,7 +314,7 @@ def test_files_that_are_not_experiments(tmp_path, monkeypatch, text):
 
 def test_files_and_scales_that_do_not_exist(tmp_path, tree):
     (tmp_path / "tiny.yaml").touch()
-    for name, expected in {"tinny.yaml": "did you mean", "": "no such file", "no/such.yaml": "expected one of (none)"}.items():
+    for name, expected in {"tinny.yaml": "did you mean", "no/such.yaml": "no such file"}.items():
         with pytest.raises(ConfigError, match="no such file") as caught:
             load(tmp_path / name)
         assert expected in str(caught.value)
@@ -351,7 +351,7 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     """With the engine's own modules, callbacks and trainer, without MLflow."""
     engine.quiet()
     module, data = engine.build(spec)
-    trainer = engine.make_trainer(spec, False, engine.Curriculum(spec), engine.Keeper(tmp_path))
+    trainer = engine.make_trainer(spec, tmp_path, False, engine.Curriculum(spec), engine.Keeper(tmp_path))
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 2 and [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000002.ckpt"]

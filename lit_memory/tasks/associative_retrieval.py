@@ -58,6 +58,9 @@ class AssociativeRetrieval(Task):
             for name in ("pairs", "key_size", "value_size", "queries"):
                 if getattr(self, name) < 1:
                     raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            for name in ("key_size", "value_size"):
+                if getattr(self, name) > 15:
+                    raise ValueError(f"{name}={getattr(self, name)}: expected at most 15, as 16^{name} has to be a 64-bit number")
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
             if self.mode == "remember" and self.pairs > BASE**self.key_size:

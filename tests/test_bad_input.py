@@ -1,0 +1,253 @@
+"""Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, and what only looks wrong.
+
+There is no case of a malformed data file: no task reads one yet.
+"""
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_memory import engine, experiment, places
+from lit_memory.cli import main
+from lit_memory.config import ConfigError
+from lit_memory.experiment import OURS, parse, point_name, trainer_arguments
+from lit_memory.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+CORPUS = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8"))
+CASES = CORPUS["cases"]
+RUN = Path(__file__).parents[1] / "run.py"
+LIMIT = 3.0
+"""Seconds from the start of the process to its end."""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working folder but for a few files; the environment names no other place and no proxy."""
+    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "cwd"
+    (folder / "folder").mkdir(parents=True)
+    for name, text in {"tiny.yaml": CORPUS["good"], "other.yaml": "", "garbage.db": "no database at all\n"}.items():
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def prepare(case, place):
+    """Writes the case's file; returns its arguments."""
+    text = CORPUS["good"]
+    if "change" in case:
+        assert text.count(case["change"]) >= 1, "the good file has no such text"
+        text = text.replace(case["change"], case["to"], 1)
+    if "file" in case:
+        text = "".join([case["file"], *(case.get(part, "") * case.get("times", 0) for part in ("then", "last")), case.get("end", "")])
+    text += case.get("add", "")
+    (place / "tiny.yaml").write_bytes(bytes(case["bytes"]) if "bytes" in case else text.encode())
+    return case["alone"] if "alone" in case else ["tiny.yaml", *([] if "root" in case else ["--root", "root"]), *case.get("argv", [])]
+
+
+def tree(folder):
+    """Every path below a folder, with size and time of its last change."""
+    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def check(case, place, err):
+    """One line, the golden one: its parts between … in this order, from the beginning to the end."""
+    first, *parts = case["says"].replace("CWD", str(place)).split("…")
+    line = err.removeprefix("error: ").removesuffix("\n")
+    assert err.startswith("error: ") and err.count("\n") == 1 and len(line) <= 1010
+    if not parts:
+        assert line == first
+    rest = line.removeprefix(first)
+    assert line.startswith(first) and line.endswith(parts[-1] if parts else ""), line
+    for part in filter(None, parts):
+        assert part in rest, line
+        rest = rest.partition(part)[2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_told_in_one_line_and_leaves_nothing(place, monkeypatch, capsys, name):
+    case = CASES[name]
+    argv = prepare(case, place)
+    for variable, value in case.get("env", {}).items():
+        monkeypatch.setenv(variable, value)
+    before, start = tree(place.parent), time.monotonic()
+    assert main(argv) == 2
+    took = time.monotonic() - start
+    out, err = capsys.readouterr()
+    assert out == "" and took < LIMIT
+    check(case, place, err)
+    assert tree(place.parent) == before
+
+
+PROCESSES = ["missing file", "unknown key", "zero steps", "unknown argument of the Trainer", "heads", "database that is text"]
+HEAVY = ("lightning", "mlflow", "matplotlib", "pandas", "transformers")
+WATCH = f"""
+import runpy, sys
+sys.path.insert(0, {str(RUN.parent)!r})
+try:
+    runpy.run_path({str(RUN)!r}, run_name="__main__")
+finally:
+    heavy = [name for name in {HEAVY!r} if name in sys.modules]
+    assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_real_processes_answer_in_time_and_import_nothing_heavy(place, name):
+    case = CASES[name]
+    argv = prepare(case, place)
+    before, start = tree(place.parent), time.monotonic()
+    run = subprocess.run([sys.executable, "-c", WATCH, *argv], env=os.environ | case.get("env", {}), capture_output=True, text=True)
+    took = time.monotonic() - start
+    assert (run.returncode, run.stdout) == (2, ""), run.stderr
+    check(case, place, run.stderr)
+    assert tree(place.parent) == before and took < (LIMIT if os.getloadavg()[0] < 1 else 4 * LIMIT)
+
+
+def test_the_good_file_is_good(place, capsys):
+    """Or every case would fail for its sake."""
+    assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 runs: 2 new" in out and err == "" and not (place / "root").exists()
+    assert len(CASES) >= 60
+
+
+def test_a_database_of_garbage_below_the_root(place, capsys):
+    (place / "root").mkdir()
+    (place / "root" / "mlflow.db").write_bytes(os.urandom(4096))
+    before = tree(place)
+    assert main(["tiny.yaml", "--root", "root"]) == 2
+    assert capsys.readouterr().err == f"error: {place}/root/mlflow.db: {place}/root/mlflow.db is not an SQLite database; expected MLflow's, or no file\n"
+    assert tree(place) == before
+
+
+def test_a_database_with_a_good_beginning(root):
+    """SQLAlchemy's error, in one line."""
+    (root / "mlflow.db").write_bytes((root / "mlflow.db").read_bytes()[:100] + b"garbage" * 1000)
+    with pytest.raises(ConfigError, match=r"^MLflow: cannot use sqlite:///.*: .*sqlite3.DatabaseError"):
+        Tracker(root)
+
+
+class Broken(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.server.answer is None:
+            self.server.hang.wait(20)
+        self.send_response(self.server.answer or 503)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *args):
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def server():
+    """An HTTP server that answers with the status ``answer``, or not at all."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        server.daemon_threads, server.answer, server.hang = True, 503, threading.Event()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.hang.set()
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("answer", "why"), [(503, "the server answers 503 Service Unavailable"), (None, "no server answers (timed out)"), (404, "cannot use")])
+def test_a_server_that_does_not_work(place, server, monkeypatch, capsys, answer, why):
+    uri = f"http://127.0.0.1:{server.server_port}"
+    server.answer = answer
+    monkeypatch.setattr(places, "TIMEOUT", 0.3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    start = time.monotonic()
+    assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and uri in err and why in err and time.monotonic() - start < 10
+
+
+def test_a_server_that_is_not_there(place, server, monkeypatch, capsys):
+    uri = f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    before, start = tree(place), time.monotonic()
+    assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: MLFLOW_TRACKING_URI: {uri}: no server answers (Connection refused); start one with `mlflow server` or unset the variable\n"
+    )
+    assert tree(place) == before and time.monotonic() - start < LIMIT
+
+
+def test_a_root_that_cannot_be_created(place, capsys):
+    """A kernel's own file system refuses even root."""
+    if not Path("/proc").is_dir():
+        pytest.skip("no /proc")
+    assert main(["tiny.yaml", "--root", "/proc/no/such"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: command line: --root: /proc") and err.count("\n") == 1
+
+
+def test_a_folder_that_may_not_be_written(place, monkeypatch, capsys):
+    """A dry run only reads."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main(["tiny.yaml", "--root", "folder/root"]) == 2
+    assert capsys.readouterr().err == f"error: command line: --root: {place}/folder may not be written to; expected a folder of yours\n"
+    assert main(["tiny.yaml", "--root", "folder/root", "--dry-run"]) == 0
+
+
+def test_the_size_is_read_no_further_than_needed(place, monkeypatch):
+    monkeypatch.setattr(experiment, "LARGEST_FILE", len(CORPUS["good"]))
+    experiment.load("tiny.yaml")
+    (place / "tiny.yaml").write_text(CORPUS["good"] + "\n")
+    with pytest.raises(ConfigError, match="bytes; expected an experiment"):
+        experiment.load("tiny.yaml")
+
+
+def test_a_byte_order_mark_is_no_mistake(place):
+    (place / "tiny.yaml").write_bytes(b"\xef\xbb\xbf" + CORPUS["good"].encode())
+    assert experiment.load("tiny.yaml").experiment == "tiny"
+
+
+@pytest.mark.parametrize("text", ["x/../../y", "..", "/etc", "a" * 81, "a\0b", "[{'steps': 3}]", "é", "a b"])
+def test_points_of_a_grid_are_plain_names(text):
+    name = point_name(text)
+    assert "/" not in name and name not in (".", "..") and name.isascii() and name.isprintable() and len(name) <= 80
+    assert name != point_name(f"{text} ") and point_name("lr0.1-layers2") == "lr0.1-layers2"
+
+
+def test_folders_stay_below_the_root(tree_of, tmp_path):
+    specs = parse(tree_of(grid={"train.trainer": [{"profiler": "../../../x"}, {"profiler": "/x"}]}), "tiny.yaml").plan()
+    folders = {spec.folder(tmp_path).resolve() for spec in specs}
+    assert len(folders) == len({spec.point for spec in specs}) * 2 == 4
+    assert all(folder.parent == tmp_path / "checkpoints/tiny/default" and len(folder.name) < 255 for folder in folders)
+
+
+@pytest.fixture
+def tree_of():
+    return lambda **top: yaml.safe_load(CORPUS["good"]) | top
+
+
+def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
+    """An argument that the engine sets and the list forgot would end every run with a TypeError."""
+    import inspect
+
+    from lightning import Trainer
+
+    assert trainer_arguments() == list(inspect.signature(Trainer.__init__).parameters)[1:]
+    seen = {}
+
+    def spy(**arguments):
+        seen.update(arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.L, "Trainer", spy)
+        engine.make_trainer(make_spec(), tmp_path, False)
+    assert set(seen) - {"devices"} <= set(OURS) <= set(trainer_arguments()) and seen["default_root_dir"] == tmp_path
