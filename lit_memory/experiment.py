@@ -204,7 +204,7 @@ SECTIONS = ("model", "task", "train")
 STAGE_KEYS = ("steps", "batch_size", "until")
 OURS = {
     **dict.fromkeys(("max_epochs", "reload_dataloaders_every_n_epochs", "num_sanity_val_steps", "deterministic", "inference_mode"), ""),
-    **dict.fromkeys(("logger", "callbacks", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "default_root_dir"), ""),
+    **dict.fromkeys(("logger", "callbacks", "plugins", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "default_root_dir"), ""),
     **{"max_steps": "steps", "log_every_n_steps": "valid_every", "check_val_every_n_epoch": "valid_every", "val_check_interval": "valid_every"},
     **{"accelerator": "accelerator", "precision": "precision", "gradient_clip_val": "clip_norm", "gradient_clip_algorithm": "clip_norm"},
 }

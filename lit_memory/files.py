@@ -20,16 +20,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with staged.open("wb") as file:
+        with naming(path), staged.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)
-    except Exception as error:
-        for cause in chain(error):
-            if isinstance(cause, OSError):
-                cause.filename = str(path)  # a failed write() does not say where
-        raise
     finally:
         staged.unlink(missing_ok=True)
 
@@ -45,13 +40,26 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
     staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:
         for name, content in contents.items():
-            write(staged[name], content)
+            with naming(folder / name):
+                write(staged[name], content)
         for name in contents:
             os.replace(staged[name], folder / name)
     finally:
         for path in staged.values():
             path.unlink(missing_ok=True)
     return {name: folder / name for name in contents}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the operating system name ``path``: a failed write() does not say where, and the user knows no staged files."""
+    try:
+        yield
+    except Exception as error:
+        for cause in chain(error):
+            if isinstance(cause, OSError) and cause.errno is not None:
+                cause.filename = str(path)
+        raise
 
 
 def sweep(folder: Path) -> None:

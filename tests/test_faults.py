@@ -482,16 +482,16 @@ LONG = ["train.steps=100000", "train.valid_every=100000"]
 
 
 @pytest.mark.parametrize(
-    ("signals", "code", "status"),
+    ("signals", "codes", "status"),
     [
-        ([signal.SIGINT], 130, "KILLED"),
-        ([signal.SIGTERM], 143, "KILLED"),
-        ([signal.SIGINT, signal.SIGINT], -signal.SIGINT, "KILLED"),
-        ([signal.SIGKILL], -signal.SIGKILL, "KILLED"),
+        ([signal.SIGINT], [130], "KILLED"),
+        ([signal.SIGTERM], [143], "KILLED"),
+        ([signal.SIGINT, signal.SIGINT], [-signal.SIGINT, 130], "KILLED"),  # 130: the children were faster than the second signal
+        ([signal.SIGKILL], [-signal.SIGKILL], "KILLED"),
     ],
     ids=["ctrl-c", "sigterm", "ctrl-c-twice", "kill-9-of-the-command"],
 )
-def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, signals, code, status):
+def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, signals, codes, status):
     """The signal goes to the command only, as from a batch system; its children follow, each after its step and a checkpoint."""
     process = start(file, root, tmp_path, "--jobs", "2", *LONG)
     training = set()
@@ -503,11 +503,11 @@ def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, 
         time.sleep(0.1 * i)
         process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, time.monotonic() - sent < 10) == (code, True), (out, err)
+    assert process.returncode in codes and time.monotonic() - sent < 10, (process.returncode, out, err)
     wait_for(lambda: not alive(process.pid), seconds=10)
     assert alive(process.pid) == [] and "Traceback" not in err
     assert len(list(root.rglob("*.ckpt"))) == 2 and not any(map(checkpoint.damaged, root.rglob("*.ckpt")))
-    assert sorted(statuses(root).values()) == sorted([status, status, "SCHEDULED" if code < 0 else "KILLED"])
+    assert sorted(statuses(root).values()) == sorted([status, status, "SCHEDULED" if process.returncode < 0 else "KILLED"])
 
 
 def test_a_deleted_run_makes_the_verdict_incomplete(file, root, tmp_path):

@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -45,19 +42,6 @@ def test_the_tracker_takes_the_environment_unless_told(root, make_root, monkeypa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{other}/mlflow.db")
     assert Tracker(root).uri == f"sqlite:///{other}/mlflow.db"
     assert Tracker(root, f"sqlite:///{root}/mlflow.db").uri == f"sqlite:///{root}/mlflow.db"
-
-
-@pytest.mark.parametrize(("given", "seen"), [({}, "true"), ({"MLFLOW_DISABLE_TELEMETRY": "false"}, "false")])
-def test_telemetry_is_off_before_mlflow_is_imported(tmp_path, given, seen):
-    """A stand-in for mlflow tells what it sees."""
-    files = {"mlflow/__init__.py": "import os; print(os.environ['MLFLOW_DISABLE_TELEMETRY']); MlflowClient = None"}
-    files |= {"mlflow/entities.py": "Metric = Param = RunTag = ViewType = None", "mlflow/utils/__init__.py": ""}
-    for name, text in (files | {"mlflow/utils/time.py": "get_current_time_millis = None"}).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")} | given | {"PYTHONPATH": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", "import lit_memory.tracking"], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == seen
 
 
 def test_one_parent_per_experiment_and_scale(tracker):
