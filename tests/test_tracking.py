@@ -51,7 +51,11 @@ def test_the_tracker_takes_the_environment_unless_told(root, make_root, monkeypa
 def test_telemetry_is_off_before_mlflow_is_imported(tmp_path, given, seen):
     """A stand-in for mlflow tells what it sees."""
     files = {"mlflow/__init__.py": "import os; print(os.environ['MLFLOW_DISABLE_TELEMETRY']); MlflowClient = None"}
-    files |= {"mlflow/entities.py": "Metric = Param = RunTag = ViewType = None", "mlflow/utils/__init__.py": ""}
+    files |= {
+        "mlflow/entities.py": "Metric = Param = RunTag = ViewType = None",
+        "mlflow/exceptions.py": "MlflowException = None",
+        "mlflow/utils/__init__.py": "",
+    }
     for name, text in (files | {"mlflow/utils/time.py": "get_current_time_millis = None"}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
