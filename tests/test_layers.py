@@ -30,7 +30,7 @@ RULES = {
     "models/": "torch backbone memory recurrence models",
     "tasks/": "torch tasks",
     "lit/": "torch lightning lit recurrence registry tasks",
-    "interop.py": "torch safetensors backbone recurrence registry",
+    "interop.py": "torch safetensors backbone models recurrence registry",
     "tracking.py": "mlflow filelock experiment",
     "engine.py": "torch lightning filelock experiment lit registry tasks tracking",
     "job.py": "config experiment provenance registry",

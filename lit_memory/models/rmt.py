@@ -56,7 +56,7 @@ class RMT(SegmentRecurrent):
         m, written = self.config.memory_tokens, self.config.memory_tokens if write else 0
         rows = [memory_BMD, tokens_BTD, memory_BMD] if write else [memory_BMD, tokens_BTD]
         mask = None if mask_BT is None else F.pad(mask_BT, (m, written), value=True)
-        hidden_BTD = self.decoder.run(self.decoder.place(torch.cat(rows, dim=1)), mask)
+        hidden_BTD = self.decoder.run(self.decoder.place(torch.cat(rows, dim=1), m, written), mask)
         end = hidden_BTD.shape[1] - written
         return hidden_BTD[:, m:end], self.update(state, hidden_BTD[:, end:].to(state.dtype)) if write else state
 
