@@ -111,7 +111,7 @@ def load_reference(source: str | os.PathLike[str] | Mapping[str, Tensor], *, arc
     """
     layout, family = _lookup("arch", arch, LAYOUTS), _lookup("backbone", backbone, FAMILIES)
     weights = _read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-    with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
+    with about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
         weights = {name: tensor for name, tensor in _canonical(weights, family).items() if name not in layout.ignored}
         layers = {m[1] for name in weights if (m := re.match(rf"{re.escape(OUTER[family.name]['layers'])}\.(\d+)\.", name))}  # a gap: missing weights
         fixed = {"heads": n_head, "layers": max(1, len(layers)), "tie_embeddings": flags.pop("tie_embeddings", None)}
@@ -131,7 +131,7 @@ def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> Se
     if not is_folder and not hasattr(source, "config"):
         raise TypeError(f"source is a {type(source).__name__}: expected a Hugging Face model or a folder; for a state_dict use load_reference")
     _lookup("arch", arch, MODELS)
-    with _about(source if is_folder else type(source).__name__):
+    with about(source if is_folder else type(source).__name__):
         config, weights = _read_folder(Path(source)) if is_folder else (source.config, source.state_dict())
         family = _family(config.model_type)
         model: Any = _build(arch, Layout(), family, _canonical(weights, family), _settings(config, family, flags.pop("dropout", None)), flags)
@@ -151,19 +151,19 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     """A model with ``weights``; what ``layout`` does not name keeps its init. ``fixed``: fields that no flag may change."""
     dtypes = {tensor.dtype for tensor in weights.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"weights of type {_some(map(str, dtypes))}: expected one floating-point type; convert them")
+        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
     fixed["tie_embeddings"] = _tie(weights, family, fixed["tie_embeddings"])
     decoder, memory = _names(layout, family, fixed["layers"], weights)
     needed = {name for theirs in (*decoder.values(), *memory.values()) for name in theirs}
     for problem, wrong in (("missing weights", needed - set(weights)), ("surplus weights", set(weights) - needed)):
         if wrong:
-            raise ValueError(f"{problem}: {_some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
+            raise ValueError(f"{problem}: {some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
     fixed = {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed
     for name in flags.keys() & fixed.keys():
         raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
     cls: Any = load_class("model", arch)
     if missing := {"family", "layers"} - {f.name for f in fields(cls.Config)}:
-        raise ValueError(f"arch={arch!r} has no {_some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
+        raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
     config = build_config(cls.Config, fixed | flags)
     complete = layout is LAYOUTS.get(arch)  # else the memory is new
     if config.family == "gpt2" and config.wrap_pos and complete:  # the table that was stored has the rows of the memory as well
@@ -176,7 +176,7 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     inside = "block." if any(name.startswith("decoder.layers.0.block.") for name in fresh) else ""
     names = {ours.format(inside): theirs for ours, theirs in decoder.items()} | memory
     if unknown := set(names) - set(fresh):
-        raise ValueError(f"arch={arch!r} has no {_some(unknown)}: expected an architecture around a {family.model_type} decoder")
+        raise ValueError(f"arch={arch!r} has no {some(unknown)}: expected an architecture around a {family.model_type} decoder")
     for ours, theirs in names.items():
         _check_shapes(weights, ours, theirs, fresh[ours].shape, config)
     state = {ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"]) for ours, theirs in names.items()}
@@ -281,7 +281,7 @@ def _settings(config: Any, family: Family, dropout: float | None) -> dict[str, A
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else")
     rates = {getattr(config, name) for name in family.dropouts} or {0.0} if dropout is None else {dropout}
     if len(rates) > 1:
-        raise ValueError(f"{', '.join(family.dropouts)} are {_some(map(str, rates))}: expected the same rate for all; pass dropout=")
+        raise ValueError(f"{', '.join(family.dropouts)} are {some(map(str, rates))}: expected the same rate for all; pass dropout=")
     return fixed | {"tie_embeddings": config.tie_word_embeddings, "dropout": rates.pop()}
 
 
@@ -300,20 +300,32 @@ def _read_file(path: Path) -> Any:
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Configuration and weights that ``save_pretrained`` wrote, the latter in one file or in several."""
-    stems = ("model.safetensors", "pytorch_model.bin")
-    name = next((n for stem in stems for n in (stem, f"{stem}.index.json") if (folder / n).is_file()), None)
-    if name is None or not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: expected a folder with config.json and {' or '.join(stems)}, as save_pretrained writes it")
+    """Configuration and weights that Hugging Face's ``save_pretrained`` wrote."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it")
     _family(read_json(folder / "config.json").get("model_type"))
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        parts = sorted(set(read_json(folder / name)["weight_map"].values())) if name.endswith(".json") else [name]
     except Exception as error:  # transformers reports a broken configuration in many ways
-        raise ValueError(f"the .json files cannot be read ({type(error).__name__}); expected those of {_some(FAMILIES)}") from error
-    return config, {name: tensor for part in parts for name, tensor in _read_file(folder / Path(part).name).items()}
+        raise ValueError(f"config.json cannot be used ({type(error).__name__}); expected that of {some(FAMILIES)}") from error
+    return config, read_weights(folder)
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The weights in a folder, in one file or in several with an index. Raises FileNotFoundError for a file that is missing."""
+    stems = ("model.safetensors", "pytorch_model.bin")
+    name = next((n for stem in stems for n in (stem, f"{stem}.index.json") if (folder / n).is_file()), None)
+    if name is None:
+        raise FileNotFoundError(f"{folder}: expected a folder with weights, {' or '.join(stems)}, as save_pretrained writes it")
+    parts = [name]
+    if name.endswith(".json"):
+        places = read_json(folder / name).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError(f"{name} has no weight_map: expected an index that save_pretrained wrote")
+        parts = sorted({str(part) for part in places.values()})
+    return {name: tensor for part in parts for name, tensor in _read_file(folder / Path(part).name).items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -328,7 +340,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _about(source: Any) -> Iterator[None]:
+def about(source: Any) -> Iterator[None]:
     """Errors about the values of weights and settings name where these come from."""
     try:
         yield
@@ -342,7 +354,7 @@ def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
-def _some(names: Iterable[str], limit: int = 6) -> str:
+def some(names: Iterable[str], limit: int = 6) -> str:
     """The first names of a list that may be long."""
     names = sorted(names)
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

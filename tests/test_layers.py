@@ -31,6 +31,9 @@ RULES = {
     "tasks/": "torch tasks",
     "lit/": "torch lightning lit recurrence registry tasks",
     "interop.py": "torch safetensors backbone models recurrence registry",
+    "pretrained.py": "torch safetensors interop models recurrence registry",
+    "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
+    "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock experiment",
     "engine.py": "torch lightning filelock experiment lit registry tasks tracking",
     "job.py": "config experiment provenance registry",
@@ -41,6 +44,9 @@ LAZY = {
     "figures.py": "matplotlib",
     "tracking.py": "pandas",
     "interop.py": "transformers",
+    "pretrained.py": "huggingface_hub",
+    "recurrence.py": "pretrained",
+    "autoclasses.py": "hub",
     "launch.py": "engine",
     "job.py": "report tracking",
     "experiment.py": "lightning",
@@ -107,7 +113,7 @@ def test_forbidden_constructs(file):
 def test_heavy_packages_have_one_home():
     homes = {
         "mlflow": {"tracking.py"},
-        "transformers": {"interop.py"},
+        "transformers": {"interop.py", "hub.py", "autoclasses.py"},
         "matplotlib": {"figures.py"},
         "lightning": {"engine.py", "experiment.py", "lit/"},
         "rich": {"cli.py"},
