@@ -57,7 +57,7 @@ class _AfterAutoClasses:
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in cls.modules:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not cls)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path[sys.meta_path.index(cls) + 1 :])  # type: ignore[arg-type]
         spec: Any = next((spec for spec in others if spec), None)
         if spec and spec.loader:
             execute = spec.loader.exec_module

@@ -38,7 +38,8 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """Hugging Face's, but a weight that is missing or left over is a ValueError, not a warning."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **options)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **options)
+        model, info = loaded
         for problem in ("missing_keys", "unexpected_keys"):
             if info[problem]:
                 raise ValueError(f"{model.name_or_path}: {problem}: {some(info[problem])}; expected the weights that config.json asks for")

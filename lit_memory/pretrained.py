@@ -75,7 +75,7 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, **flags: Any) -> SegmentRecurrent:
+def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, **flags: Any) -> Any:
     """The model of class ``cls`` in a folder, in eval mode and in the precision of its weights.
 
     source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a pretrained decoder, which
@@ -119,7 +119,7 @@ def _load(cls: type[SegmentRecurrent], folder: Path, config: Mapping[str, Any], 
         raise ValueError(f"arch={arch!r} in config.json: expected {architecture(cls)!r}; use {found.__name__}.from_pretrained")
     if unknown := settings.keys() - {f.name for f in fields(found.Config)}:
         raise ValueError(f"settings {some(unknown)} in config.json: {arch} has none of that name; load it with the version that wrote it")
-    model = found(build_config(found.Config, settings | flags))
+    model = found(build_config(found.Config, {**settings, **flags}))
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights(folder).items()}
     fresh, doubles = model.state_dict(), shared_weights(model)
     weights |= {name: weights[kept] for name, kept in doubles.items() if kept in weights}

@@ -281,6 +281,15 @@ def test_reference_is_strict(arch, backbone):
     refused(ValueError, ("width=16", "heads=3"), load, weights, arch, backbone, n_head=3)
 
 
+@pytest.mark.parametrize("arch", LAYOUTS)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_prefixes_of_the_wrapper(arch, backbone):
+    """The names of the reference's checkpoints are those of its inner module, with or without ``memory_cell.``."""
+    weights = reference_weights(arch, backbone)
+    expected = logits(load(weights, arch, backbone))
+    assert torch.equal(logits(load({f"memory_cell.{name}": t for name, t in weights.items()}, arch, backbone)), expected)
+
+
 @pytest.mark.parametrize("buffer", ["attn.bias", "layer.attn.masked_bias", "attention.rotary_emb.inv_freq"])
 def test_prefixes_and_buffers_of_old_checkpoints(buffer):
     weights = reference_weights("armt", "gpt2")
