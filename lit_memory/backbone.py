@@ -264,8 +264,10 @@ class Decoder(nn.Module):
             count = rows_BTD.shape[1] - before - after
             if count > last:
                 raise ValueError(f"{count} rows in one segment, but the position table has {last}: use shorter segments")
-            wrapped = torch.cat([table[last : last + before], table[:count], table[last + before : last + before + after]])
-            rows_BTD = rows_BTD + (wrapped if before + after else table[:count])
+            places_TD = table[:count]
+            if before + after:
+                places_TD = torch.cat([table[last : last + before], places_TD, table[last + before : last + before + after]])
+            rows_BTD = rows_BTD + places_TD
         return self.dropout(rows_BTD)
 
     def run(self, rows_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
