@@ -7,7 +7,6 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
@@ -65,9 +64,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         segment_len: default ``config.segment_len``.
         """
         prompts = pack(input_ids, attention_mask)
-        total = input_ids.shape[1]
-        mask = None if bool((prompts.lengths_B == total).all()) else torch.arange(total, device=input_ids.device) < prompts.lengths_B[:, None]
-        hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=mask).hidden_BTD
+        hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=prompts.mask()).hidden_BTD
         logits = self.model.logits(hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1))
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         out = CausalLMOutput(loss=loss, logits=logits)

@@ -158,19 +158,12 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     for problem, wrong in (("missing weights", needed - set(weights)), ("surplus weights", set(weights) - needed)):
         if wrong:
             raise ValueError(f"{problem}: {some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
-    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed
-    for name in flags.keys() & fixed.keys():
-        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
     cls: Any = load_class("model", arch)
-    if missing := {"family", "layers"} - {f.name for f in fields(cls.Config)}:
-        raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
-    config = build_config(cls.Config, fixed | flags)
     complete = layout is LAYOUTS.get(arch)  # else the memory is new
-    if config.family == "gpt2" and config.wrap_pos and complete:  # the table that was stored has the rows of the memory as well
-        config = replace(config, positions=config.positions - config.rows(0))
+    config = _config(cls, arch, family, {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed, flags, complete)
     model = cls(config).to(dtypes.pop())
     fresh = model.state_dict()
-    if config.family == "gpt2" and config.wrap_pos and not complete:
+    if config.wrap_pos and not complete:
         table = decoder["decoder.positions.weight"][0]
         weights[table] = torch.cat([weights[table], fresh["decoder.positions.weight"][config.positions :].to(weights[table].device)])
     inside = "block." if any(name.startswith("decoder.layers.0.block.") for name in fresh) else ""
@@ -182,6 +175,16 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     state = {ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"]) for ours, theirs in names.items()}
     model.load_state_dict(state if complete else fresh | state)
     return model
+
+
+def _config(cls: Any, arch: str, family: Family, fixed: dict[str, Any], flags: dict[str, Any], complete: bool) -> Any:
+    """The configuration, from what the source decides and the flags. ``complete``: the source has the positions of the memory as well."""
+    for name in flags.keys() & fixed.keys():
+        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+    if missing := {"family", "wrap_pos"} - {f.name for f in fields(cls.Config)}:
+        raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
+    config = build_config(cls.Config, fixed | flags)
+    return replace(config, positions=config.positions - config.rows(0)) if config.wrap_pos and complete else config
 
 
 def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], shape: torch.Size, config: Any) -> None:

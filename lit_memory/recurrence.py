@@ -294,6 +294,10 @@ class Prompts(NamedTuple):
     lengths_B: Tensor
     order_BT: Tensor
 
+    def mask(self) -> Tensor | None:
+        """True at the real tokens (B, T); None if all are."""
+        return _front(self.lengths_B, self.ids_BT.shape[1])
+
 
 def pack(ids_BT: Tensor, mask_BT: Tensor | None = None) -> Prompts:
     """Move the real tokens of every sample to the front, in order, so that padding on the left changes neither positions nor
