@@ -1,13 +1,14 @@
-"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX and Mamba.
+"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and
+Mamba.
 
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights), transformers 5.
 
-Both ways in are one: the weights get canonical names (the reference's, without its ``memory_cell.`` and ``model.``), a ``Layout``
-says which of them an architecture needs and where they go, and ``backbone.import_decoder`` converts the decoder. All is strict: a
-weight that is missing, left over or of another shape is an error, and so is a setting that our decoder does not compute.
+Both ways in are one: the weights get canonical names (Hugging Face's, with what the reference adds to them), a ``Layout`` says which
+of them an architecture has besides its decoder, and ``backbone`` names and converts those of the decoder. All is strict: a weight that
+is missing, left over or of another shape is an error, and so is a setting that our decoder does not compute.
 
-No checkpoint of the reference tells nu, gamma, norm_eps and rotary_fraction: pass them where they differ from our defaults. One
-trained with ``wrap_pos`` looks like any other, but numbers its memory rows differently and is not supported.
+No checkpoint of the reference tells wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them where they differ from
+our defaults.
 """
 
 import json
@@ -16,7 +17,7 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,20 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_memory.backbone import BUFFERS, _block_names, import_decoder
+from lit_memory.backbone import BUFFERS, CONV1D, OUTER, block_names, convert
+from lit_memory.models import MODELS
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class, nearest
 
 HEAD = "lm_head.weight"
-CONV1D = ("qkv.weight", "out.weight", "up.weight", "down.weight")  # Hugging Face's GPT-2 keeps these as (in, out)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the weights of an architecture are: our names -> the reference's."""
+    """Where the reference keeps the weights of an architecture: our names -> its."""
 
-    ours: str = "block."
-    """What stands between a layer and its block in our names."""
-    theirs: str = "layer."
+    wrapper: str = ""
+    """What stands between a layer and its block in its names."""
     model: Mapping[str, str] = field(default_factory=dict)
     """Weights of the architecture itself, outside the layers."""
     layer: Mapping[str, str] = field(default_factory=dict)
@@ -49,54 +49,60 @@ class Layout:
     """Weights that the reference stores and never uses."""
 
 
-_RMT = Layout("", "", model={"memory": "memory"}, sizes={"memory_tokens": "memory"})
+_RMT = Layout(model={"memory": "memory"}, sizes={"memory_tokens": "memory"})
 _ARMT = {"to_query.weight": "W_mq.weight", "to_key.weight": "W_mk.weight", "to_value.weight": "W_mv.weight"}
 _ARMT |= {"to_beta.weight": "W_mb.weight", "to_beta.bias": "W_mb.bias"}
 LAYOUTS = {
-    "transformer": Layout(theirs=""),
+    "transformer": Layout(),
     "rmt": _RMT,
     "tarm": _RMT,
-    "prmt": Layout(layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)),  # see Deviations in prmt.py
-    "armt": Layout(model={"memory": "memory"}, layer=_ARMT, sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"}),
+    "prmt": Layout("layer.", layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)),  # see Deviations in prmt.py
+    "armt": Layout("layer.", model={"memory": "memory"}, layer=_ARMT, sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"}),
 }
 
 
 @dataclass(frozen=True)
 class Family:
-    """A decoder of Hugging Face: the names of its weights, and the settings with which ours computes the same."""
+    """A decoder of Hugging Face, and the settings with which ours computes the same."""
 
+    model_type: str
+    """Hugging Face's name of the family."""
     name: str
-    layers: str
-    tokens: str
-    norm: str
-    positions: str | None
+    """Ours."""
     norm_eps: str
     dropouts: tuple[str, ...]
     settings: Mapping[str, tuple[Any, ...]]
     """Setting -> the values that our decoder implements."""
 
+    @property
+    def stem(self) -> str:
+        """What the names of its weights begin with."""
+        return OUTER[self.name]["layers"].partition(".")[0]
+
 
 FAMILIES = {
     "gpt2": Family(
+        model_type="gpt2",
         name="gpt2",
-        layers="transformer.h",
-        tokens="transformer.wte.weight",
-        norm="transformer.ln_f",
-        positions="transformer.wpe.weight",
         norm_eps="layer_norm_epsilon",
         dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         settings={"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
     ),
     "neox": Family(
+        model_type="gpt_neox",
         name="gpt_neox",
-        layers="gpt_neox.layers",
-        tokens="gpt_neox.embed_in.weight",
-        norm="gpt_neox.final_layer_norm",
-        positions=None,
         norm_eps="layer_norm_eps",
         dropouts=("attention_dropout", "hidden_dropout"),
         settings={"hidden_act": ("gelu",), "use_parallel_residual": (True,), "attention_bias": (True,)},
     ),
+    "llama": Family(
+        model_type="llama",
+        name="llama",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+    ),
+    "qwen2": Family(model_type="qwen2", name="llama", norm_eps="rms_norm_eps", dropouts=(), settings={"hidden_act": ("silu",), "use_sliding_window": (False,)}),
 }
 
 
@@ -122,85 +128,89 @@ def load_reference(
     """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
 
     source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the state_dict.
-    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". backbone: "gpt2" or "neox"; Mamba has none.
+    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba
+        has none.
     n_head: attention heads, which no weight tells. All other sizes, the number of layers too, are read off the weights.
     flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the weights show.
     Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that does not fit.
     """
+    is_file = isinstance(source, (str, os.PathLike))
     if arch == "mamba":
         if backbone is not None or n_head is not None:
             raise ValueError(f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out")
-        with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
-            return _mamba(_read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, {}, flags)
+        with about(source if is_file else "state_dict"):
+            return _mamba(_read_file(Path(source)) if is_file else source, {}, flags)
     layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
     if n_head is None:
         raise ValueError("n_head=None: expected the number of attention heads, which no weight tells")
-    weights = _read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-    with _about(source if isinstance(source, (str, os.PathLike)) else "state_dict"):
-        weights = {name: tensor for name, tensor in _canonical(weights).items() if name not in layout.ignored}
-        layers = {m[1] for name in weights if (m := re.match(rf"{re.escape(family.layers)}\.(\d+)\.", name))}  # a gap: missing weights
+    weights = _read_file(Path(source)) if is_file else source
+    with about(source if is_file else "state_dict"):
+        weights = {name: tensor for name, tensor in _canonical(weights, family.stem).items() if name not in layout.ignored}
+        layers = {m[1] for name in weights if (m := re.match(rf"{re.escape(OUTER[family.name]['layers'])}\.(\d+)\.", name))}  # a gap: missing weights
         fixed = {"heads": n_head, "layers": max(1, len(layers)), "tie_embeddings": flags.pop("tie_embeddings", None)}
         return _build(arch, layout, family, weights, fixed, flags).eval()
 
 
 def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> SegmentRecurrent:
-    """One of our architectures around a Hugging Face GPT-2 or GPT-NeoX, its memory freshly initialised, or a Mamba; in eval mode.
+    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama or Qwen2, its memory freshly initialised, or a Mamba; in eval mode.
 
-    source: a ``GPT2LMHeadModel`` or ``GPTNeoXForCausalLM`` (its weights are copied), or a folder with config.json and weights.
-        With ``arch="mamba"``: a ``MambaForCausalLM``, or its folder.
-    flags: fields of the model's ``Config``, such as ``memory_tokens=10``. Sizes, norm_eps, rotary_fraction and tying are those of
-        ``source``, and so is ``dropout`` unless given.
+    source: a ``...ForCausalLM`` or ``GPT2LMHeadModel`` (its weights are copied), or a folder with config.json and weights.
+    flags: fields of the model's ``Config``, such as ``memory_tokens=10``. Sizes, norm_eps, rotation and tying are those of ``source``,
+        and so is ``dropout`` unless given. With ``wrap_pos`` the position table grows by fresh rows for the memory.
     Raises FileNotFoundError for a missing folder or file, TypeError for an unknown flag and ValueError for anything else that does
     not fit, settings included with which Hugging Face computes something else.
     """
-    layout = None if arch == "mamba" else replace(_lookup("arch", arch, {**LAYOUTS, "mamba": None}), theirs="", model={}, layer={}, sizes={})
     is_folder = isinstance(source, (str, os.PathLike))
     if not is_folder and not hasattr(source, "config"):
         raise TypeError(f"source is a {type(source).__name__}: expected a Hugging Face model or a folder; for a state_dict use load_reference")
-    config, weights = _read_folder(Path(source)) if is_folder else (source.config, source.state_dict())
-    with _about(source if is_folder else type(source).__name__):
-        if layout is None or config.model_type == "mamba":
-            if layout is not None or config.model_type != "mamba":
+    _lookup("arch", arch, MODELS)
+    with about(source if is_folder else type(source).__name__):
+        config, weights = _read_folder(Path(source)) if is_folder else (source.config, source.state_dict())
+        if "mamba" in (arch, config.model_type):
+            if arch != config.model_type:
                 raise ValueError(f"model_type={config.model_type!r}, arch={arch!r}: expected 'mamba' for both or for neither; check arch and source")
             return _mamba(weights, _mamba_settings(config), flags)
-        family = next((f for f in FAMILIES.values() if f.name == config.model_type), None)
-        if family is None:
-            raise ValueError(f"model_type={config.model_type!r}: expected one of {', '.join(f.name for f in FAMILIES.values())}")
-        weights, stem = _canonical(weights), family.layers.partition(".")[0]
-        if not any(name.startswith(f"{stem}.") for name in weights):  # saved without its head, like the first GPT-2
-            weights = {name if name == HEAD else f"{stem}.{name}": tensor for name, tensor in weights.items()}
-        model: Any = _build(arch, layout, family, weights, _settings(config, family, flags.pop("dropout", None)), flags)
-    if "memory" in LAYOUTS[arch].model:  # its scale is that of the embeddings, which were random until now
-        model.memory = model.decoder.memory_tokens(model.config.memory_tokens)
+        family = _family(config.model_type)
+        model: Any = _build(arch, Layout(), family, _canonical(weights, family.stem), _settings(config, family, flags.pop("dropout", None)), flags)
+    if "memory" in dict(model.named_parameters(recurse=False)):  # its scale is that of the embeddings, which were random until now
+        model.memory = model.decoder.memory_tokens(len(model.memory))
     return model.eval()
+
+
+def _family(model_type: Any) -> Family:
+    family = next((f for f in FAMILIES.values() if f.model_type == model_type), None)
+    if family is None:
+        raise ValueError(f"model_type={model_type!r}: expected one of {', '.join(f.model_type for f in FAMILIES.values())}")
+    return family
 
 
 def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor], fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
     """A model with ``weights``; what ``layout`` does not name keeps its init. ``fixed``: fields that no flag may change."""
     dtypes = {tensor.dtype for tensor in weights.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"weights of type {_some(map(str, dtypes))}: expected one floating-point type; convert them")
+        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
     fixed["tie_embeddings"] = _tie(weights, family, fixed["tie_embeddings"])
-    decoder, memory = _names(layout, family, fixed["layers"])
-    names = decoder | memory
-    for problem, wrong in (("missing weights", set(names.values()) - set(weights)), ("surplus weights", set(weights) - set(names.values()))):
+    decoder, memory = _names(layout, family, fixed["layers"], weights)
+    needed = {name for theirs in (*decoder.values(), *memory.values()) for name in theirs}
+    for problem, wrong in (("missing weights", needed - set(weights)), ("surplus weights", set(weights) - needed)):
         if wrong:
-            raise ValueError(f"{problem}: {_some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
-    fixed |= {"family": family.name, **_sizes(weights, layout, family)}
-    for name in flags.keys() & fixed.keys():
-        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
-    cls = load_class("model", arch)
-    model = cls(build_config(cls.Config, fixed | flags)).to(dtypes.pop())
+            raise ValueError(f"{problem}: {some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
+    cls: Any = load_class("model", arch)
+    complete = layout is LAYOUTS.get(arch)  # else the memory is new
+    config = _config(cls, arch, family, {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed, flags, complete)
+    model = cls(config).to(dtypes.pop())
     fresh = model.state_dict()
+    if config.wrap_pos and not complete:
+        table = decoder["decoder.positions.weight"][0]
+        weights[table] = torch.cat([weights[table], fresh["decoder.positions.weight"][config.positions :].to(weights[table].device)])
+    inside = "block." if any(name.startswith("decoder.layers.0.block.") for name in fresh) else ""
+    names = {ours.format(inside): theirs for ours, theirs in decoder.items()} | memory
+    if unknown := set(names) - set(fresh):
+        raise ValueError(f"arch={arch!r} has no {some(unknown)}: expected an architecture around a {family.model_type} decoder")
     for ours, theirs in names.items():
-        expected = tuple(fresh[ours].shape)[:: -1 if family.name == "gpt2" and ours.endswith(CONV1D) else 1]
-        if weights[theirs].shape != expected:
-            raise ValueError(f"{theirs} has shape {tuple(weights[theirs].shape)}: expected {expected} as in the other weights; check them and the heads")
-    plain = {theirs.replace(f".{layout.theirs}", ".", 1): weights[theirs] for theirs in decoder.values()}
-    imported = import_decoder(plain, family.name, fixed["heads"])
-    state = {ours: imported[ours.removeprefix("decoder.").replace(f".{layout.ours}", ".", 1)] for ours in decoder}
-    state |= {ours: weights[theirs] for ours, theirs in memory.items()}
-    model.load_state_dict(state if layout is LAYOUTS[arch] else fresh | state)
+        _check_shapes(weights, ours, theirs, fresh[ours].shape, config)
+    state = {ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"]) for ours, theirs in names.items()}
+    model.load_state_dict(state if complete else fresh | state)
     return model
 
 
@@ -213,9 +223,7 @@ def _mamba_settings(config: Any) -> dict[str, Any]:
 
 def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
     """A Mamba with ``weights``, which may lack the head where it is tied. ``fixed``: fields that no flag may change."""
-    weights = {name.replace("backbone.embedding.", "backbone.embeddings."): t for name, t in _canonical(weights).items()}  # mamba_ssm's name
-    if not any(name.startswith("backbone.") for name in weights):  # saved without its head
-        weights = {f"backbone.{name}": t for name, t in weights.items()}
+    weights = {name.replace("backbone.embedding.", "backbone.embeddings."): t for name, t in _canonical(weights, "backbone").items()}  # mamba_ssm's name
     tokens = weights.get(MAMBA["decoder.tokens.weight"])
     if tokens is not None and fixed.setdefault("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens)):
         weights.setdefault(HEAD, tokens)
@@ -223,10 +231,10 @@ def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> Segmen
     names = MAMBA | {f"decoder.layers.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for i in range(max(1, len(layers))) for ours, theirs in MAMBA_LAYER.items()}
     for problem, wrong in (("missing weights", set(names.values()) - set(weights)), ("surplus weights", set(weights) - set(names.values()))):
         if wrong:
-            raise ValueError(f"{problem}: {_some(wrong)}; expected those of a Mamba without biases in its projections: check where they come from")
+            raise ValueError(f"{problem}: {some(wrong)}; expected those of a Mamba without biases in its projections: check where they come from")
     dtypes = {tensor.dtype for tensor in weights.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"weights of type {_some(map(str, dtypes))}: expected one floating-point type; convert them")
+        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
     for name, _, dims in MAMBA_SIZES.values():
         if weights[name].dim() != dims or not weights[name].numel():
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
@@ -245,22 +253,46 @@ def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> Segmen
     return model.eval()
 
 
-def _names(layout: Layout, family: Family, layers: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Our names -> canonical ones: the decoder's, and the memory's."""
-    decoder = {"decoder.tokens.weight": family.tokens, "decoder.head.weight": HEAD}
-    decoder |= {"decoder.norm.weight": f"{family.norm}.weight", "decoder.norm.bias": f"{family.norm}.bias"}
-    decoder |= {"decoder.positions.weight": family.positions} if family.positions else {}
-    memory = dict(layout.model)
+def _config(cls: Any, arch: str, family: Family, fixed: dict[str, Any], flags: dict[str, Any], complete: bool) -> Any:
+    """The configuration, from what the source decides and the flags. ``complete``: the source has the positions of the memory as well."""
+    for name in flags.keys() & fixed.keys():
+        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+    if missing := {"family", "wrap_pos"} - {f.name for f in fields(cls.Config)}:
+        raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
+    config = build_config(cls.Config, fixed | flags)
+    return replace(config, positions=config.positions - config.rows(0)) if config.wrap_pos and complete else config
+
+
+def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], shape: torch.Size, config: Any) -> None:
+    """Raise ValueError for a weight that is not of our shape, or of its share of the rows where several make up ours."""
+    shared = (shape[0] - config.width) // 2
+    for name, rows in zip(theirs, (config.width, shared, shared) if len(theirs) > 1 else (shape[0],), strict=True):
+        expected = (rows, *shape[1:])[:: -1 if config.family == "gpt2" and ours.endswith(CONV1D) else 1]
+        if weights[name].shape != expected:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {expected} as in the other weights; check them and the heads")
+
+
+def _names(layout: Layout, family: Family, layers: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Our names -> canonical ones, of the decoder, with {} for what stands between a layer and its block, and of the memory."""
+    outer = dict(OUTER[family.name])
+    stem = outer.pop("layers")
+    decoder = {f"decoder.{ours}.weight": [f"{theirs}.weight"] for ours, theirs in {**outer, "head": HEAD.removesuffix(".weight")}.items()}
+    if family.name != "llama":
+        decoder["decoder.norm.bias"] = [f"{outer['norm']}.bias"]
+    memory = {ours: [theirs] for ours, theirs in layout.model.items()}
     for i in range(layers):
-        for ours, theirs in _block_names(family.name).items():
-            for kind in ("weight", "bias"):
-                decoder[f"decoder.layers.{i}.{layout.ours}{ours}.{kind}"] = f"{family.layers}.{i}.{layout.theirs}{theirs}.{kind}"
-        memory |= {f"decoder.layers.{i}.{ours}": f"{family.layers}.{i}.{theirs}" for ours, theirs in layout.layer.items()}
+        block = block_names(family.name, weights, f"{stem}.{i}.{layout.wrapper}")
+        decoder |= {f"decoder.layers.{i}.{{}}{ours}": theirs for ours, theirs in block.items()}
+        memory |= {f"decoder.layers.{i}.{ours}": [f"{stem}.{i}.{theirs}"] for ours, theirs in layout.layer.items()}
     return decoder, memory
 
 
-def _canonical(weights: Any) -> dict[str, Tensor]:
-    """Weights by canonical name, without ``BUFFERS``; PRMT's (1, M, D) memories become (M, D)."""
+def _canonical(weights: Any, stem: str) -> dict[str, Tensor]:
+    """Weights by canonical name, without ``BUFFERS``; PRMT's (1, M, D) memories become (M, D).
+
+    Of the prefixes that wrappers add (the reference's ``memory_cell.`` and ``model.``) and that a model saved without its head lacks,
+    all names but those of the head and of the reference's memory keep ``stem``, the family's own.
+    """
     if not isinstance(weights, Mapping):
         raise ValueError(f"a {type(weights).__name__}: expected a state_dict; pass that")
     out: dict[str, Tensor] = {}
@@ -269,39 +301,46 @@ def _canonical(weights: Any) -> dict[str, Tensor]:
             raise ValueError(f"{name!r} is of type {type(tensor).__name__}: expected a state_dict of tensors only; pass that part")
         if name.endswith(BUFFERS):
             continue
-        key = name.removeprefix("memory_cell.").removeprefix("model.").replace("embed_out.", "lm_head.")  # NeoX's head, old and in files
+        key = re.sub(rf"^(memory_cell\.)?(model\.)*({stem}\.)?", "", name).replace("embed_out.", "lm_head.")  # NeoX's head, old and in files
+        key = key if key in (HEAD, "memory") else f"{stem}.{key}"
         if key in out:
             raise ValueError(f"two weights are named {key}: expected one, with or without a prefix; drop the other")
-        out[key] = tensor[0] if key.endswith(".memory") and tensor.dim() == 3 and len(tensor) == 1 else tensor
+        out[key] = tensor[0] if key.endswith("memory") and tensor.dim() == 3 and len(tensor) == 1 else tensor
     return out
 
 
 def _tie(weights: dict[str, Tensor], family: Family, wanted: bool | None) -> bool:
     """Whether head and token embedding are one weight; if so, ``weights`` gets the head that a file may leave out."""
-    if family.tokens not in weights or wanted is False or (wanted is None and family.name != "gpt2"):
+    tokens = f"{OUTER[family.name]['tokens']}.weight"
+    if tokens not in weights or wanted is False or (wanted is None and family.name == "gpt_neox"):
         return bool(wanted)
-    same = torch.equal(weights.setdefault(HEAD, weights[family.tokens]), weights[family.tokens])
+    same = torch.equal(weights.setdefault(HEAD, weights[tokens]), weights[tokens])
     if wanted and not same:
-        raise ValueError(f"{HEAD} differs from {family.tokens}: expected equal ones as the embeddings are tied; untie them")
+        raise ValueError(f"{HEAD} differs from {tokens}: expected equal ones as the embeddings are tied; untie them")
     return same
 
 
-def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family) -> dict[str, int]:
-    """The config fields that the shapes of the weights decide."""
+def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads: int) -> dict[str, Any]:
+    """The config fields that the weights decide."""
 
-    def shape(name: str, dims: int) -> torch.Size:
+    def shape(name: str, dims: int = 2) -> torch.Size:
         if weights[name].dim() != dims:
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
         return weights[name].shape
 
-    first = f"{family.layers}.0"
-    vocab_size, width = shape(family.tokens, 2)
-    inner = shape(f"{first}.{layout.theirs}{_block_names(family.name)['up']}.bias", 1)[0]
-    if not width or inner % width:
-        raise ValueError(f"feed-forward width {inner}: expected a multiple of the width {width}; others are not supported")
-    sizes = {"vocab_size": vocab_size, "width": width, "ff_mult": inner // width}
-    sizes |= {"positions": shape(family.positions, 2)[0]} if family.positions else {}
-    return sizes | {name: shape(weight.format(first), 2)[0] for name, weight in layout.sizes.items()}
+    outer = OUTER[family.name]
+    first = f"{outer['layers']}.0"
+    block = block_names(family.name, weights, f"{first}.{layout.wrapper}")
+    vocab_size, width = shape(f"{outer['tokens']}.weight")
+    inner = shape(block["up.weight"][0])[1 if family.name == "gpt2" else 0]
+    if not width:
+        raise ValueError(f"{outer['tokens']}.weight has no columns: expected at least 1")
+    sizes = {"vocab_size": vocab_size, "width": width, "ff_mult": inner / width}
+    if "positions" in outer:
+        sizes["positions"] = shape(f"{outer['positions']}.weight")[0]
+    if family.name == "llama":
+        sizes |= {"kv_heads": shape(block["attention.qkv.weight"][1])[0] * heads // width, "qkv_bias": "attention.qkv.bias" in block}
+    return sizes | {name: shape(weight.format(first))[0] for name, weight in layout.sizes.items()}
 
 
 def _settings(config: Any, family: Family, dropout: float | None) -> dict[str, Any]:
@@ -309,14 +348,18 @@ def _settings(config: Any, family: Family, dropout: float | None) -> dict[str, A
     found = {name: (getattr(config, name), values) for name, values in family.settings.items()}
     fixed = {"heads": config.num_attention_heads, "layers": config.num_hidden_layers, "norm_eps": getattr(config, family.norm_eps)}
     if rope := getattr(config, "rope_parameters", None):
-        found |= {"rope_type": (rope["rope_type"], ("default",)), "rope_theta": (rope["rope_theta"], (10_000.0,))}
-        fixed["rotary_fraction"] = rope.get("partial_rotary_factor", 1.0)
+        found["rope_type"] = (rope["rope_type"], ("default",))
+        fixed |= {"rotary_base": float(rope["rope_theta"]), "rotary_fraction": rope.get("partial_rotary_factor", 1.0)}
+    if family.name == "llama":
+        found["head_dim"] = (getattr(config, "head_dim", None), (None, config.hidden_size // config.num_attention_heads))
+        if dropout is None:
+            found["attention_dropout"] = (config.attention_dropout, (0.0,))  # ours would drop more than attention weights
     for name, (value, supported) in found.items():
         if value not in supported:
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else")
-    rates = {getattr(config, name) for name in family.dropouts} if dropout is None else {dropout}
+    rates = {getattr(config, name) for name in family.dropouts} or {0.0} if dropout is None else {dropout}
     if len(rates) > 1:
-        raise ValueError(f"{', '.join(family.dropouts)} are {_some(map(str, rates))}: expected the same rate for all; pass dropout=")
+        raise ValueError(f"{', '.join(family.dropouts)} are {some(map(str, rates))}: expected the same rate for all; pass dropout=")
     return fixed | {"tie_embeddings": config.tie_word_embeddings, "dropout": rates.pop()}
 
 
@@ -335,23 +378,47 @@ def _read_file(path: Path) -> Any:
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Configuration and weights that ``save_pretrained`` wrote, the latter in one file or in several."""
+    """Configuration and weights that Hugging Face's ``save_pretrained`` wrote."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it")
+    _family(read_json(folder / "config.json").get("model_type"))
     from transformers import AutoConfig
 
-    stems = ("model.safetensors", "pytorch_model.bin")
-    name = next((n for stem in stems for n in (stem, f"{stem}.index.json") if (folder / n).is_file()), None)
-    if name is None or not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: expected a folder with config.json and {' or '.join(stems)}, as save_pretrained writes it")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        parts = sorted(set(json.loads((folder / name).read_text())["weight_map"].values())) if name.endswith(".json") else [name]
     except Exception as error:  # transformers reports a broken configuration in many ways
-        raise ValueError(f"{folder}: the .json files cannot be read ({type(error).__name__}); expected those of a GPT-2 or GPT-NeoX") from error
-    return config, {name: tensor for part in parts for name, tensor in _canonical(_read_file(folder / Path(part).name)).items()}
+        raise ValueError(f"config.json cannot be used ({type(error).__name__}); expected that of {some(FAMILIES)}") from error
+    return config, read_weights(folder)
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The weights in a folder, in one file or in several with an index. Raises FileNotFoundError for a file that is missing."""
+    stems = ("model.safetensors", "pytorch_model.bin")
+    name = next((n for stem in stems for n in (stem, f"{stem}.index.json") if (folder / n).is_file()), None)
+    if name is None:
+        raise FileNotFoundError(f"{folder}: expected a folder with weights, {' or '.join(stems)}, as save_pretrained writes it")
+    parts = [name]
+    if name.endswith(".json"):
+        places = read_json(folder / name).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError(f"{name} has no weight_map: expected an index that save_pretrained wrote")
+        parts = sorted({str(part) for part in places.values()})
+    return {name: tensor for part in parts for name, tensor in _read_file(folder / Path(part).name).items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a .json file. Raises ValueError if it holds something else."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path.name} cannot be read as .json ({type(error).__name__}); expected one that save_pretrained wrote") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds a {type(found).__name__}: expected an object, as save_pretrained writes it")
+    return found
 
 
 @contextmanager
-def _about(source: Any) -> Iterator[None]:
+def about(source: Any) -> Iterator[None]:
     """Errors about the values of weights and settings name where these come from."""
     try:
         yield
@@ -365,7 +432,7 @@ def _lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
-def _some(names: Iterable[str], limit: int = 6) -> str:
+def some(names: Iterable[str], limit: int = 6) -> str:
     """The first names of a list that may be long."""
     names = sorted(names)
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -5,12 +5,13 @@ tensors, batch first) that is passed in and returned, never kept on the module: 
 checkpointing, beam search and tests work. A ``LayerRecurrent`` model keeps one state per layer, which allows the diagonal
 schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, evaluation and benchmarks alike.
 
-Shape suffixes: B batch, T tokens, D width, V vocabulary, G cells that run together.
+Shape suffixes: B batch, T tokens, S tokens of a full segment, D width, V vocabulary, G cells that run together.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,23 @@ class SegmentRecurrent(nn.Module):
     def undecayed(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone. Default: none."""
         return set()
+
+    def generate(self, ids_BT: Tensor, max_new_tokens: int = 20, **options: Any) -> Tensor:
+        """Continuations (B, max_new_tokens) of prompts; ``options`` are those of ``generate`` in this file."""
+        return generate(self, ids_BT, max_new_tokens, **options)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, revision: str | None = None, **flags: Any) -> Self:
+        """The model in a folder that ``save_pretrained`` wrote, or a new one around a pretrained decoder; see ``pretrained.py``."""
+        from lit_memory.pretrained import from_pretrained
+
+        return from_pretrained(cls, source, revision=revision, **flags)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], segment_len: int | None = None) -> None:
+        """Write config.json and model.safetensors to a folder; see ``pretrained.py``."""
+        from lit_memory.pretrained import save_pretrained
+
+        save_pretrained(self, folder, segment_len)
 
     def state_options(self, device: torch.device | None, dtype: torch.dtype | None) -> dict[str, Any]:
         """``device`` and ``dtype`` for new state tensors, with the defaults of ``init_state``."""
@@ -279,24 +297,109 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
     return Unrolled(_join(model, hidden, tail.state), tail.state)
 
 
-@torch.no_grad()
-def generate(model: SegmentRecurrent, ids_BT: Tensor, max_new_tokens: int, *, segment_len: int | None = None, stop: int | None = None) -> Tensor:
-    """Greedy continuation, (B, max_new_tokens): reads the prompt, then extends its last segment without writing memory.
+class Prompts(NamedTuple):
+    """Ragged samples: their real tokens in front (B, T), 0 behind, how many there are (B,), and where each column comes from."""
 
-    A segment that is full is written before the next one starts. After ``stop`` a sample repeats it.
+    ids_BT: Tensor
+    lengths_B: Tensor
+    order_BT: Tensor
+
+    def mask(self) -> Tensor | None:
+        """True at the real tokens (B, T); None if all are."""
+        return _front(self.lengths_B, self.ids_BT.shape[1])
+
+
+def pack(ids_BT: Tensor, mask_BT: Tensor | None = None) -> Prompts:
+    """Move the real tokens of every sample to the front, in order, so that padding on the left changes neither positions nor
+    segments. ``mask_BT`` is True at real tokens (default: all). Raises ValueError for another shape and for a sample without any."""
+    mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
+    if mask_BT.shape != ids_BT.shape:
+        raise ValueError(f"mask of shape {tuple(mask_BT.shape)}: expected {tuple(ids_BT.shape)}, that of the ids")
+    lengths_B = mask_BT.sum(1)
+    if not bool(lengths_B.all()) or not ids_BT.numel():
+        raise ValueError(f"ids of shape {tuple(ids_BT.shape)}: expected at least one real token in every sample")
+    order_BT = (~mask_BT).byte().argsort(dim=1, stable=True)
+    return Prompts(ids_BT.masked_fill(~mask_BT, 0).gather(1, order_BT), lengths_B, order_BT)
+
+
+def choose(logits_BV: Tensor, temperature: float = 0.0, top_k: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+    """Token ids (B,): the likeliest at temperature 0, else drawn from softmax(logits / temperature), cut to the ``top_k`` likeliest."""
+    if temperature == 0:
+        return logits_BV.argmax(-1)
+    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    if top_k is not None:
+        least = logits_BV.topk(min(top_k, logits_BV.shape[1])).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least, -torch.inf)
+    return logits_BV.softmax(-1).multinomial(1, generator=generator)[:, 0]
+
+
+@torch.no_grad()
+def generate(
+    model: SegmentRecurrent,
+    ids_BT: Tensor,
+    max_new_tokens: int = 20,
+    *,
+    segment_len: int | None = None,
+    mask_BT: Tensor | None = None,
+    state: State | None = None,
+    stop: int | Iterable[int] = (),
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continuations (B, max_new_tokens) of prompts: each token is chosen from the logits that a full pass over all before it has.
+
+    Full segments are written to memory once; the last one is read anew for every token, without writing.
+
+    ids_BT, mask_BT: the prompts, and True at their real tokens (default: all); padding, on either side, changes nothing.
+    segment_len: default one segment for prompt and continuation.
+    state: the memory to start from; default ``model.init_state``.
+    stop: token ids that end a sample, which repeats the one that it met.
+    temperature, top_k, generator: see ``choose``; the default is greedy, and the default generator is torch's own.
+    Raises ValueError for an argument out of its range.
     """
+    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("segment_len", segment_len, 1), ("top_k", top_k, 1), ("temperature", temperature, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: expected {least} or more")
+    stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=ids_BT.dtype, device=ids_BT.device)
     segment_len = segment_len or ids_BT.shape[1] + max_new_tokens
-    full = (ids_BT.shape[1] - 1) // segment_len * segment_len
-    state = unroll(model, ids_BT[:, :full], segment_len, keep=0).state if full else model.init_state(ids_BT.shape[0], ids_BT.device)
-    current, out = ids_BT[:, full:], []
+    state, current_BS, filled_B = _read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)
+    ended_B, out = torch.zeros_like(filled_B, dtype=torch.bool), []
     for _ in range(max_new_tokens):
-        if current.shape[1] > segment_len:
-            _, state = model.step(state, current[:, :segment_len])
-            current = current[:, segment_len:]
-        hidden, _ = model.step(state, current, write=False)
-        token = model.logits(hidden[:, -1:]).argmax(-1)
-        if stop is not None and out:
-            token = torch.where(out[-1] == stop, stop, token)
-        out.append(token)
-        current = torch.cat([current, token], dim=1)
-    return torch.cat(out, dim=1)
+        if out:
+            state, current_BS, filled_B = _append(model, state, current_BS, filled_B, out[-1])
+        longest = int(filled_B.max())
+        hidden_BTD, _ = model.step(state, current_BS[:, :longest], _front(filled_B, longest), write=False)
+        last_B1D = hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1)
+        token_B = choose(model.logits(last_B1D)[:, 0], temperature, top_k, generator)
+        out.append(torch.where(ended_B, out[-1], token_B) if out else token_B)
+        ended_B = ended_B | torch.isin(out[-1], stops)
+        if bool(ended_B.all()):
+            break
+    return torch.stack(out + out[-1:] * (max_new_tokens - len(out)), dim=1)
+
+
+def _read_prompts(model: SegmentRecurrent, prompts: Prompts, segment_len: int, state: State | None) -> tuple[State, Tensor, Tensor]:
+    """The state after the full segments that others follow, the segment (B, S) that each sample is in, and its tokens so far (B,)."""
+    (batch, total), device = prompts.ids_BT.shape, prompts.ids_BT.device
+    written_B = (prompts.lengths_B - 1) // segment_len * segment_len
+    state = model.init_state(batch, device) if state is None else state
+    if full := int(written_B.max()):
+        state = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=_front(written_B, full), state=state, keep=0).state
+    places_BS = (written_B[:, None] + torch.arange(segment_len, device=device)).clamp(max=total - 1)
+    return state, prompts.ids_BT.gather(1, places_BS), prompts.lengths_B - written_B
+
+
+def _append(model: SegmentRecurrent, state: State, current_BS: Tensor, filled_B: Tensor, token_B: Tensor) -> tuple[State, Tensor, Tensor]:
+    """One more token for every sample; where the segment is full, it is written and the next one starts."""
+    full_B = filled_B == current_BS.shape[1]
+    if bool(full_B.any()):
+        mask = None if bool(full_B.all()) else full_B[:, None].expand_as(current_BS)
+        _, state = _masked_step(model, state, current_BS, mask)
+        filled_B = filled_B.masked_fill(full_B, 0)
+    return state, current_BS.scatter(1, filled_B[:, None], token_B[:, None]), filled_B + 1
+
+
+def _front(lengths_B: Tensor, total: int) -> Tensor | None:
+    """A mask of the first ``lengths_B`` of ``total`` tokens; None if that is all."""
+    return None if bool((lengths_B == total).all()) else torch.arange(total, device=lengths_B.device) < lengths_B[:, None]

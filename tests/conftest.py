@@ -39,13 +39,18 @@ def _config_fields(name: str) -> set[str]:
     return {f.name for f in dataclasses.fields(load_class("model", name).Config)}
 
 
-# Every registered model, and its GPT-2 variant (absolute positions; a window is impossible there).
-CASES = [(name, {}) for name in MODELS] + [(name, {"family": "gpt2", "window": 0}) for name in MODELS if "family" in _config_fields(name)]
+VARIANTS = {
+    "gpt2": {"window": 0},  # absolute positions, which allow no window
+    "llama": {"heads": 4, "kv_heads": 2, "ff_mult": 1.5},  # grouped queries
+}
+# Every registered model, and its variants with other backbones.
+CASES = [(name, {}) for name in MODELS]
+CASES += [(name, {"family": family, **extra}) for family, extra in VARIANTS.items() for name in MODELS if "family" in _config_fields(name)]
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
 
 
 def _ids(cases):
-    return [name + ("-gpt2" if extra else "") for name, extra in cases]
+    return ["-".join([name, *([extra["family"]] if extra else [])]) for name, extra in cases]
 
 
 def build_model(name: str, defaults: dict | None = None, **overrides):
@@ -71,7 +76,7 @@ def build():
 
 @pytest.fixture(params=CASES, ids=_ids(CASES))
 def model(request):
-    """Every registered model, rotary and with absolute positions."""
+    """Every registered model, with a backbone of every family."""
     name, extra = request.param
     return build_model(name, extra)
 

@@ -83,7 +83,7 @@ def test_nested_and_dotted_layers_do_not_leak_into_each_other(tree):
 
 def test_the_key_is_stable_and_canonical(tree, make_spec):
     spec = make_spec()
-    assert spec.key == "7cfc38e81d1cbb792c286b44ffeb64cfeb3f7e2548ff350b0b7197d88de29a79"
+    assert spec.key == "6f4240874ab5f94b988c8bf9017cce69a545e630cced26a2b1f6bb3c63c9594e"
     same = {"base/train/lr": 3e-4, "base/model/vocab_size": 19, "base/task/vary": 0, "base/model/dropout": 0, "base/train/steps": 6}
     shuffled = dataclasses.replace(spec, model=dict(reversed(spec.model.items())), train=dict(reversed(spec.train.items())))
     assert {plan(tree, same)[0].key, shuffled.key, make_spec("train.steps=6", "task.pairs=2").key} == {spec.key}

@@ -33,7 +33,10 @@ RULES = {
     "models/": "torch backbone memory recurrence models",
     "tasks/": "torch tasks",
     "lit/": "torch lightning lit recurrence registry tasks",
-    "interop.py": "torch safetensors backbone recurrence registry",
+    "interop.py": "torch safetensors backbone models recurrence registry",
+    "pretrained.py": "torch safetensors interop models recurrence registry",
+    "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
+    "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock sqlalchemy config experiment files",
     "engine.py": "torch lightning filelock checkpoint files experiment lit registry tasks tracking",
     "job.py": "checkpoint config experiment places provenance registry",
@@ -44,6 +47,9 @@ LAZY = {
     "figures.py": "matplotlib",
     "tracking.py": "pandas",
     "interop.py": "transformers",
+    "pretrained.py": "huggingface_hub",
+    "recurrence.py": "pretrained",
+    "autoclasses.py": "hub",
     "launch.py": "engine",
     "job.py": "report tracking",
 }
@@ -109,7 +115,7 @@ def test_forbidden_constructs(file):
 def test_heavy_packages_have_one_home():
     homes = {
         "mlflow": {"tracking.py"},
-        "transformers": {"interop.py"},
+        "transformers": {"interop.py", "hub.py", "autoclasses.py"},
         "matplotlib": {"figures.py"},
         "lightning": {"engine.py", "lit/"},
         "rich": {"cli.py"},

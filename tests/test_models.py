@@ -409,6 +409,8 @@ FLIPS = [
     *[("transformer", field, value, {}) for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("ff_mult", 2))],
     *[("transformer", field, value, {}) for field, value in (("rotary_fraction", 0.25), ("init_std", 0.3), ("embedding_std", 0.5), ("window", 3))],
     ("transformer", "positions", 40, {"family": "gpt2", "window": 0}),
+    *[("transformer", field, value, {"family": "llama"}) for field, value in (("kv_heads", 1), ("qkv_bias", True), ("rotary_base", 500.0), ("ff_mult", 1.5))],
+    *[(name, "wrap_pos", True, {"family": "gpt2"}) for name in MEMORY],
     ("transformer", "window_detach", True, {}),
     *[(name, "memory_tokens", 3, {}) for name in MEMORY],
     *[("xl", field, value, {}) for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("head_width", 6), ("ff_width", 24))],
@@ -460,10 +462,12 @@ def test_every_knob_is_tested(name):
 
 
 INVALID = [
-    *[("transformer", field, 0) for field in ("layers", "width", "heads", "ff_mult", "positions")],
+    *[("transformer", field, 0) for field in ("layers", "width", "heads", "kv_heads", "ff_mult", "positions", "rotary_base")],
     *[("transformer", field, -1.0) for field in ("rotary_fraction", "dropout", "norm_eps", "init_std", "embedding_std")],
     *[("transformer", field, 1.5) for field in ("rotary_fraction", "dropout")],
     ("transformer", "width", 15),
+    ("transformer", "kv_heads", 3),
+    ("transformer", "wrap_pos", True),
     ("transformer", "window", -1),
     ("transformer", "vocab_size", -1),
     ("rmt", "memory_tokens", -1),

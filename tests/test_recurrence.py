@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_memory.backbone import Decoder
 from lit_memory.models import MODELS
-from lit_memory.recurrence import LayerRecurrent, generate, segment_lengths, state_tensors, unroll
+from lit_memory.recurrence import LayerRecurrent, choose, generate, pack, segment_lengths, state_tensors, unroll
 from lit_memory.registry import load_class
 
 N = 5  # tokens per segment
@@ -375,14 +375,114 @@ def test_generate_is_greedy(model, tokens, prompt, segment_len):
     assert new.shape == (4, 9) and torch.equal(new, forced[:, prompt - 1 : -1].argmax(-1))
 
 
-def test_generate_stops(model, tokens):
-    """After ``stop`` a sample repeats it; before, and in the other samples, nothing changes."""
+LENGTHS = [1, 4, N, N + 1, 2 * N + 3]  # of prompts, with segments of N tokens
+
+
+def padded(tokens, side):
+    """Prompts of ``LENGTHS`` in one batch, padded with a token that means something, and the mask."""
+    ids, total = tokens(len(LENGTHS), max(LENGTHS)), max(LENGTHS)
+    place = torch.arange(total)
+    mask = torch.stack([place >= total - n if side == "left" else place < n for n in LENGTHS])
+    return ids.masked_fill(~mask, 3), mask
+
+
+def logits_of(model, call):
+    """What ``call`` returns, and the logits of the last position that it asked for, one (B, V) for each time."""
+    seen, logits = [], model.logits
+    model.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
+    try:
+        return call(), [each[:, -1] for each in seen]
+    finally:
+        del model.logits
+
+
+@pytest.mark.parametrize("segment_len", [N, None])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generate_slow_twin(model, tokens, side, segment_len):
+    """T-cached-generate: in a ragged batch, every step's logits are those of a full pass over that sample alone, without padding (1e-10)."""
+    ids, mask = padded(tokens, side)
+    new, steps = logits_of(model, lambda: generate(model, ids, 2 * N + 1, segment_len=segment_len, mask_BT=mask))
+    assert new.shape == (len(LENGTHS), 2 * N + 1) and len(steps) == 2 * N + 1
+    for i in range(len(LENGTHS)):
+        prompt = ids[i][mask[i]]
+        for t, step in enumerate(steps):
+            whole = torch.cat([prompt, new[i, :t]])[None]
+            full = model.logits(unroll(model, whole, segment_len).hidden_BTD[:, -1])
+            assert same(step[i : i + 1], full) and new[i, t] == full.argmax(-1)
+
+
+def test_generate_goes_on_from_a_state(model, tokens):
+    """The memory of what was read before can be passed in; the method is the function."""
+    ids = tokens(3, 3 * N + 2)
+    state = unroll(model, ids[:, : 2 * N], N).state
+    assert torch.equal(model.generate(ids[:, 2 * N :], 8, segment_len=N, state=state), generate(model, ids, 8, segment_len=N))
+    assert model.generate(ids).shape == (3, 20)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_generate_stops(model, tokens, several):
+    """After a stop token a sample repeats it; before, and in the other samples, nothing changes; once all have ended nothing is computed."""
     ids = tokens(4, 7)
     free = generate(model, ids, 9, segment_len=N)
-    stop = free[0, 3].item()
-    stopped = generate(model, ids, 9, segment_len=N, stop=stop)
-    ended = (free == stop).int().cummax(1).values.bool()
-    assert torch.equal(stopped, torch.where(ended, stop, free)) and ended[0, 3:].all()
+    stops = [free[0, 3].item(), free[1, 5].item()] if several else [free[0, 3].item()]
+    stopped = generate(model, ids, 9, segment_len=N, stop=stops if several else stops[0])
+    for sample, expected in zip(stopped.tolist(), free.tolist(), strict=True):
+        end = next((i for i, token in enumerate(expected) if token in stops), 8)
+        assert sample == expected[:end] + [expected[end]] * (9 - end)
+    short, steps = logits_of(model, lambda: generate(model, ids[:1], 9, segment_len=N, stop=stops))
+    assert torch.equal(short, stopped[:1]) and len(steps) == 1 + min(free[0].tolist().index(stop) for stop in stops if stop in free[0])
+
+
+def test_generate_samples(build, tokens):
+    """The generator decides the draw; top_k 1 and a temperature near 0 are greedy; the draws follow softmax(logits / temperature)."""
+    model, ids = build("rmt"), tokens(2, 4)
+
+    def draw(seed, **options):
+        return generate(model, ids, 9, segment_len=N, generator=torch.Generator().manual_seed(seed), **options)
+
+    greedy, one, other = draw(0), draw(0, temperature=2.0), draw(1, temperature=2.0)
+    assert torch.equal(draw(0, temperature=2.0), one) and not torch.equal(one, other) and not torch.equal(one, greedy)
+    assert torch.equal(draw(1, temperature=2.0, top_k=1), greedy) and torch.equal(draw(1, temperature=1e-6), greedy)
+    assert torch.equal(draw(1, temperature=2.0, top_k=999), other)
+    state = torch.get_rng_state()
+    draw(0, temperature=2.0)
+    assert torch.equal(torch.get_rng_state(), state)
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    for top_k, kept in ((None, [0, 1, 2, 3]), (2, [1, 2])):
+        drawn = choose(logits.expand(40_000, -1), 1.5, top_k, torch.Generator().manual_seed(0)).bincount(minlength=4) / 40_000
+        expected = torch.zeros(4).index_copy(0, torch.tensor(kept), (logits[kept] / 1.5).softmax(0))
+        assert torch.allclose(drawn, expected, atol=0.01)
+
+
+def test_prompts_longer_than_the_positions(build, tokens):
+    """Segments make a prompt legal that is longer than the position table; without, the error says what to do."""
+    model, ids = build("armt", family="gpt2", positions=8), tokens(2, 30)
+    assert generate(model, ids, 5, segment_len=6).shape == (2, 5)
+    with pytest.raises(ValueError, match="position table has 8: use shorter segments"):
+        generate(model, ids, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0: expected 1 or more"),
+        ({"segment_len": 0}, "segment_len=0"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"mask_BT": torch.ones(1, 4)}, r"shape \(1, 4\): expected \(2, 4\)"),
+        ({"mask_BT": torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])}, "at least one real token"),
+    ],
+)
+def test_generate_errors(build, tokens, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(build("armt"), tokens(2, 4), **options)
+
+
+def test_pack_worked_example():
+    """Real tokens move to the front in order, wherever the padding is; ``order_BT`` says where they came from."""
+    prompts = pack(torch.tensor([[9, 9, 5, 6], [5, 9, 6, 7]]), torch.tensor([[0, 0, 1, 1], [1, 0, 1, 1]]))
+    assert prompts.ids_BT.tolist() == [[5, 6, 0, 0], [5, 6, 7, 0]] and prompts.lengths_B.tolist() == [2, 3]
+    assert prompts.order_BT.tolist() == [[2, 3, 0, 1], [0, 2, 3, 1]]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class ARMT(LayerRecurrent):
         rows_BTD = self.decoder.tokens(ids_BT)
         if write:
             rows_BTD = torch.cat([rows_BTD, self.memory.expand(len(rows_BTD), -1, -1)], dim=1)
-        return self.decoder.place(rows_BTD)
+        return self.decoder.place(rows_BTD, after=self.config.memory_tokens if write else 0)
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)

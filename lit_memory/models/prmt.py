@@ -72,8 +72,8 @@ class PRMT(LayerRecurrent):
         return tuple(memory.to(**options).expand(batch, -1, -1) for memory in self.memories())
 
     def embed(self, ids_BT, write=True):
-        m = self.config.memory_tokens
-        return self.decoder.place(F.pad(self.decoder.tokens(ids_BT), (0, 0, m, m if write else 0)))
+        before, after = self.config.memory_tokens, self.config.memory_tokens if write else 0
+        return self.decoder.place(F.pad(self.decoder.tokens(ids_BT), (0, 0, before, after)), before, after)
 
     def finish(self, rows_BTD, write=True):
         m = self.config.memory_tokens

@@ -8,7 +8,7 @@ Deviations
    second segment on). With a window that covers the sequence this is full causal attention.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
-Shape suffixes: B batch, T tokens, W cached tokens, D width, H heads, K head width, V vocabulary.
+Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from lit_memory.recurrence import LayerRecurrent
 class WindowState(NamedTuple):
     """Unrotated keys and values of the last W tokens of one layer, and which of them are real (at first: none)."""
 
-    k_BHWK: Tensor
-    v_BHWK: Tensor
+    k_BGWK: Tensor
+    v_BGWK: Tensor
     mask_BW: Tensor
 
 
@@ -42,13 +42,13 @@ class WindowLayer(nn.Module):
             return self.block(rows_BTD, None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])), state
         now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
-        past = (state.k_BHWK.to(rows_BTD.dtype), state.v_BHWK.to(rows_BTD.dtype))
+        past = (state.k_BGWK.to(rows_BTD.dtype), state.v_BGWK.to(rows_BTD.dtype))
         rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), past)
         if not write:
             return rows_BTD, state
-        k, v = (t[:, :, -self.window :].to(state.k_BHWK.dtype) for t in (k, v))
+        k, v = (t[:, :, -self.window :].to(state.k_BGWK.dtype) for t in (k, v))
         new = WindowState(k, v, mask_BS[:, -self.window :])
-        return rows_BTD, WindowState(new.k_BHWK.detach(), new.v_BHWK.detach(), new.mask_BW) if self.detach else new
+        return rows_BTD, WindowState(new.k_BGWK.detach(), new.v_BGWK.detach(), new.mask_BW) if self.detach else new
 
 
 class Transformer(LayerRecurrent):
@@ -57,7 +57,7 @@ class Transformer(LayerRecurrent):
     @dataclass
     class Config(BackboneConfig):
         window: int = 0
-        """Tokens before the segment that stay visible (gpt_neox only)."""
+        """Tokens before the segment that stay visible (not gpt2)."""
         window_detach: bool = True
 
         def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Transformer(LayerRecurrent):
             if self.window < 0:
                 raise ValueError(f"window={self.window}: expected 0 or more tokens")
             if self.window and self.family == "gpt2":
-                raise ValueError(f"window={self.window}: a window needs rotary positions; use family: gpt_neox")
+                raise ValueError(f"window={self.window}: a window needs rotary positions; use family: gpt_neox or llama")
 
     def __init__(self, config: "Transformer.Config") -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Transformer(LayerRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         options = self.state_options(device, dtype)
         c = self.config
-        keys = torch.zeros(batch, c.heads, c.window, c.width // c.heads, **options)
+        keys = torch.zeros(batch, c.kv_heads or c.heads, c.window, c.head_width, **options)
         mask = torch.zeros(batch, c.window, dtype=torch.bool, device=options["device"])
         return tuple(WindowState(keys, keys, mask) for _ in self.layers)
 

@@ -1,0 +1,140 @@
+"""Folders of models: ours, written and read, and pretrained decoders that get a memory.
+
+A folder holds config.json (``model_type`` "lit_memory", the name of the architecture, its ``Config``) and model.safetensors, with the
+names that the Hugging Face shell in ``hub.py`` has, so that ``transformers.AutoModelForCausalLM`` reads and writes the same folders.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor, nn
+
+from lit_memory.interop import about, load_huggingface, read_json, read_weights, some
+from lit_memory.models import MODELS
+from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.registry import build_config, load_class, nearest
+
+MODEL_TYPE = "lit_memory"
+SHELL = "LitMemoryForCausalLM"
+PREFIX = "model."  # the shell's attribute for the model
+FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+def architecture(cls: type) -> str:
+    """The name that a class is registered by. Raises ValueError for another class."""
+    for name, place in MODELS.items():
+        if place == f"{cls.__module__}:{cls.__qualname__}":
+            return name
+    raise ValueError(f"{cls.__name__} is not registered: expected one of {', '.join(MODELS)}; add it to MODELS")
+
+
+def shared_weights(model: nn.Module) -> dict[str, str]:
+    """Second names of parameters that have several -> their first, such as a head that is the token embedding."""
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(parameter), name)) for name, parameter in model.named_parameters(remove_duplicate=False)]
+    return {name: kept for name, kept in names if name != kept}
+
+
+def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], segment_len: int | None = None) -> None:
+    """Write ``model`` to ``folder``, which is made where it is missing; an earlier model there is replaced.
+
+    Each file is complete or not there, and config.json comes last. segment_len: what the Hugging Face shell cuts its inputs to where a
+    call does not say; default: not at all. Raises ValueError for a class that is not in ``MODELS``.
+    """
+    arch, doubles, folder = architecture(type(model)), shared_weights(model), Path(folder)
+    weights = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in model.state_dict().items() if name not in doubles}
+    config = {
+        "model_type": MODEL_TYPE,
+        "architectures": [SHELL],
+        "arch": arch,
+        "settings": asdict(model.config),
+        "segment_len": segment_len,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "tie_word_embeddings": bool(doubles),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path, metadata={"format": "pt"}))
+    _replace(folder / "config.json", lambda path: path.write_text(dumps(config, indent=2) + "\n"))
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let ``write`` make a file beside ``path``, then move it there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, **flags: Any) -> Any:
+    """The model of class ``cls`` in a folder, in eval mode and in the precision of its weights.
+
+    source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a pretrained decoder, which
+        gets a new memory (``load_huggingface``, which says what ``flags`` may hold). A name that is no folder is looked up on the
+        Hugging Face hub, or in its cache alone with ``HF_HUB_OFFLINE=1``; ``revision`` pins a branch, a tag or a commit there.
+    Raises FileNotFoundError for a missing folder, file or name, TypeError for an unknown flag and ValueError for all else that does not fit.
+    """
+    folder = locate(source, revision)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no config.json; expected a folder that save_pretrained wrote")
+    with about(folder):
+        config = read_json(folder / "config.json")
+        if config.get("model_type") == MODEL_TYPE:
+            return _load(cls, folder, config, flags)
+    return load_huggingface(folder, architecture(cls), **flags)
+
+
+def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder of a path or of a name on the hub. Raises FileNotFoundError if there is none."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    name = str(source)
+    if isinstance(source, Path) or folder.exists() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+        raise FileNotFoundError(f"{name}: no such folder; expected one with config.json and weights, or a name on the Hugging Face hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+    except Exception as error:  # no network, no such name, no permission: the library has a class for each
+        kind = type(error).__name__
+        raise FileNotFoundError(f"{name}: no such folder, and nothing of that name in reach on the Hugging Face hub ({kind}); check the name") from error
+
+
+def _load(cls: type[SegmentRecurrent], folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any]) -> SegmentRecurrent:
+    arch, settings = config.get("arch"), config.get("settings")
+    if arch not in MODELS or not isinstance(settings, dict):
+        raise ValueError(f"arch={arch!r} in config.json: expected a registered architecture and its settings; {nearest(str(arch), MODELS)}")
+    found: Any = load_class("model", arch)
+    if cls not in (found, SegmentRecurrent, LayerRecurrent):
+        raise ValueError(f"arch={arch!r} in config.json: expected {architecture(cls)!r}; use {found.__name__}.from_pretrained")
+    if unknown := settings.keys() - {f.name for f in fields(found.Config)}:
+        raise ValueError(f"settings {some(unknown)} in config.json: {arch} has none of that name; load it with the version that wrote it")
+    model = found(build_config(found.Config, {**settings, **flags}))
+    weights = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights(folder).items()}
+    fresh, doubles = model.state_dict(), shared_weights(model)
+    weights |= {name: weights[kept] for name, kept in doubles.items() if kept in weights}
+    check_weights(weights, fresh)
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(weights[name].dtype)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for missing and surplus weights, and for one of another shape."""
+    for problem, wrong in (("missing weights", expected.keys() - weights.keys()), ("surplus weights", weights.keys() - expected.keys())):
+        if wrong:
+            raise ValueError(f"{problem}: {some(wrong)}; expected those that config.json asks for")
+    for name, tensor in expected.items():
+        if weights[name].shape != tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {tuple(tensor.shape)} after config.json and the flags")

@@ -1,0 +1,113 @@
+"""The Hugging Face shell: Auto classes in every order of import, logits, loss, padding, generate, and its folders."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import VOCAB, build_model
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import lit_memory
+from lit_memory.models import MODELS
+from lit_memory.recurrence import generate, unroll
+
+N = 5
+
+
+@pytest.fixture
+def shell(model, tmp_path):
+    """Every registered model, loaded by AutoModelForCausalLM from a folder that we wrote."""
+    model.save_pretrained(tmp_path, segment_len=N)
+    return AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_auto_classes(shell, model, tokens, tmp_path):
+    """Weights, precision, logits and loss are the model's; what the shell writes, both read."""
+    ids = tokens(2, 2 * N + 3)
+    labels = ids.masked_fill(torch.rand(ids.shape) < 0.3, -100)
+    assert type(shell) is lit_memory.LitMemoryForCausalLM and not shell.training and shell.dtype == torch.float64
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is lit_memory.LitMemoryConfig and (config.segment_len, config.vocab_size) == (N, VOCAB)
+    out, expected = shell(ids, labels=labels), model.logits(unroll(model, ids, N).hidden_BTD)
+    assert torch.allclose(out.logits, expected, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(out.loss, F.cross_entropy(expected[:, :-1].flatten(0, 1), labels[:, 1:].flatten()))
+    out.loss.backward()
+    assert shell.get_input_embeddings().weight.grad.any()
+    assert torch.allclose(shell(ids, segment_len=4).logits, model.logits(unroll(model, ids, 4).hidden_BTD), rtol=1e-12, atol=1e-12)
+    assert shell(ids).loss is None and len(shell(ids, return_dict=False)) == 1
+    shell.save_pretrained(tmp_path / "again")
+    for again in (type(model).from_pretrained(tmp_path / "again"), AutoModelForCausalLM.from_pretrained(tmp_path / "again").model):
+        assert all(torch.equal(t, again.state_dict()[name]) for name, t in model.state_dict().items()) and again.config == model.config
+
+
+def test_padding(shell, tokens):
+    """A sample that is padded on the left or on the right gives what it gives alone."""
+    ids, mask = tokens(3, 2 * N + 3), torch.ones(3, 2 * N + 3, dtype=torch.long)
+    mask[0, :4] = mask[1, -6:] = 0
+    logits = shell(ids, attention_mask=mask).logits
+    for i in range(3):
+        real = mask[i].bool()
+        assert torch.allclose(logits[i, real], shell(ids[i : i + 1, real]).logits[0], rtol=1e-10, atol=1e-10)
+
+
+def test_generate_of_hugging_face_is_ours(shell, model, tokens):
+    """Greedy search, left padding and another segment length included; beams too find nothing less likely."""
+    ids, mask = tokens(3, 2 * N + 2), torch.ones(3, 2 * N + 2, dtype=torch.long)
+    mask[0, :4] = mask[1, :1] = 0
+    options = {"max_new_tokens": 7, "attention_mask": mask, "pad_token_id": 0}
+    theirs = shell.generate(ids, do_sample=False, **options)[:, 2 * N + 2 :]
+    assert torch.equal(theirs, generate(model, ids, 7, segment_len=N, mask_BT=mask))
+    theirs = shell.generate(ids, do_sample=False, segment_len=4, **options)[:, 2 * N + 2 :]
+    assert torch.equal(theirs, model.generate(ids, 7, segment_len=4, mask_BT=mask))
+    assert shell.generate(ids, num_beams=2, do_sample=False, **options).shape == (3, 2 * N + 9)
+
+
+def test_from_configuration():
+    """A new model from a configuration alone, for training with Hugging Face's tools."""
+    config = lit_memory.LitMemoryConfig(arch="rmt", settings={"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "memory_tokens": 3})
+    shell = AutoModelForCausalLM.from_config(config)
+    assert type(shell.model) is lit_memory.RMT and shell.model.memory.shape == (3, 8) and shell.model.memory.any()
+
+
+def test_a_folder_must_hold_all_weights(tmp_path):
+    """Where transformers would warn and go on with random weights, an error of one line names them."""
+    build_model("armt").save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    for layers, problem in (("3", "missing_keys"), ("1", "unexpected_keys")):
+        (tmp_path / "config.json").write_text(config.replace('"layers": 2', f'"layers": {layers}'))
+        with pytest.raises(ValueError, match=rf"^[^\n]*{problem}: model.decoder.layers[^\n]*config.json asks for$"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+ORDERS = {
+    "ours first": "import lit_memory, importlib.util\nassert importlib.util.find_spec('transformers')\nimport transformers",
+    "theirs first": "import transformers\nimport lit_memory",
+    "Auto classes first": "from transformers import AutoConfig, AutoModelForCausalLM\nimport lit_memory",
+}
+USE = """
+import sys, torch
+import transformers
+assert transformers.AutoConfig.from_pretrained(sys.argv[1]).arch == "armt" and transformers.AutoModelForCausalLM
+assert "transformers.modeling_utils" not in sys.modules and "lit_memory.hub" not in sys.modules, "registration is not lazy"
+assert transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.ones(1, 3).long()).logits.shape == (1, 3, 19)
+import lit_memory
+assert transformers.AutoModelForCausalLM.from_config(lit_memory.LitMemoryConfig("rmt", {"vocab_size": 9})).model.config.vocab_size == 9
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_registration_in_every_order_of_import(order, tmp_path):
+    """AutoConfig and AutoModelForCausalLM know our folders once both packages are imported; neither import makes the other heavy."""
+    build_model("armt").save_pretrained(tmp_path)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    run = subprocess.run([sys.executable, "-c", ORDERS[order] + USE, tmp_path], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_every_architecture_has_a_class():
+    """The names of the package reach every registered architecture."""
+    assert {name for name in MODELS if MODELS[name].partition(":")[2] not in dir(lit_memory)} == set()
