@@ -180,7 +180,7 @@ def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> Se
 def _family(model_type: Any) -> Family:
     family = next((f for f in FAMILIES.values() if f.model_type == model_type), None)
     if family is None:
-        raise ValueError(f"model_type={model_type!r}: expected one of {', '.join(f.model_type for f in FAMILIES.values())}")
+        raise ValueError(f"model_type={model_type!r}: expected one of {', '.join(f.model_type for f in FAMILIES.values())}, mamba")
     return family
 
 
@@ -381,7 +381,9 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Configuration and weights that Hugging Face's ``save_pretrained`` wrote."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it")
-    _family(read_json(folder / "config.json").get("model_type"))
+    model_type = read_json(folder / "config.json").get("model_type")
+    if model_type != "mamba":
+        _family(model_type)
     from transformers import AutoConfig
 
     try:
