@@ -52,6 +52,13 @@ def test_links(link):
     assert (ROOT / link).exists()
 
 
+def test_promises():
+    """Every test that the README names is there."""
+    names = set(re.findall(r"`(test_\w+)`", README))
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/test_*.py"))
+    assert len(names) > 10 and not [name for name in names if f"def {name}(" not in tests]
+
+
 def test_usage():
     """The usage line has exactly the command's flags."""
     usage = re.search(r"python run.py EXPERIMENT.yaml (.*)", README).group(1)
