@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,23 @@ def follow() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def this_package_first() -> Iterator[None]:
+    """New processes import lit_memory from where this one did. Python before 3.13 starts the fork server without our ``sys.path``, and
+    a copy that lies in the working directory, or is installed, would run in place of this one."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    paths = [str(Path(__file__).resolve().parent.parent), before["PYTHONPATH"]]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class Launch:
     """Runs specs, at most ``jobs`` at a time."""
 
@@ -103,6 +121,8 @@ class Launch:
         self.arguments = (root, uri, parent, tags)
         self.context = multiprocessing.get_context("forkserver")  # imports torch once for all children
         self.context.set_forkserver_preload(["lit_memory.engine"])
+        with this_package_first():
+            forkserver.ensure_running()
 
     @property
     def done(self) -> int:

@@ -1,6 +1,7 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -351,6 +352,18 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, inline, capsys
     assert " to resume" in capsys.readouterr().out.splitlines()[0]
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"}
+
+
+def test_children_run_the_code_that_was_called(sweep_file, root, tmp_path):
+    """Another copy lies in the working directory, and another one may be installed; neither is what runs."""
+    for name in ("called", "cwd"):
+        shutil.copytree(RUN.parent / "lit_memory", tmp_path / name / "lit_memory", ignore=shutil.ignore_patterns("__pycache__"))
+        engine = tmp_path / name / "lit_memory" / "engine.py"
+        engine.write_text(engine.read_text() + f"\n\ndef run_one(*args):\n    raise RuntimeError('this is the engine of {name}')\n")
+    shutil.copy(RUN, tmp_path / "called")
+    argv = [sys.executable, str(tmp_path / "called/run.py"), str(sweep_file), "--root", str(root), "--arms", "a"]
+    run = subprocess.run(argv, cwd=tmp_path / "cwd", capture_output=True, text=True)
+    assert run.returncode == 1 and "this is the engine of called" in run.stderr
 
 
 def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
