@@ -2,8 +2,8 @@
 
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
 (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
-(``model: {name: rmt, ...}``). In a scale, ``arms.<arm>.<key>`` addresses one arm, and ``seeds`` and ``expect`` replace the
-experiment's own.
+(``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm; a scale's ``seeds``,
+``grid`` and ``expect`` replace the experiment's own.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -121,26 +121,32 @@ class Experiment:
         """All runs of the (first) scale, arm by arm, seed by seed. Raises ConfigError."""
         scale = next(iter(self.scales))
         changes = [parse_override(text) for text in overrides]
-        count = len(self.arms) * len(self.seeds) * math.prod(map(len, self.grid.values()))
+        count = len(self.seeds) * sum(math.prod(map(len, self.axes(arm).values())) for arm in self.arms)
         if count > MOST_RUNS:
             raise ConfigError(self.file, "grid" if self.grid else "seeds", f"{count:.4g} runs; expected at most {MOST_RUNS}")
         specs = []
         for arm in self.arms:
-            for point, settings in self.grid_points():
+            for point, settings in self.grid_points(arm):
                 run = self.resolve(scale, arm, settings, changes)
                 specs += [RunSpec(self.experiment, scale, arm, point, seed, **run) for seed in self.seeds]
         return specs
 
-    def grid_points(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name, settings) of every point of the grid's cross product; ("", {}) without a grid."""
-        for values in itertools.product(*self.grid.values()):
-            settings = dict(zip(self.grid, values, strict=True))
+    def axes(self, arm: str) -> dict[str, list]:
+        """The grid of one arm: what all arms share, and its own."""
+        common, own = split_arm(self.grid, arm)
+        return common | own
+
+    def grid_points(self, arm: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name, settings) of every point of the cross product of an arm's grid; ("", {}) without a grid."""
+        axes = self.axes(arm)
+        for values in itertools.product(*axes.values()):
+            settings = dict(zip(axes, values, strict=True))
             yield point_name("-".join(f"{k.rpartition('.')[2].rstrip('?')}{v}" for k, v in settings.items())), settings
 
     def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         """Validated model, task and train sections of one arm."""
         tree = copy.deepcopy(self.base)
-        scaled, own = split_scale(self.scales[scale], arm)
+        scaled, own = split_arm(self.scales[scale], arm)
         layers = [
             (f"{self.file} (scale {scale})", scaled),
             (f"{self.file} (arm {arm})", self.arms[arm]),
@@ -221,11 +227,11 @@ def trainer_arguments() -> list[str]:
     return [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
 
 
-def split_scale(scale: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Overrides of a scale for all arms, and those for one arm (``arms.<arm>.<key>``)."""
+def split_arm(values: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a scale or a grid, what all arms get, and what one arm gets (``arms.<arm>.<key>``)."""
     prefix = f"arms.{arm}."
-    common = {k: v for k, v in scale.items() if not k.startswith("arms.")}
-    return common, {k.removeprefix(prefix): v for k, v in scale.items() if k.startswith(prefix)}
+    common = {k: v for k, v in values.items() if not k.startswith("arms.")}
+    return common, {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
 def apply(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
@@ -463,7 +469,7 @@ def check_lists(e: Experiment) -> None:
         for key, points in mapping(grid, e.file, f"{where}grid").items():
             if not isinstance(points, list) or not points or any(points.index(point) < i for i, point in enumerate(points)):
                 raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")
-        for key in values:
+        for key in (*values, *grid):
             _, arm, *field = key.split(".") if key.startswith("arms.") else ("", "", "")
             if arm and arm not in e.arms:
                 raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")

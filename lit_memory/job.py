@@ -150,7 +150,7 @@ class Job:
             if run is not None and run.status == "FINISHED" and metric in run.metrics:
                 points.setdefault(spec.arm, {}).setdefault(spec.point, []).append(run.metrics[metric])
         best = {arm: max(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()}
-        return {arm: best.get(arm, next(self.experiment.grid_points())[0]) for arm in self.experiment.arms}
+        return {arm: best.get(arm, next(self.experiment.grid_points(arm))[0]) for arm in self.experiment.arms}
 
     def report(self, tracker: Any) -> Any:
         """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``."""

@@ -127,6 +127,13 @@ def test_a_grid_is_a_cross_product(tree):
     assert [(s.point, s.train["lr"], s.model["layers"]) for s in plan(tree, edits, scale="gpu")[::2]] == [("lr0.3", 0.3, 1)] * 2
 
 
+def test_an_arm_may_have_a_grid_of_its_own(tree):
+    """As the paper's settings for one arm, and the best of several for another."""
+    specs = plan(tree, {"grid": {"model.layers": [1, 2], "arms.b.train.lr": [0.1, 0.2], "arms.b.model.layers": [3]}})
+    assert [(s.arm, s.point) for s in specs] == [("a", "layers1"), ("a", "layers2"), ("b", "layers3-lr0.1"), ("b", "layers3-lr0.2")]
+    assert [(s.model["layers"], s.train["lr"]) for s in specs] == [(1, 3e-4), (2, 3e-4), (3, 0.1), (3, 0.2)]
+
+
 def test_stages(make_spec):
     whole = {"steps": 6, "batch_size": 4, "until": {}, "task": {}}
     assert make_spec().stages == [whole]
@@ -334,7 +341,8 @@ def test_every_scale_plans_and_builds(path, scale):
     specs = experiment.plan()
     experiment.check_report(specs)
     assert experiment.experiment == path.stem and whole.scale_names()[0] == "cpu" and experiment.expect
-    assert len({spec.key for spec in specs}) == len(specs) == len(experiment.arms) * len(experiment.seeds)
+    points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
+    assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)
     differences(specs, whole.at("paper").plan())
     for model in {json.dumps(spec.model): spec.model for spec in specs}.values():
         size = model_size(model)
