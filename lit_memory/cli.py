@@ -74,7 +74,8 @@ def run(job: Job, console: Console, errors: Console) -> int:
     """Say what will happen, do it, and report; returns the exit code."""
     tracker = job.open_tracker()
     job.look_up(tracker)
-    todo = [] if job.args.report else [s for s in job.specs if job.args.fresh or job.status(s) != "finished"]
+    wanted = [] if job.args.report else [s for s in job.specs if job.args.fresh or job.status(s) != "finished"]
+    todo = list({s.key: s for s in reversed(wanted)}.values())[::-1]  # arms with equal settings are one run
     console.print(job.headline(todo), highlight=False, soft_wrap=True)
     if job.args.dry_run:
         console.print(plan_table(job))
