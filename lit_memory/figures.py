@@ -265,10 +265,10 @@ def _state_axis(axes: Any, points: list[Point]) -> Decades:
         ticks = {float(decade): short(10.0**decade) for decade in range(low, high + 1)}
         axes.set_xticks([decade + math.log10(digit) for decade in range(low, high) for digit in range(2, 10)], minor=True)
     if 0 in states:
-        start, ends, place = decades.zero, [decades.gap + sign * 0.006 * (high - decades.zero) for sign in (-1, 1)], axes.get_xaxis_transform()
+        start, ends, along = decades.zero, [decades.gap + sign * 0.006 * (high - decades.zero) for sign in (-1, 1)], axes.get_xaxis_transform()
         ticks[start] = "0"
-        axes.plot(ends, [0, 0], color="white", lw=3, zorder=2.6, transform=place, clip_on=False)
-        axes.plot(ends, [0, 0], ls="", marker=[(-0.5, -1), (0.5, 1)], ms=9, mec=GREY, mew=1, zorder=2.7, transform=place, clip_on=False)
+        axes.plot(ends, [0, 0], color="white", lw=3, zorder=2.6, transform=along, clip_on=False)
+        axes.plot(ends, [0, 0], ls="", marker=[(-0.5, -1), (0.5, 1)], ms=9, mec=GREY, mew=1, zorder=2.7, transform=along, clip_on=False)
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(start - 0.04 * (high - start), high + 0.04 * (high - start))
     return decades

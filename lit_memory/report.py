@@ -297,7 +297,7 @@ def _second_figure(plan: ReportPlan) -> str:
     y, x = label(plan.config.y, plan.config.y_label), label(plan.config.x.removeprefix("test_"), plan.config.x_label)
     grown = " A state that grows is counted as it is when that test asks." if any(plan.sizes(arm).get("state_growth") for arm in plan.arms) else ""
     return f"![{y} at {short(plan.state_x)} against the floats of state; the numbers are in the table below.](state.png)\n\n" + (
-        f"{y} ({x}: {short(plan.state_x)}) against the floats of state that one sample carries from segment to segment.{grown}"
+        f"{y} against the floats of state that one sample carries from segment to segment; {x}: {short(plan.state_x)}.{grown}"
     )
 
 

@@ -314,7 +314,7 @@ def test_the_second_figure_comes_and_goes(tmp_path):
     second = render(make_plan(config=ReportConfig(state_x="last")), make_frame(), tmp_path).paths
     assert sorted(second.keys() - without) == ["state.pdf", "state.png"] and all(path.stat().st_size > 1000 for path in second.values() if "state" in path.name)
     told = (tmp_path / "README.md").read_text()
-    wanted = ["(figure.png)", "(state.png)", "exact match (key-value pairs written: 500) against the floats of state", "## Numbers", "[state.pdf](state.pdf)"]
+    wanted = ["(figure.png)", "(state.png)", "carries from segment to segment; key-value pairs written: 500.", "## Numbers", "[state.pdf](state.pdf)"]
     assert [told.find(text) for text in wanted] == sorted(told.find(text) for text in wanted) and wanted[0] in told and "state.p" not in page
     render(make_plan(), make_frame(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(without) and (tmp_path / "README.md").read_text() == page
