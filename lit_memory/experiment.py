@@ -176,13 +176,18 @@ class Experiment:
         return values[0]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
-        """Raise ConfigError if the figure or a claim names a metric, an arm or an x that the plan does not have."""
+        """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
         task = load_class("task", specs[0].task["name"])
         metrics = [*task.metrics, *task.derived, "loss", "steps"]
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
+        x_values = self.test_values(specs)
         try:
-            check_expect(self.expect, list(self.arms), self.test_values(specs), metrics)
+            self.report.state_value(x_values)
+        except ValueError as error:
+            raise ConfigError(self.file, "report.state_x", str(error)) from None
+        try:
+            check_expect(self.expect, list(self.arms), x_values, metrics)
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 

@@ -1,16 +1,19 @@
-"""The kinds of figures that a report can draw. The only file that imports matplotlib, and that inside ``draw``.
+"""The kinds of figures that a report can draw. The only file that imports matplotlib, and that inside functions.
 
 A kind is one function from results to an ``Axes``: it says how the arms look, while ``draw`` owns what all figures share (style,
-title, labels, reference lines, legend, bytes). Nothing touches pyplot or leaves a trace in matplotlib's global state, and the
+title, labels, reference lines, legend, bytes). Beside the figure of its kind, a report may have a second one, ``_state``: y at one
+tested x against the floats of state. Nothing touches pyplot or leaves a trace in matplotlib's global state, and the
 same results give the same bytes.
 """
 
 import io
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_memory.expect import mean, std
+from lit_memory.placing import Box, place
 
 if TYPE_CHECKING:
     from lit_memory.report import Results
@@ -45,7 +48,13 @@ STYLE = {
 SEED = {"ls": "", "marker": ".", "ms": 5, "mew": 0, "alpha": 0.45, "zorder": 1.8}
 WIDTH, HEIGHT = 7.0, 3.9
 """Inches, the height without the legend. Shown 700 pixels wide, a point of type is 1.4 pixels."""
+NAMES = 9.5
+"""Size of the names beside points."""
+FAR = 12
+"""Points of type between a point and a name that needs a line to it."""
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+OPTIONAL = tuple(f"state.{suffix}" for suffix in METADATA)
+"""Files that only some reports have."""
 
 
 def label(name: str, words: str = "") -> str:
@@ -62,28 +71,41 @@ def short(x: float) -> str:
 
 
 def draw(results: "Results", status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results; ``status`` stands under the title."""
+    """figure.png and figure.pdf of the results, and state.png and state.pdf where the plan wants them; ``status`` stands under the
+    title."""
     from matplotlib import style
-    from matplotlib.figure import Figure
 
     plan, config = results.plan, results.plan.config
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=200, layout="constrained")
-        axes = figure.add_subplot()
-        KINDS[config.kind](axes, results)
-        axes.set_ylabel(label(config.y, config.y_label))
-        if config.chance is not None:
-            axes.axhline(config.chance, color=GREY, lw=1, ls=(0, (4, 3)), zorder=1.5, label=f"chance ({config.chance:.3g})")
-        if config.log_y:
-            axes.set_yscale("log")
-        elif config.y in SHARES:
-            axes.set_ylim(-0.03, 1.04)
-        if not results.cells:
-            axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-        axes.set_title(plan.experiment, loc="left", fontsize=12, fontweight="bold", pad=22)
-        axes.annotate(status, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
-        _legend(figure, axes)
-        return {f"figure.{suffix}": _bytes(figure, suffix) for suffix in METADATA}
+        figures = {"figure": _figure(KINDS[config.kind], results, status)}
+        if (x := plan.state_x) is not None:
+            condition = f"{label(config.x.removeprefix('test_'), config.x_label)}: {short(x)}"
+            figures["state"] = _figure(partial(_state, x=x), results, f"{condition}\n{status}")
+            _name_points(figures["state"], results, x)
+        return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
+
+
+def _figure(paint: Callable[[Any, "Results"], None], results: "Results", status: str) -> Any:
+    """What all figures share, around the axes that ``paint`` fills."""
+    from matplotlib.figure import Figure
+
+    plan, config = results.plan, results.plan.config
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=200, layout="constrained")
+    axes = figure.add_subplot()
+    paint(axes, results)
+    axes.set_ylabel(label(config.y, config.y_label))
+    if config.chance is not None:
+        axes.axhline(config.chance, color=GREY, lw=1, ls=(0, (4, 3)), zorder=1.5, label=f"chance ({config.chance:.3g})")
+    if config.log_y:
+        axes.set_yscale("log")
+    elif config.y in SHARES:
+        axes.set_ylim(-0.03, 1.04)
+    if not results.cells:
+        axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
+    axes.set_title(plan.experiment, loc="left", fontsize=12, fontweight="bold", pad=22 + 14 * status.count("\n"))
+    axes.annotate(status, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
+    _legend(figure, axes)
+    return figure
 
 
 def _legend(figure: Any, axes: Any) -> None:
@@ -165,6 +187,146 @@ def _arms(results: "Results", xs: list[float]) -> Iterator[tuple[dict[str, Any],
         color, (marker, size), dash = (options[n % len(options)] for options, n in ((COLORS, i), (MARKERS, i + i // len(COLORS)), (DASHES, i)))
         look = {"color": color, "marker": marker, "ls": dash, "lw": 1.8, "ms": size, "mec": "white", "mew": 0.7}
         yield look, arm if finished == seeds else f"{arm} ({finished} of {seeds} seeds)", groups
+
+
+class Point(NamedTuple):
+    """An arm in the second figure."""
+
+    look: dict[str, Any]
+    name: str
+    floats: float
+    """Of state."""
+    y: float
+    seeds: list[float]
+
+
+class Decades(NamedTuple):
+    """The axis of floats of state: powers of ten from ``low`` to ``high``, and a place for 0 left of a break."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def around(cls, states: list[float]) -> "Decades":
+        logs = [math.log10(floats) for floats in states if floats > 0] or [0.0]
+        return cls(math.floor(min(logs)), max(math.ceil(max(logs)), math.floor(min(logs)) + 1))
+
+    @property
+    def zero(self) -> float:
+        return self.low - max(0.4, 0.15 * (self.high - self.low))
+
+    @property
+    def gap(self) -> float:
+        """Where the axis is broken."""
+        return (self.zero + self.low) / 2
+
+    def at(self, floats: float) -> float:
+        return math.log10(floats) if floats > 0 else self.zero
+
+
+def _points(results: "Results", x: float) -> tuple[list[Point], list[tuple[dict[str, Any], str]]]:
+    """The arms that can be drawn against their state, and look and name, with the reason, of those that cannot."""
+    plan, points, absent = results.plan, [], []
+    for arm, (look, name, (seeds,)) in zip(plan.arms, _arms(results, [x]), strict=True):
+        floats, y, look = plan.state(arm), mean(seeds), look | {"ls": ""}
+        if not seeds:
+            absent.append((look, name))
+        elif floats is None:
+            absent.append((look, f"{name}: unknown state"))
+        elif not math.isfinite(y) or (plan.config.log_y and y <= 0):
+            absent.append((look, f"{name}: {y:.3g}"))
+        else:
+            points.append(Point(look, f"{name}, grows" if plan.sizes(arm).get("state_growth") else name, floats, y, seeds))
+    return points, absent
+
+
+def _state(axes: Any, results: "Results", x: float) -> None:
+    """y at the tested ``x`` against the floats of state that one sample carries there. The legend names the arms without a point."""
+    points, absent = _points(results, x)
+    decades = _state_axis(axes, points)
+    for point in points:
+        at, color = decades.at(point.floats), point.look["color"]
+        axes.errorbar([at], [point.y], [std(point.seeds)], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6)
+        axes.plot([at], [point.y], **point.look)
+        axes.plot([at] * len(point.seeds), point.seeds, color=color, **SEED)
+    for look, name in absent:
+        axes.plot([], [], **look, label=name)
+    if results.plan.config.identity:
+        axes.axhline(x, color=GREY, lw=1, zorder=1.5, label=f"all kept ({short(x)})")
+    axes.set_xlabel("floats of state that one sample carries")
+
+
+def _state_axis(axes: Any, points: list[Point]) -> Decades:
+    """Ticks and limits; where an arm carries nothing, two strokes mark that the axis is broken left of the decades."""
+    states = [point.floats for point in points]
+    decades = Decades.around(states)
+    low, high, start, ticks = decades.low, decades.high, float(decades.low), {}
+    if any(states):
+        ticks = {float(decade): short(10.0**decade) for decade in range(low, high + 1)}
+        axes.set_xticks([decade + math.log10(digit) for decade in range(low, high) for digit in range(2, 10)], minor=True)
+    if 0 in states:
+        start, ends, along = decades.zero, [decades.gap + sign * 0.006 * (high - decades.zero) for sign in (-1, 1)], axes.get_xaxis_transform()
+        ticks[start] = "0"
+        axes.plot(ends, [0, 0], color="white", lw=3, zorder=2.6, transform=along, clip_on=False)
+        axes.plot(ends, [0, 0], ls="", marker=[(-0.5, -1), (0.5, 1)], ms=9, mec=GREY, mew=1, zorder=2.7, transform=along, clip_on=False)
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set_xlim(start - 0.04 * (high - start), high + 0.04 * (high - start))
+    return decades
+
+
+def _name_points(figure: Any, results: "Results", x: float) -> None:
+    """Write every arm's name beside its point, in its colour; where a crowd pushes a name away, a line leads to the point.
+
+    Places depend on where the points lie on the page. So the figure is laid out first, and keeps that layout.
+    """
+    (axes,), (points, _) = figure.axes, _points(results, x)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    scale = 72 / figure.dpi  # from here on in points, the unit of type
+    frame = Box(*(float(side) * scale for side in axes.bbox.extents))
+    taken, spots = _taken(axes, results, points, frame, scale)
+    boxes = place(spots, [_size(axes, point.name, scale) for point in points], taken, frame.grown(-3), gap=7)
+    here = {"transform": axes.transAxes, "clip_on": False}
+    for point, spot, box in zip(points, spots, boxes, strict=True):
+        left, middle = frame.share(box.x0, (box.y0 + box.y1) / 2)
+        axes.text(left, middle, point.name, va="center", fontsize=NAMES, color=_ink(point.look["color"]), **here)
+        end = box.nearest(*spot)
+        if math.dist(spot, end) > FAR and not any(other.crossed(spot, end) for other in boxes if other is not box):
+            axes.plot(*zip(frame.share(*spot), frame.share(*end), strict=True), color=point.look["color"], lw=0.9, zorder=1.7, **here)
+
+
+def _ink(color: str) -> tuple[float, ...]:
+    """A colour of the palette, dark enough to be read as type."""
+    return tuple(0.65 * int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def _taken(axes: Any, results: "Results", points: list[Point], frame: Box, scale: float) -> tuple[list[Box], list[tuple[float, float]]]:
+    """What no name may cover (points with their error bars, horizontal lines, the break of the axis), and where the points lie."""
+    config, decades = results.plan.config, Decades.around([point.floats for point in points])
+
+    def page(x: float, y: float) -> tuple[float, float]:
+        across, up = axes.transData.transform((x, y))
+        return float(across) * scale, float(up) * scale
+
+    spots = [page(decades.at(point.floats), point.y) for point in points]
+    lines = [page(0, y)[1] for y in (config.chance, results.plan.state_x if config.identity else None) if y is not None and (y > 0 or not config.log_y)]
+    taken = [Box(frame.x0, y - 1, frame.x1, y + 1) for y in lines]
+    for (x, y), point in zip(spots, points, strict=True):
+        spread = std(point.seeds) if len(point.seeds) > 1 else 0.0
+        ends = [page(0, v)[1] for v in (point.y - spread, point.y + spread, *point.seeds) if v > 0 or not config.log_y]
+        taken.append(Box(x - 6, min(y - 4, *ends), x + 6, max(y + 4, *ends)))
+    if any(point.floats == 0 for point in points):
+        x = page(decades.gap, points[0].y)[0]
+        taken.append(Box(x - 7, frame.y0, x + 7, frame.y0 + 7))
+    return taken, spots
+
+
+def _size(axes: Any, name: str, scale: float) -> tuple[float, float]:
+    """Width and height of a name, and a little air."""
+    text = axes.text(0, 0, name, fontsize=NAMES)
+    box = text.get_window_extent()
+    text.remove()
+    return float(box.width) * scale + 1, float(box.height) * scale + 1
 
 
 KINDS: dict[str, Callable[[Any, "Results"], None]] = {"line": _line}

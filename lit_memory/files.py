@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -35,8 +35,9 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_all(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
-    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones."""
+def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str] = ()) -> dict[str, Path]:
+    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones. Then remove the files
+    ``without``, which none of the new ones mentions any more."""
     staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:
         for name, content in contents.items():
@@ -44,6 +45,8 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
                 write(staged[name], content)
         for name in contents:
             os.replace(staged[name], folder / name)
+        for name in without:
+            (folder / name).unlink(missing_ok=True)
     finally:
         for path in staged.values():
             path.unlink(missing_ok=True)

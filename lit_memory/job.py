@@ -15,7 +15,7 @@ from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, provenance
-from lit_memory.registry import load_class, nearest
+from lit_memory.registry import load_class, nearest, segments_written
 
 
 @dataclass
@@ -214,6 +214,9 @@ class Job:
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
         stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
+        x = self.experiment.report.state_value(self.experiment.test_values(self.everything))
+        if x is not None and sizes.get("state_growth"):
+            sizes["segments"] = segments_written(spec.task, self.experiment.report.x.removeprefix("test_"), x)
         return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
 
 

@@ -1,4 +1,5 @@
-"""A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and README.md.
+"""A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and README.md;
+state.png and state.pdf where the report asks for y against the floats of state.
 
 ``render`` is pure apart from the files it writes: no clock, no search for runs, no torch, no mlflow. What the plan asks for and the
 runs do not have yet is named, and the verdict stays INCOMPLETE until it is there. table.csv and the figures depend on the plan and
@@ -10,13 +11,14 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lit_memory import files
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
-from lit_memory.figures import draw, label, short
+from lit_memory.figures import OPTIONAL, draw, label, short
 
 PAPER_VALUES = Path(__file__).parent / "paper_values"
 
@@ -42,6 +44,8 @@ class ReportConfig:
     """y of blind guessing, drawn as a horizontal line."""
     identity: bool = False
     """Draw y = x: all that was written is kept."""
+    state_x: int | str | None = None
+    """Draw y at this tested value against the floats of state, too: a tested number, first or last; None for no second figure."""
     paper_values: str = ""
     """A file of lit_memory/paper_values without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
@@ -52,7 +56,16 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if not self.x.startswith("test_") or self.x == "test_":
             raise ValueError(f"x={self.x}: expected test_<field>")
+        if isinstance(self.state_x, str) and self.state_x not in ("first", "last"):
+            raise ValueError(f"state_x={self.state_x!r:.80}: expected a tested number without quotes, first or last")
         paper_rows(self)
+
+    def state_value(self, x_values: Sequence[float]) -> float | None:
+        """Which of the tested values ``state_x`` names. Raises ValueError for one that is not tested."""
+        x = {"first": x_values[0], "last": x_values[-1]}[self.state_x] if isinstance(self.state_x, str) else self.state_x
+        if x is not None and x not in x_values:
+            raise ValueError(f"state_x={x}: expected one of the tested values {', '.join(map(str, x_values))}, first or last")
+        return x
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,8 @@ class ReportPlan:
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, steps, stage_steps, seconds."""
+    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, segments (that the test at ``state_x``
+    writes; of a state that grows), steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -83,6 +97,22 @@ class ReportPlan:
     def __post_init__(self) -> None:
         if self.config.log_x and min(self.x_values) <= 0:
             raise ValueError(f"log_x: expected positive values of {self.config.x}, got {min(self.x_values):g}")
+        self.config.state_value(self.x_values)
+
+    @property
+    def state_x(self) -> float | None:
+        """The x of the second figure, if there is one."""
+        return self.config.state_value(self.x_values)
+
+    def sizes(self, arm: str) -> dict[str, Any]:
+        """The facts of the arm's runs that are the same in all of them, from the first one that has them."""
+        return next((run for run in self.runs if run["arm"] == arm and not run.keys().isdisjoint({"parameters", "state_floats"})), {})
+
+    def state(self, arm: str) -> float | None:
+        """Floats of state that one sample carries when the test at ``state_x`` asks; None as long as no run tells."""
+        sizes = self.sizes(arm)
+        floats, growth, segments = (sizes.get(name) for name in ("state_floats", "state_growth", "segments"))
+        return floats if floats is None or not growth else None if segments is None else floats + growth * segments
 
 
 @dataclass(frozen=True)
@@ -162,7 +192,8 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     """Write the report of ``plan`` into ``out_dir``.
 
     frame: long DataFrame of FINISHED runs, columns arm, seed, x, metric, value. Rows outside the plan are ignored, and it may be
-    empty. No file is ever half-written: all are staged first, then renamed, README.md last.
+    empty. No file is ever half-written: all are staged first, then renamed, README.md last. A second figure that the plan does not
+    want any more is removed.
     """
     check_expect(plan.expect, plan.arms, plan.x_values)
     results = Results(plan, frame)
@@ -172,7 +203,7 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     report = Report(verdict, claims, missing, _table(results))
     texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report)}
     contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
-    return replace(report, paths=files.write_all(Path(out_dir), contents))
+    return replace(report, paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]))
 
 
 def _status(plan: ReportPlan, report: Report) -> str:
@@ -186,9 +217,11 @@ def _table(results: Results) -> str:
     plan, config, rows = results.plan, results.plan.config, []
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in plan.x_values]
-        run = next((run for run in plan.runs if run["arm"] == arm), {})
+        run = plan.sizes(arm)
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
         state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a segment" if run.get("state_growth") else "")
+        if run.get("state_growth") and plan.state_x is not None:
+            state += f" ({_count(plan.state(arm))} at {short(plan.state_x)})"
         rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
@@ -237,6 +270,7 @@ def _readme(plan: ReportPlan, report: Report) -> str:
     link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
     changed = ", ".join(f"`{m}`" for m in plan.modified)
     claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
+    prints = ", ".join(f"[{name}]({name})" for name in ("figure.pdf", *(["state.pdf"] if plan.state_x is not None else [])))
     blocks = [
         f"# {plan.experiment}",
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
@@ -244,8 +278,9 @@ def _readme(plan: ReportPlan, report: Report) -> str:
         + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
         f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}.",
         "![The figure of this report; its numbers are in the table below.](figure.png)",
+        _second_figure(plan),
         _markdown(["expected", "measured", "holds"], claims) if claims else "",
-        "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). Figure for print: [figure.pdf](figure.pdf).",
+        "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         "## What the paper reports\n\n" + _paper(plan.config),
         "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
@@ -253,6 +288,17 @@ def _readme(plan: ReportPlan, report: Report) -> str:
         "## How to reproduce\n\n" + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "") + _provenance(plan.provenance),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def _second_figure(plan: ReportPlan) -> str:
+    """The figure of y against the floats of state, and how to read it."""
+    if plan.state_x is None:
+        return ""
+    y, x = label(plan.config.y, plan.config.y_label), label(plan.config.x.removeprefix("test_"), plan.config.x_label)
+    grown = " A state that grows is counted as it is when that test asks." if any(plan.sizes(arm).get("state_growth") for arm in plan.arms) else ""
+    return f"![{y} at {short(plan.state_x)} against the floats of state; the numbers are in the table below.](state.png)\n\n" + (
+        f"{y} against the floats of state that one sample carries from segment to segment; {x}: {short(plan.state_x)}.{grown}"
+    )
 
 
 def _paper(config: ReportConfig) -> str:

@@ -17,7 +17,7 @@ from lit_memory import cli, launch
 from lit_memory.cli import Job, duration, main, parser
 from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.registry import model_size
-from lit_memory.tracking import Tracker
+from lit_memory.tracking import Run, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
@@ -217,6 +217,17 @@ def test_durations(seconds, text):
 )
 def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, flags, folder):
     assert prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags).report_folder == tmp_path / "reports" / folder
+
+
+@pytest.mark.parametrize(("state_x", "segments"), [(None, None), ("first", 2), ("last", 4), (4, 4)])
+def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path, state_x, segments):
+    arms = {"a": {"model": {"name": "rmt_r", "width": 16, "heads": 2, "memory_tokens": 1}}, "b": {}}
+    job = prepare(write(arms=arms, report={"x": "test_pairs", "state_x": state_x}), "--root", tmp_path)
+    job.runs = {spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs}
+    plan = job.report_plan(job.specs)
+    assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(job.experiment.seeds)
+    assert plan.state_x == segments and plan.state("a") == (16 + segments * 32 if segments else None)
+    assert not any("segments" in run for run in plan.runs if run["arm"] == "b")
 
 
 @pytest.mark.parametrize(

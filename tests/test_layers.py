@@ -17,8 +17,9 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 RULES = {
     "__init__.py": "",
     "expect.py": "",
-    "figures.py": "expect report",
+    "figures.py": "expect placing report",
     "files.py": "",
+    "placing.py": "",
     "checkpoint.py": "filelock files",
     "report.py": "expect figures files",
     "provenance.py": "",
@@ -54,7 +55,7 @@ LAZY = {
     "job.py": "report tracking",
 }
 LAZY |= {"registry.py": "torch", "provenance.py": "torch", "memory/scan.py": "mamba_ssm"}
-PURE = ("memory/", "models/", "tasks/", "backbone.py", "recurrence.py", "config.py", "experiment.py", "expect.py", "report.py", "figures.py")
+PURE = ("memory/", "models/", "tasks/", "backbone.py", "recurrence.py", "config.py", "experiment.py", "expect.py", "report.py", "figures.py", "placing.py")
 CLOCKS = {"time", "datetime", "random"}
 SAMPLERS = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "rand_like", "randn_like")}
 GLOBAL_RNG = ("torch.manual_seed", "torch.seed", "torch.random.", "torch.cuda.manual_seed", "torch.set_rng_state", "random.", "np.random.", "numpy.random.")
@@ -145,7 +146,7 @@ def test_imports_are_told_apart():
 
 
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
-LIGHT = ("expect", "figures", "report", "provenance", "registry", "config", "experiment", "launch", "cli", "models", "tasks", "memory")
+LIGHT = ("expect", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "launch", "cli", "models", "tasks", "memory")
 ALONE = """
 import importlib, json, sys
 seen = {}

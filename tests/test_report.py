@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory import figures, report
+from lit_memory.placing import Box, place
 from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, paper_rows, render
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
@@ -23,7 +24,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "spec" / "paper_values"
 
 
 def make_plan(arms=ARMS, seeds=SEEDS, xs=XS, config=None, expect=EXPECT, **changes):
-    runs = [{"arm": a, "seed": s, "key": f"key{s}", "run_id": f"{a}-{s}", "parameters": 501248, "state_floats": 18720} for a in arms for s in seeds]
+    size = {"parameters": 501248, "state_floats": 18720}
+    runs = [{"arm": a, "seed": s, "key": f"key{s}", "run_id": f"{a}-{s}"} | size for a in arms for s in seeds]
     fields = {"experiment": "armt_ablation_gamma", "scale": "cpu", "paper": PAPER, "runs": runs, "train_x": 50} | changes
     return ReportPlan(arms=list(arms), seeds=list(seeds), x_values=list(xs), config=config or ReportConfig(), expect=list(expect), **fields)
 
@@ -95,13 +97,12 @@ def test_rows_outside_the_plan_change_nothing_and_twice_is_an_error(tmp_path):
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
-    plan = make_plan(config=ReportConfig(chance=0.0625))
+    plan = make_plan(config=ReportConfig(chance=0.0625, state_x=200))
     changed = make_plan(config=plan.config, provenance={"date": "tomorrow"}, runs=[run | {"run_id": "x", "seconds": 3.0} for run in plan.runs])
     first, second = render(plan, make_frame(), tmp_path / "a").paths, render(changed, make_frame(), tmp_path / "b").paths
     assert [name for name in first if first[name].read_bytes() != second[name].read_bytes()] == ["verdict.json", "README.md"]
-    program = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_report as t; t.render(t.make_plan(config=t.ReportConfig(chance=0.0625)), "
-    )
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_report as t; "
+    program += "t.render(t.make_plan(config=t.ReportConfig(chance=0.0625, state_x=200)), "
     subprocess.run([sys.executable, "-c", program + f"t.make_frame(), {str(tmp_path / 'c')!r})"], check=True, env=os.environ | {"PYTHONHASHSEED": "5"})
     assert all((tmp_path / "c" / name).read_bytes() == path.read_bytes() for name, path in first.items())
 
@@ -129,6 +130,12 @@ def test_a_state_that_grows_says_so(tmp_path):
     plan.runs[3]["state_growth"] = 1024
     rows = [line.split("|")[-2].strip() for line in render(plan, make_frame(), tmp_path).table.splitlines() if line.startswith("|")]
     assert rows[2:] == ["18,720", "18,720 + 1,024 a segment"]
+    plan.config.state_x, plan.runs[3]["segments"] = 200, 200
+    assert "| 18,720 + 1,024 a segment (223,520 at 200) |" in render(plan, make_frame(), tmp_path).table
+    assert (plan.state("gamma"), plan.state("no_gamma")) == (18720, 18720 + 200 * 1024)
+    assert "A state that grows is counted as it is when that test asks." in (tmp_path / "README.md").read_text()
+    del plan.runs[3]["segments"]
+    assert plan.state("no_gamma") is None
 
 
 def test_the_page(tmp_path):
@@ -222,6 +229,110 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(drawn, name):
     assert len(looks) in (0, len([line for line in axes.lines if line.get_label() in plan.arms]))
 
 
+# Arm -> floats of state, floats that a segment adds, y.
+STATES = {
+    "armt": (24960, 0, 0.99),
+    "prmt": (512, 0, 0.13),
+    "rmt": (256, 0, 0.13),
+    "rmt_r": (256, 512, 0.55),
+    "mamba": (35840, 0, 0.62),
+    "rwkv": (33280, 0, 0.60),
+    "xl": (8192, 0, 0.1),
+    "window": (0, 0, 0.065),
+    "transformer": (0, 0, 0.06),
+}
+LAST = {"state_x": "last", "chance": 0.0625}
+
+
+def state_case(states, config=None, drop=lambda f: f.seed < 0, seeds=SEEDS, value=None):
+    """A plan and a frame whose arms have these states."""
+    sizes = {arm: {"state_floats": floats, "state_growth": growth, "segments": 500} for arm, (floats, growth, _) in states.items()}
+    runs = [{"arm": arm, "seed": seed} | sizes[arm] for arm in states for seed in seeds]
+    plan = make_plan(list(states), seeds, config=ReportConfig(**(config or LAST)), expect=[], runs=runs)
+    frame = make_frame(list(states), seeds, metric=plan.config.y, value=value or (lambda arm, seed, x: states[arm][2] + 0.01 * seed))
+    return plan, frame[~drop(frame)]
+
+
+# Plan and frame, the arms that have a point, the labels of the ticks.
+DECADES = ["100", "1,000", "10k", "100k", "1M"]
+STATE_FIGURES = {
+    "nine arms": (state_case(STATES), list(STATES), [*DECADES, "0"]),
+    "no zero": (state_case({arm: STATES[arm] for arm in ("armt", "rmt")}), ["armt", "rmt"], DECADES[:4]),
+    "only zeros": (state_case({arm: STATES[arm] for arm in ("window", "transformer")}), ["window", "transformer"], ["0"]),
+    "one state": (state_case({"a": (1000, 0, 0.5)}), ["a"], ["1,000", "10k"]),
+    "one seed": (state_case(STATES, seeds=[0]), list(STATES), [*DECADES, "0"]),
+    "all in one place": (state_case({f"arm_{i}": (256, 0, 0.5) for i in range(9)}), [f"arm_{i}" for i in range(9)], DECADES[:2]),
+    "nine long names": (state_case({f"an_arm_with_quite_a_long_name_{i}": (0, 0, 1.0) for i in range(9)}), None, ["0"]),
+    "capacity": (state_case(STATES, {"y": "capacity", "identity": True, "chance": 0.0, "state_x": 500}, value=lambda a, s, x: STATES[a][2] * x), None, None),
+    "partial": (state_case(STATES, drop=lambda f: f.arm.isin(["rmt", "window", "transformer"]) | (f.seed == 2)), [*list(STATES)[:2], *list(STATES)[3:7]], None),
+    "empty": (state_case(STATES, drop=lambda f: f.seed >= 0), [], []),
+    "all nan": (state_case(STATES, value=lambda *_: float("nan")), [], []),
+    "log y": (state_case(STATES, LAST | {"log_y": True}, value=lambda a, s, x: 0.0 if a == "xl" else 10.0 ** -len(a)), [a for a in STATES if a != "xl"], None),
+    "zero chance, log y": (state_case(STATES, {"state_x": 500, "log_y": True, "chance": 0.0}), None, None),
+}
+
+
+def markers(axes):
+    """The lines that are one point with the marker of an arm."""
+    known = [marker for marker, _ in figures.MARKERS]
+    return [line for line in axes.lines if line.get_marker() in known and len(line.get_xdata()) == 1]
+
+
+@pytest.mark.parametrize("name", STATE_FIGURES)
+def test_the_second_figure_names_every_arm_where_nothing_overlaps(drawn, name):
+    (plan, frame), points, ticks = STATE_FIGURES[name]
+    figure = drawn(plan, frame)
+    axes, points = figure.axes[0], plan.arms if points is None else points
+    names = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text().startswith(tuple(plan.arms))}
+    legend = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert len(names) == len(points) and all(any(text.startswith(arm) for text in names) for arm in points)
+    assert all(any(text.startswith(arm) for text in legend) for arm in plan.arms if arm not in points)
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(names.values(), 2))
+    spots = [axes.transData.transform(line.get_xydata()[0]) for line in markers(axes)]
+    assert len(spots) == len(points) and not any(box.contains(*spot) for box in names.values() for spot in spots)
+    assert all(box.x0 >= axes.bbox.x0 and box.x1 <= figure.bbox.x1 and box.y0 >= axes.bbox.y0 and box.y1 <= axes.bbox.y1 for box in names.values())
+    assert ticks is None or [t.get_text() for t in axes.get_xticklabels()] == ticks
+    assert axes.get_position().height * figure.get_figheight() > 2.4
+
+
+def test_the_second_figure_shows_the_chosen_x_in_the_looks_of_the_first(drawn):
+    plan, frame = state_case(STATES, LAST, value=lambda arm, seed, x: x / 1000 + 0.01 * seed)
+    for state_x, y, position in [("first", 0.06, 256 + 500 * 512), (200, 0.21, 256 + 500 * 512)]:
+        plan.config.state_x = state_x
+        lines = markers(drawn(plan, frame).axes[0])
+        assert [line.get_ydata()[0] for line in lines] == [pytest.approx(y)] * 9
+        assert 10 ** lines[3].get_xdata()[0] == pytest.approx(position)
+        looks = [(look["color"], look["marker"]) for look, _, _ in figures._arms(Results(plan, frame), plan.x_values)]
+        assert [(line.get_color(), line.get_marker()) for line in lines] == looks
+    del plan.runs[0]["state_floats"], plan.runs[1]["state_floats"], plan.runs[2]["state_floats"]
+    assert "armt: unknown state" in [text.get_text() for text in drawn(plan, frame).legends[0].get_texts()]
+
+
+def test_the_second_figure_comes_and_goes(tmp_path):
+    without = render(make_plan(), make_frame(), tmp_path).paths
+    page = (tmp_path / "README.md").read_text()
+    second = render(make_plan(config=ReportConfig(state_x="last")), make_frame(), tmp_path).paths
+    assert sorted(second.keys() - without) == ["state.pdf", "state.png"] and all(path.stat().st_size > 1000 for path in second.values() if "state" in path.name)
+    told = (tmp_path / "README.md").read_text()
+    wanted = ["(figure.png)", "(state.png)", "carries from segment to segment; key-value pairs written: 500.", "## Numbers", "[state.pdf](state.pdf)"]
+    assert [told.find(text) for text in wanted] == sorted(told.find(text) for text in wanted) and wanted[0] in told and "state.p" not in page
+    render(make_plan(), make_frame(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(without) and (tmp_path / "README.md").read_text() == page
+
+
+def test_names_find_a_place():
+    frame = Box(0, 0, 100, 60)
+    alone = place([(50, 30)], [(20, 10)], [], frame, gap=5)
+    assert alone == [Box(55, 25, 75, 35)] and place([(90, 30)], [(20, 10)], [], frame, gap=5) == [Box(65, 25, 85, 35)]
+    wall = Box(52, 0, 100, 60)
+    assert place([(50, 30)], [(20, 10)], [wall], frame, gap=5) == [Box(25, 25, 45, 35)]
+    boxes = place([(50, 30)] * 9, [(20, 8)] * 9, [Box(46, 26, 54, 34)], frame, gap=5)
+    assert all(box.inside(frame) for box in boxes) and not any(a.hits(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(place([(50, 30)] * 40, [(20, 10)] * 40, [], frame, gap=5)) == 40
+    assert len(place([(50, 30)], [(200, 100)], [], frame, gap=5)) == 1 and place([], [], [], frame, gap=5) == []
+    assert wall.crossed((0, 0), (60, 30)) and not wall.crossed((0, 0), (50, 60)) and wall.nearest(0, 70) == (52, 60)
+
+
 def test_axes_speak_in_words(drawn):
     axes = drawn(make_plan(), make_frame()).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("key-value pairs written", "exact match", "armt_ablation_gamma")
@@ -246,19 +357,23 @@ def test_the_section_of_the_yaml_is_strict():
     schema = OmegaConf.structured(ReportConfig)
     config = OmegaConf.to_object(OmegaConf.merge(schema, {"chance": 0.0625, "paper_values": "armt_text_and_figures", "paper_rows": ["Fig 2b"]}))
     assert isinstance(config, ReportConfig) and [row["table"][:6] for row in paper_rows(config)] == ["Fig 2b"]
-    for wrong in ({"kind": "pie"}, {"chnce": 1}, {"log_x": "maybe"}):
+    for wrong in ({"kind": "pie"}, {"chnce": 1}, {"log_x": "maybe"}, {"state_x": 0.5}, {"state_x": True}):
         with pytest.raises(OmegaConfBaseException):
             OmegaConf.merge(schema, wrong)
     wrong = [
         ({"x": "pairs"}, "test_<field>"),
         ({"paper_values": "armt"}, "expected one of armt_table1_babilong"),
         ({"paper_rows": ["Fig 2b"]}, "name the file"),
+        ({"state_x": "lst"}, "state_x='lst': expected a tested number without quotes, first or last"),
     ]
     for fields, message in [*wrong, ({"paper_values": "armt_text_and_figures", "paper_rows": ["Fig 9"]}, "no row of .* starts with 'Fig 9'; tables: text;")]:
         with pytest.raises(ValueError, match=message):
             ReportConfig(**fields)
     with pytest.raises(ValueError, match="log_x: expected positive values of test_pairs, got 0"):
         make_plan(xs=[0, 1], config=ReportConfig(log_x=True))
+    with pytest.raises(ValueError, match="state_x=7: expected one of the tested values 50, 100, 200, 500, first or last"):
+        make_plan(config=ReportConfig(state_x=7))
+    assert [make_plan(config=ReportConfig(state_x=x)).state_x for x in (None, "first", "last", 100)] == [None, 50, 500, 100]
 
 
 def test_paper_values_are_those_of_the_specification():

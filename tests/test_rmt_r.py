@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from lit_memory.models.rmt_r import RMTR
 from lit_memory.recurrence import state_tensors, unroll
-from lit_memory.registry import model_size
+from lit_memory.registry import build as build_task
+from lit_memory.registry import model_size, segments_written
 
 N, M, D = 5, 2, 16  # tokens per segment; memory tokens and width of the tiny model
 VARIANTS = list(itertools.product(["full", "top_1"], ["code", "paper"]))
@@ -124,6 +125,15 @@ def test_rmtr_state_grows(build, tokens):
     assert model.state_floats(unroll(model, ids, N, read_only=3).state) == (1 + 2 * 4) * M * D
     size = model_size({"name": "rmt_r", "vocab_size": 19, "width": D, "heads": 2, "memory_tokens": M})
     assert (size["state_floats"], size["state_growth"]) == (M * D, 2 * M * D)
+
+
+@pytest.mark.parametrize(("pairs", "queries"), [(1, 1), (6, 3)])
+def test_the_state_of_a_report_is_the_state_that_a_test_ends_with(build, pairs, queries):
+    """What the figure of accuracy against state shows: fresh floats, and growth times the segments that the test writes."""
+    settings = {"name": "associative_retrieval", "pairs": 2, "queries": queries}
+    model, batch = build("rmt_r"), build_task("task", settings | {"pairs": pairs}).batch(0, "test", 0, 2)
+    state = unroll(model, batch.ids_BT, batch.segment_len, read_only=batch.read_only).state
+    assert model.state_floats(state) == model.state_floats(model.init_state(1)) + model.state_growth * segments_written(settings, "pairs", pairs)
 
 
 def test_rmtr_write_false(build, tokens):
