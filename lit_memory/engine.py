@@ -202,7 +202,7 @@ class Keeper(Checkpoint):
         self.folder, self.logger = folder, logger
         self.started, self.before = time.monotonic(), 0.0
         self.saved = self.started
-        self.stopping = self.can_wait = False
+        self.stopping = self.can_wait = self.handling = False
 
     @property
     def seconds(self) -> float:
@@ -223,11 +223,15 @@ class Keeper(Checkpoint):
         if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
             yield
             return
-        handler = signal.signal(signal.SIGTERM, self.stop)
+        handler, self.handling = signal.signal(signal.SIGTERM, self.stop), True
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, handler)
+
+    def on_train_start(self, trainer, pl_module):
+        if self.handling:  # alone: Lightning's handler, which it has put before ours by now, ends the training before we can save
+            signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopping = True

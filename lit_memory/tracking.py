@@ -29,6 +29,7 @@ from lit_memory.config import ConfigError, first_line
 from lit_memory.experiment import RunSpec
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback, on a full disk say, of what it raises as well
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 TAG = "lit."

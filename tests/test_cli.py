@@ -426,7 +426,10 @@ def talk(spec, root, uri, parent, tags, connection: Connection):
         connection.send({"event": "progress", "stage": stage})
     if spec.arm == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
-    if spec.arm == "hang":
+    if spec.arm == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        connection.send({"event": "progress", "stage": 3})
+    if spec.arm in ("hang", "deaf"):
         time.sleep(60)
 
 
@@ -459,6 +462,16 @@ def test_a_signal_ends_all_children(make_launch, number):
     assert caught.value.number == number and signal.getsignal(number) is handler
     runs.stop()
     assert not any(child.process.is_alive() for child in runs.running)
+
+
+def test_a_child_that_does_not_end_is_killed(make_launch):
+    runs = make_launch(["deaf"], 1)
+    with pytest.raises(Interrupted):
+        for _, event in runs.events():
+            if event.get("stage") == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+    runs.stop()
+    assert [child.process.exitcode for child in runs.running] == [-signal.SIGKILL]
 
 
 def test_a_signal_while_a_line_is_printed(make_launch, capsys):

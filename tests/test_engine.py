@@ -13,6 +13,7 @@ import torch
 from lit_memory import engine
 from lit_memory.checkpoint import saved
 from lit_memory.engine import Curriculum, NonFinite, run_one
+from lit_memory.lit.modules import LitMemory
 from lit_memory.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -168,6 +169,33 @@ def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step
     assert Tracker(root).find(spec.key).status == "KILLED"
     assert kept == (checkpoint(spec, root)["global_step"] if saved(spec.folder(root)) else 0)
     assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+
+
+def test_sigterm_between_two_steps_waits_for_the_next(whole, root, monkeypatch):
+    """Lightning would end the training after the hooks of the batch, without a checkpoint."""
+    spec, expected = whole
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(LitMemory, "on_train_batch_end", lambda self, *args: os.kill(os.getpid(), signal.SIGTERM))  # comes after all callbacks
+        run(spec, root)
+    assert checkpoint(spec, root)["global_step"] == 2
+    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_sigterm_waits_for_all_batches_of_an_accumulated_step(make_spec, make_root, monkeypatch, batch):
+    spec = make_spec("train.steps=4", "train.valid_every=4", "train.trainer={accumulate_grad_batches: 2}")
+    whole, root = make_root("whole"), make_root()
+    rows = run(spec, whole)[1]
+
+    def terminate(self, batch_of_data, index):
+        if index == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(LitMemory, "on_train_batch_start", terminate)
+        run(spec, root)
+    assert checkpoint(spec, root)["global_step"] == 2
+    assert run(spec, root)[1] == rows and same(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
 
 
 def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
