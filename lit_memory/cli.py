@@ -87,7 +87,6 @@ def run(job: Job, console: Console, errors: Console) -> int:
         if job.args.fresh:
             job.retire(tracker, todo)
         code = Execution(job, tracker, todo, console, errors).run()
-        job.look_up(tracker)
     if code < 128:
         done = job.report(tracker)
         console.print(done.text, markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from lit_memory import checkpoint
+from lit_memory import checkpoint, files
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
@@ -153,17 +153,23 @@ class Job:
         return {arm: best.get(arm, next(self.experiment.grid_points(arm))[0]) for arm in self.experiment.arms}
 
     def report(self, tracker: Any) -> Any:
-        """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``."""
+        """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``.
+
+        Of several commands that end at the same time, one after another: the last one knows most, and MLflow gets no half-written file.
+        """
         from lit_memory import report
         from lit_memory.tracking import frame
 
-        points = self.selected()
-        shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
-        done = report.render(self.report_plan(shown), frame(tracker, shown, self.runs), self.report_folder)
-        parent = tracker.parent(self.experiment.experiment, self.scale, {})
-        tracker.write_folder(parent, self.report_folder)
-        tracker.tag(parent, {"verdict": done.verdict})
-        tracker.end(parent, "FINISHED")
+        with checkpoint.lock(self.root / "checkpoints" / ".report"):
+            self.look_up(tracker)
+            points = self.selected()
+            shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
+            files.sweep(self.report_folder)
+            done = report.render(self.report_plan(shown), frame(tracker, shown, self.runs), self.report_folder)
+            parent = tracker.parent(self.experiment.experiment, self.scale, {})
+            tracker.write_folder(parent, self.report_folder)
+            tracker.tag(parent, {"verdict": done.verdict})
+            tracker.end(parent, "FINISHED")
         return done
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:

@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -507,19 +508,58 @@ def test_three_processes_and_one_key(whole, root):
     assert integrity(root) == ("ok", []) and sorted(statuses(root).values()) == ["FINISHED", "SCHEDULED"]
 
 
-@pytest.mark.slow
-def test_eight_commands_at_once(tree, root, tmp_path):
-    """Seven of one experiment and one of another that shares an arm with it, on a new database."""
-    (root / "mlflow.db").unlink()
+def test_commands_that_end_together_report_one_after_another(file, root, tmp_path):
+    """MLflow's copy of the folder must not meet files that another command has staged and renames, and what a killed one left is removed."""
+    folder = root / "reports/tiny"
+    folder.mkdir(parents=True)
+    (folder / ".verdict.json.4711.tmp").touch()
+    with checkpoint.lock(root / "checkpoints/.report"):
+        wait = fork_command(file, root, tmp_path / "log", "--report")
+        wait_for(lambda: "2 runs" in (tmp_path / "log").read_text() if (tmp_path / "log").exists() else False)
+        time.sleep(1)
+        assert [path.name for path in folder.iterdir()] == [".verdict.json.4711.tmp"]
+    assert wait() == 0, (tmp_path / "log").read_text()
+    copied = {path.name for path in (root / "mlruns").rglob("report/*")}
+    assert copied == set(os.listdir(folder)) >= {"README.md", "verdict.json"} and not list(root.rglob(".*.tmp"))
+
+
+def two_experiments(tree, tmp_path):
+    """Files of two experiments that share an arm."""
+    paths = []
     for name, arms in (("one", {"a": {}, "b": {"model.gamma": "off"}}), ("two", {"a": {}, "c": {"model.memory_dim": 8}})):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree | {"experiment": name, "arms": arms, "expect": []}))
-    processes = [start(tmp_path / f"{'two' if i == 7 else 'one'}.yaml", root, tmp_path, "--jobs", "2") for i in range(8)]
-    outputs = [process.communicate(timeout=900) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 8, outputs
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(yaml.safe_dump(tree | {"experiment": name, "arms": arms, "expect": []}))
+    return paths
+
+
+def check_both(root):
     assert integrity(root) == ("ok", [])
     assert sorted(statuses(root).values()) == ["FINISHED"] * 5  # a, b, c and two parents: every key once
     tables = {name: (root / f"reports/{name}/table.csv").read_text() for name in ("one", "two")}
     assert [line for line in tables["one"].splitlines() if line.startswith("a,")] == [line for line in tables["two"].splitlines() if line.startswith("a,")]
+
+
+@pytest.mark.slow
+def test_eight_commands_at_once(tree, root, tmp_path):
+    """Seven of one experiment and one of another that shares an arm with it, on a new database."""
+    (root / "mlflow.db").unlink()
+    one, two = two_experiments(tree, tmp_path)
+    processes = [start(two if i == 7 else one, root, tmp_path, "--jobs", "2") for i in range(8)]
+    outputs = [process.communicate(timeout=900) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, outputs
+    check_both(root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", range(4))
+def test_eight_commands_meet_again_and_again(tree, root, tmp_path, again):
+    """The same with forks, which lose no time with imports and so meet at every place."""
+    if again % 2:
+        (root / "mlflow.db").unlink()
+    one, two = two_experiments(tree, tmp_path)
+    waits = [fork_command(two if i == 7 else one, root, tmp_path / f"log{i}", "--jobs", "2") for i in range(8)]
+    assert [wait() for wait in waits] == [0] * 8, [(tmp_path / f"log{i}").read_text() for i in range(8)]
+    check_both(root)
 
 
 # Repeatability
@@ -830,16 +870,17 @@ def test_two_hundred_runs(tree, root, tmp_path):
     argv = [sys.executable, "-u", str(RUN), str(tmp_path / "soak.yaml"), "--root", str(root), "--jobs", str(jobs)]
     pipes = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen(argv, env=os.environ | {"TMPDIR": str(scratch)}, cwd=tmp_path, **pipes)
-    first, test, ended, used = [], [], [], []
-    for line in process.stdout:
-        if " stage 1/1 " in line:
-            first.append(time.monotonic())
-        elif " testing " in line:
-            test.append(time.monotonic())
-        elif "✓" in line:
-            ended.append(time.monotonic())
-            used.append(footprint(process.pid))
-    assert process.wait() == 0 and len(first) == len(test) == len(ended) == 200
+    first, test, ended, used, lines = [], [], [], [], []
+    with process.stdout:
+        for line in process.stdout:
+            lines.append(line)
+            told = re.match(r"[ab] s\d+  (stage 1/1|testing)|✓", line)
+            if told and told[1]:
+                (test if told[1] == "testing" else first).append(time.monotonic())
+            elif told:
+                ended.append(time.monotonic())
+                used.append(footprint(process.pid))
+    assert process.wait() == 0 and (len(first), len(test), len(ended)) == (200, 200, 200), "".join(lines)
     # A run starts when an earlier one ends, and means need not know which: start to first step, and test to end.
     before = mean(first[10:]) - mean(ended[10 - jobs : -jobs])
     after = mean(ended[10:]) - mean(test[10:])
