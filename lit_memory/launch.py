@@ -64,6 +64,7 @@ class Child:
 
 def run_child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection) -> None:
     """What a child process does: progress and the outcome go through ``connection``, all other output to the run's log file."""
+    multiprocessing.current_process().daemon = False  # that is for the parent's end; a daemon could not have train.workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=follow, daemon=True).start()
 

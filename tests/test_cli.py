@@ -464,6 +464,14 @@ def test_a_signal_ends_all_children(make_launch, number):
     assert not any(child.process.is_alive() for child in runs.running)
 
 
+def test_the_second_signal_is_not_handled(make_launch):
+    """It ends the command at once, whatever the children do."""
+    runs, handler = make_launch([], 1), signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        runs.interrupt(signal.SIGINT, None)
+    assert signal.signal(signal.SIGINT, handler) is signal.SIG_DFL
+
+
 def test_a_child_that_does_not_end_is_killed(make_launch):
     runs = make_launch(["deaf"], 1)
     with pytest.raises(Interrupted):

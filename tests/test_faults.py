@@ -179,6 +179,7 @@ PLACES = {
     "validation is logged": ("lit_memory.tracking:Tracker.log", 3),
     "checkpoint begins": ("lit_memory.engine:save", 1),
     "checkpoint half written": ("lit_memory.checkpoint:Hashing.write", 40),
+    "first checkpoint without its checksum": ("lit_memory.files:write", 1),
     "checkpoint without its checksum": ("lit_memory.files:write", 2),
     "checkpoint before it is renamed": ("os:replace", 4),
     "old checkpoint is removed": ("lit_memory.checkpoint:remove", 1),
@@ -563,6 +564,13 @@ def test_eight_commands_meet_again_and_again(tree, root, tmp_path, again):
 
 
 # Repeatability
+
+
+def test_a_run_has_loader_workers(file, root, tmp_path):
+    """Processes of a process of the command."""
+    log = tmp_path / "log"
+    assert fork_command(file, root, log, "--arms", "a", "train.workers=1")() == 0, log.read_text()
+    assert sorted(statuses(root).values()) == ["FINISHED", "FINISHED"]
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     opened = [start(seed) for seed in range(3)]
     for i, (_, run_id) in enumerate(opened[:2]):
         tracker.finish(run_id, [("exact_match", 2, 0.5 + i), ("exact_match", 4, 0.25)], {"steps": 6 + i})
+    tracker.log(opened[2][1], {"test/exact_match": 0.9, "steps": 8}, 2)  # as if it had died between the results and FINISHED
     tracker.end(opened[2][1], "FAILED")
     specs = [spec for spec, _ in opened]
     runs = {spec.key: tracker.find(spec.key) for spec in specs}
