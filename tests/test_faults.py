@@ -115,6 +115,7 @@ def fork_command(file, root, log, *flags):
         os.setsid()
         fork = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method: fork
+        launch.forkserver.ensure_running = lambda: None
         return main([str(file), "--root", str(root), *flags])
 
     return forked(call, log=log)
