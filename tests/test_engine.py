@@ -16,7 +16,10 @@ from lit_memory.engine import Curriculum, NonFinite, run_one
 from lit_memory.lit.modules import LitMemory
 from lit_memory.tracking import Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than the cores of a small machine
+]
 
 # Two stages whose steps are no multiple of valid_every: epochs end at steps 3, 4 (stage 1), 7 and 9 (stage 2).
 STAGED = ("train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]", "train.valid_every=3", "model.dropout=0.2", "train.lr=1e-2")
