@@ -40,7 +40,7 @@ RULES = {
     "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock sqlalchemy config experiment files",
     "engine.py": "torch lightning filelock checkpoint files experiment lit registry tasks tracking",
-    "job.py": "checkpoint config experiment places provenance registry",
+    "job.py": "checkpoint config experiment files places provenance registry",
     "cli.py": "rich checkpoint config experiment files job launch provenance registry",
 }
 # What it may import besides inside a function, where it costs nothing until it is needed.
