@@ -18,13 +18,15 @@ V vocabulary.
 """
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lit_memory.checks import at_least, one_of
 
 
 @dataclass
@@ -59,12 +61,8 @@ class BackboneConfig:
     embedding_std: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if get_origin(field.type) is Literal and getattr(self, field.name) not in get_args(field.type):
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r}: expected one of {', '.join(get_args(field.type))}")
-        for name in ("layers", "width", "heads", "kv_heads", "positions"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
+        one_of(self)
+        at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
         if self.layers > 1000:
             raise ValueError(f"layers={self.layers}: expected at most 1000")
         if self.width % self.heads:
@@ -83,9 +81,7 @@ class BackboneConfig:
             raise ValueError(f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.head_width}; lower it")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
-        for name in ("norm_eps", "init_std", "embedding_std"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+        at_least(0, self, "norm_eps", "init_std", "embedding_std")
 
     @property
     def head_width(self) -> int:

@@ -22,7 +22,6 @@ from lit_memory.files import disk_full
 from lit_memory.job import Job, duration
 from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.provenance import provenance
-from lit_memory.registry import model_size
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,9 +99,8 @@ def plan_table(job: Job) -> Table:
     table = Table(box=None, header_style="bold")
     for name in ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"):
         table.add_column(name, no_wrap=name in ("arm", "key", "status"))
-    sizes: dict[str, dict[str, int]] = {}
     for spec in job.specs:
-        size = sizes.setdefault(f"{spec.arm}{spec.point}", model_size(spec.model))
+        size = job.sizes[spec.key]
         steps = sum(stage["steps"] for stage in spec.stages)
         least = "≤" if any(stage["until"] for stage in spec.stages) else ""
         seconds = job.estimate(spec)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lit_memory.checks import at_least
 from lit_memory.registry import nearest
 
 LONGEST = 1000
@@ -76,16 +77,12 @@ class TrainConfig:
     """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        at_least(1, self, "steps", "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
         if self.clip_norm and self.clip_value:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
-        if self.bptt is not None and self.bptt < 1:
-            raise ValueError(f"bptt={self.bptt}: expected at least 1")
 
 
 def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -191,16 +191,16 @@ class Experiment:
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 
-    def check_sizes(self, specs: Sequence[RunSpec]) -> None:
-        """Raise ConfigError for a model that no memory could hold."""
-        models: dict[str, RunSpec] = {}
+    def sizes(self, specs: Sequence[RunSpec]) -> dict[str, dict[str, int]]:
+        """``model_size`` of every run, by its key. Raises ConfigError for a model that no memory could hold."""
+        models: dict[str, dict[str, int]] = {}
         for spec in specs:
-            models.setdefault(json.dumps(spec.model), spec)
-        for spec in models.values():
+            model = json.dumps(spec.model)
             try:
-                model_size(spec.model)
+                models[model] = models.get(model) or model_size(spec.model)
             except RuntimeError as error:
                 raise ConfigError(f"{self.file} (arm {spec.arm})", "model", f"cannot be built; expected smaller sizes ({first_line(error)})") from None
+        return {spec.key: models[json.dumps(spec.model)] for spec in specs}
 
 
 def point_name(text: str) -> str:

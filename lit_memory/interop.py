@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -186,19 +186,15 @@ def _family(model_type: Any) -> Family:
 
 def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor], fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
     """A model with ``weights``; what ``layout`` does not name keeps its init. ``fixed``: fields that no flag may change."""
-    dtypes = {tensor.dtype for tensor in weights.values()}
-    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
+    dtype = _dtype(weights)
     fixed["tie_embeddings"] = _tie(weights, family, fixed["tie_embeddings"])
     decoder, memory = _names(layout, family, fixed["layers"], weights)
     needed = {name for theirs in (*decoder.values(), *memory.values()) for name in theirs}
-    for problem, wrong in (("missing weights", needed - set(weights)), ("surplus weights", set(weights) - needed)):
-        if wrong:
-            raise ValueError(f"{problem}: {some(wrong)}; expected those of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
+    check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
     cls: Any = load_class("model", arch)
     complete = layout is LAYOUTS.get(arch)  # else the memory is new
     config = _config(cls, arch, family, {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed, flags, complete)
-    model = cls(config).to(dtypes.pop())
+    model = cls(config).to(dtype)
     fresh = model.state_dict()
     if config.wrap_pos and not complete:
         table = decoder["decoder.positions.weight"][0]
@@ -212,6 +208,28 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     state = {ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"]) for ours, theirs in names.items()}
     model.load_state_dict(state if complete else fresh | state)
     return model
+
+
+def check_names(weights: Iterable[str], needed: Set[str], which: str) -> None:
+    """Raise ValueError for missing and surplus weights; ``which`` ends the sentence "expected those ..."."""
+    for problem, wrong in (("missing weights", needed - set(weights)), ("surplus weights", set(weights) - needed)):
+        if wrong:
+            raise ValueError(f"{problem}: {some(wrong)}; expected those {which}")
+
+
+def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The one floating-point type of all weights. Raises ValueError."""
+    dtypes = {tensor.dtype for tensor in weights.values()}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
+    return dtypes.pop()
+
+
+def _merge(fixed: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """What the source decides and the flags. Raises ValueError for a flag that the source decides."""
+    for name in flags.keys() & fixed.keys():
+        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+    return fixed | flags
 
 
 def _mamba_settings(config: Any) -> dict[str, Any]:
@@ -229,12 +247,8 @@ def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> Segmen
         weights.setdefault(HEAD, tokens)
     layers = {m[1] for name in weights if (m := re.match(r"backbone\.layers\.(\d+)\.", name))}
     names = MAMBA | {f"decoder.layers.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for i in range(max(1, len(layers))) for ours, theirs in MAMBA_LAYER.items()}
-    for problem, wrong in (("missing weights", set(names.values()) - set(weights)), ("surplus weights", set(weights) - set(names.values()))):
-        if wrong:
-            raise ValueError(f"{problem}: {some(wrong)}; expected those of a Mamba without biases in its projections: check where they come from")
-    dtypes = {tensor.dtype for tensor in weights.values()}
-    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"weights of type {some(map(str, dtypes))}: expected one floating-point type; convert them")
+    check_names(weights, set(names.values()), "of a Mamba without biases in its projections: check where they come from")
+    dtype = _dtype(weights)
     for name, _, dims in MAMBA_SIZES.values():
         if weights[name].dim() != dims or not weights[name].numel():
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
@@ -242,10 +256,8 @@ def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> Segmen
     if fixed["expand"] % fixed["width"]:
         raise ValueError(f"{fixed['expand']} channels: expected a multiple of the width {fixed['width']}; others are not supported")
     fixed["expand"] //= fixed["width"]
-    for name in flags.keys() & fixed.keys():
-        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
     cls = load_class("model", "mamba")
-    model = cls(build_config(cls.Config, fixed | flags)).to(dtypes.pop())
+    model = cls(build_config(cls.Config, _merge(fixed, flags))).to(dtype)
     for ours, fresh in model.state_dict().items():
         if weights[names[ours]].shape != fresh.shape:
             raise ValueError(f"{names[ours]} has shape {tuple(weights[names[ours]].shape)}: expected {tuple(fresh.shape)} as in the other weights; check them")
@@ -255,11 +267,10 @@ def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> Segmen
 
 def _config(cls: Any, arch: str, family: Family, fixed: dict[str, Any], flags: dict[str, Any], complete: bool) -> Any:
     """The configuration, from what the source decides and the flags. ``complete``: the source has the positions of the memory as well."""
-    for name in flags.keys() & fixed.keys():
-        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+    merged = _merge(fixed, flags)
     if missing := {"family", "wrap_pos"} - {f.name for f in fields(cls.Config)}:
         raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
-    config = build_config(cls.Config, fixed | flags)
+    config = build_config(cls.Config, merged)
     return replace(config, positions=config.positions - config.rows(0)) if config.wrap_pos and complete else config
 
 

@@ -28,6 +28,8 @@ class Job:
     """All runs of the scale; the report wants to know what is missing."""
     specs: list[RunSpec]
     """The runs that were asked for."""
+    sizes: dict[str, dict[str, int]]
+    """Key -> ``registry.model_size``."""
     root: Path
     args: argparse.Namespace
     runs: dict[str, Any] = field(default_factory=dict)
@@ -49,10 +51,10 @@ class Job:
         kernel_cache()
         specs = experiment.plan(args.overrides)  # from here on with torch
         experiment.check_report(specs)
-        experiment.check_sizes(specs)
+        sizes = experiment.sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
-        return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], root, args)
+        return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
 
     @property
     def scale(self) -> str:

@@ -6,7 +6,7 @@ names that the Hugging Face shell in ``hub.py`` has, so that ``transformers.Auto
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from json import dumps
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from lit_memory.interop import about, load_huggingface, read_json, read_weights, some
+from lit_memory import files
+from lit_memory.interop import about, check_names, load_huggingface, read_json, read_weights, some
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.registry import build_config, load_class, nearest
@@ -58,21 +59,9 @@ def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], seg
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "tie_word_embeddings": bool(doubles),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path, metadata={"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(dumps(config, indent=2) + "\n"))
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` make a file beside ``path``, then move it there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with files.replacing(folder / "model.safetensors") as file:
+        safetensors.torch.save_file(weights, file.name, metadata={"format": "pt"})
+    files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 
 
 def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, **flags: Any) -> Any:
@@ -132,9 +121,7 @@ def _load(cls: type[SegmentRecurrent], folder: Path, config: Mapping[str, Any], 
 
 def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ValueError for missing and surplus weights, and for one of another shape."""
-    for problem, wrong in (("missing weights", expected.keys() - weights.keys()), ("surplus weights", weights.keys() - expected.keys())):
-        if wrong:
-            raise ValueError(f"{problem}: {some(wrong)}; expected those that config.json asks for")
+    check_names(weights, expected.keys(), "that config.json asks for")
     for name, tensor in expected.items():
         if weights[name].shape != tensor.shape:
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {tuple(tensor.shape)} after config.json and the flags")

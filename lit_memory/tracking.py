@@ -158,7 +158,8 @@ class Tracker:
     def _log(self, run_id: str, rows: Iterable[tuple[str, int, float]]) -> None:
         """(metric, step, value) rows, without those that the run logged before it was interrupted: they are the same."""
         now, known = get_current_time_millis(), self.known.get(run_id, ())
-        self.client.log_batch(run_id, [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in known])
+        if new := [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in known]:
+            self.client.log_batch(run_id, new)
 
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])

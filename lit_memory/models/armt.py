@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.checks import at_least
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.recurrence import LayerRecurrent
@@ -119,16 +120,12 @@ class ARMT(LayerRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("memory_tokens", "memory_dim", "nu"):
-                if getattr(self, name) < 1:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            at_least(1, self, "memory_tokens", "memory_dim", "nu")
             if self.nu >= 2 * self.memory_dim:
                 raise ValueError(f"nu={self.nu}: expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
             if self.eps <= 0:
                 raise ValueError(f"eps={self.eps}: expected more than 0, which an empty memory would be divided by")
-            for name in ("denom_floor", "value_std"):
-                if getattr(self, name) < 0:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+            at_least(0, self, "denom_floor", "value_std")
 
         def rows(self, segment_len: int) -> int:
             return segment_len + self.memory_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
 
 
@@ -26,14 +27,8 @@ class TokenRecurrentConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        self.check("layers", "width", least=1)
-        self.check("vocab_size", "norm_eps", least=0)
-
-    def check(self, *names: str, least: int) -> None:
-        """Raise ValueError for a field below ``least``."""
-        for name in names:
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: expected {'at least 1' if least else '0 or more'}")
+        at_least(1, self, "layers", "width")
+        at_least(0, self, "vocab_size", "norm_eps")
 
     def rows(self, segment_len: int) -> int:
         """Rows that one segment occupies: its tokens."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.checks import at_least
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
 
@@ -108,8 +109,8 @@ class Mamba(TokenRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            self.check("state_dim", "expand", "conv_taps", least=1)
-            self.check("dt_rank", "embedding_std", least=0)
+            at_least(1, self, "state_dim", "expand", "conv_taps")
+            at_least(0, self, "dt_rank", "embedding_std")
 
         @property
         def channels(self) -> int:

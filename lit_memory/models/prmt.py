@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
 
 
@@ -52,8 +53,7 @@ class PRMT(LayerRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.memory_tokens < 1:
-                raise ValueError(f"memory_tokens={self.memory_tokens}: expected at least 1")
+            at_least(1, self, "memory_tokens")
 
         def rows(self, segment_len: int) -> int:
             return segment_len + 2 * self.memory_tokens

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.backbone import BackboneConfig, Decoder
+from lit_memory.checks import at_least
 from lit_memory.recurrence import SegmentRecurrent
 
 
@@ -34,8 +35,7 @@ class RMT(SegmentRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.memory_tokens < 0:
-                raise ValueError(f"memory_tokens={self.memory_tokens}: expected 0 or more")
+            at_least(0, self, "memory_tokens")
 
         def rows(self, segment_len: int) -> int:
             return segment_len + 2 * self.memory_tokens

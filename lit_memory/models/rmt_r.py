@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.checks import at_least
 from lit_memory.models.rmt import RMT
 
 
@@ -101,8 +102,7 @@ class RMTR(RMT):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.memory_tokens < 1:
-                raise ValueError(f"memory_tokens={self.memory_tokens}: expected at least 1")
+            at_least(1, self, "memory_tokens")
 
         def rows(self, segment_len: int) -> int:
             return segment_len + 3 * self.memory_tokens

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.checks import at_least
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
 
@@ -132,8 +133,8 @@ class RWKV(TokenRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            self.check("heads", least=1)
-            self.check("embedding_std", least=0)
+            at_least(1, self, "heads")
+            at_least(0, self, "embedding_std")
             if self.width % self.heads:
                 raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
             if self.inner < 1:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.backbone import attention_mask
+from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
 
 
@@ -153,12 +154,8 @@ class XL(LayerRecurrent):
         init_std: float = 0.02
 
         def __post_init__(self) -> None:
-            for name in ("layers", "width", "heads", "head_width", "ff_width"):
-                if getattr(self, name) < 1:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
-            for name in ("mem_len", "clamp_len", "norm_eps", "init_std"):
-                if getattr(self, name) < 0:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+            at_least(1, self, "layers", "width", "heads", "head_width", "ff_width")
+            at_least(0, self, "mem_len", "clamp_len", "norm_eps", "init_std")
             if self.width % 2:
                 raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:

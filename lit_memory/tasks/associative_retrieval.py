@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_memory.checks import at_least, one_of
 from lit_memory.tasks.base import Batch, Task, exact_match, generator
 
 BASE = 16
@@ -53,11 +54,8 @@ class AssociativeRetrieval(Task):
         """Numbers of pairs that the test visits; default: ``pairs``."""
 
         def __post_init__(self) -> None:
-            if self.mode not in ("remember", "rewrite"):
-                raise ValueError(f"mode={self.mode!r}: expected one of remember, rewrite")
-            for name in ("pairs", "key_size", "value_size", "queries"):
-                if getattr(self, name) < 1:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            one_of(self)
+            at_least(1, self, "pairs", "key_size", "value_size", "queries")
             for name in ("key_size", "value_size"):
                 if getattr(self, name) > 15:
                     raise ValueError(f"{name}={getattr(self, name)}: expected at most 15, as 16^{name} has to be a 64-bit number")
