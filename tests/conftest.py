@@ -32,6 +32,7 @@ TINY = {
     "mem_len": 7,
     "mem_detach": False,
     "dropout": 0.0,
+    "chunk": 3,  # segments of 5 tokens are two chunks
 }
 
 

@@ -403,6 +403,11 @@ def test_tarm_path(build):
 # --- every knob
 
 
+TITANS = ["lmm", "mac", "mag", "mal"]
+TITANS_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "norm_eps": 0.5, "persistent": 3, "chunk": 2, "memory_depth": 1}
+TITANS_FLIPS |= {"memory_expand": 2, "memory_heads": 2, "memory_activation": "gelu", "memory_residual": True, "memory_std": 0.1, "momentum": False}
+TITANS_FLIPS |= {"forget": False, "conv_taps": 0, "per_chunk_gates": True, "half_loss": False, "theta_max": 0.1, "damped": False, "clip": 0.01}
+TITANS_FLIPS |= {"alpha_init": 0.1, "eta_init": 0.9, "theta_init": 0.1, "output_gate": "sigmoid", "ff_mult": 0, "tie_embeddings": True, "embedding_std": 0.5}
 # (model, field, other value, further settings): the flip must be visible in sizes, logits or gradients.
 FLIPS = [
     *[("transformer", field, value, {"window": 0}) for field, value in (("family", "gpt2"), ("tie_embeddings", True), ("dropout", 0.5), ("norm_eps", 0.5))],
@@ -426,6 +431,10 @@ FLIPS = [
     *[("mamba", field, value, {}) for field, value in (("tie_embeddings", False), ("embedding_std", 0.5), ("wd_all", False))],
     *[("rwkv", field, value, {}) for field, value in (("heads", 4), ("ff_mult", 4.0), ("norm_eps", 0.5), ("embedding_std", 0.5))],
     ("rwkv", "zero_init", True, {}),
+    *[(name, field, value, {}) for name in TITANS for field, value in TITANS_FLIPS.items()],
+    *[(name, field, value, {}) for name in TITANS[1:] for field, value in (("heads", 4), ("window", 3))],
+    *[(name, "fusion", "silu_prod", {}) for name in ("mac", "mag")],
+    *[("mac", field, value, {}) for field, value in (("long_tokens", 2), ("causal_read", False), ("write_prefix", True))],
 ]
 
 
@@ -486,6 +495,13 @@ INVALID = [
     *[("rwkv", field, 0) for field in ("layers", "width", "heads", "ff_mult")],
     *[("rwkv", field, -1.0) for field in ("vocab_size", "norm_eps", "embedding_std", "ff_mult")],
     ("rwkv", "width", 15),
+    *[("lmm", field, 0) for field in ("layers", "width", "chunk", "memory_depth", "memory_expand", "memory_heads")],
+    *[("lmm", field, -1) for field in ("vocab_size", "norm_eps", "persistent", "conv_taps", "memory_std", "theta_max", "clip", "ff_mult", "embedding_std")],
+    *[("lmm", field, value) for field in ("alpha_init", "eta_init", "theta_init") for value in (0.0, 1.0)],
+    *[(name, field, 0) for name in ("mac", "mag", "mal") for field in ("heads", "window")],
+    ("lmm", "memory_heads", 3),
+    ("mac", "heads", 3),
+    ("mac", "long_tokens", -1),
 ]
 INVALID += [  # every field that is a choice
     (name, field, "bogus")

@@ -182,5 +182,44 @@ class LitRWKV(LitMemory):
     model_name = "rwkv"
 
 
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitMamba, LitRWKV)}
+class LitTitans(LitMemory):
+    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model on the first contexts of a validation.
+
+    They are not computed without a logger.
+    """
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        written = batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)
+        if batch_idx == 0 and self.loggers and written:
+            found = self.model.diagnostics(batch.ids_BT[:16, :written], batch.segment_len)
+            self.log_dict({f"valid/{name}": value for name, value in found.items()}, batch_size=1)
+
+
+class LitLMM(LitTitans):
+    """Titans' neural memory without attention."""
+
+    model_name = "lmm"
+
+
+class LitMAC(LitTitans):
+    """Titans, memory as context."""
+
+    model_name = "mac"
+
+
+class LitMAG(LitTitans):
+    """Titans, memory as gate."""
+
+    model_name = "mag"
+
+
+class LitMAL(LitTitans):
+    """Titans, memory as layer."""
+
+    model_name = "mal"
+
+
+_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
+LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
 """Registered name of an architecture -> its LightningModule."""

@@ -14,4 +14,8 @@ MODELS = {
     "tarm": "lit_memory.models.tarm:TARM",
     "mamba": "lit_memory.models.mamba:Mamba",
     "rwkv": "lit_memory.models.rwkv:RWKV",
+    "lmm": "lit_memory.models.titans:LMM",
+    "mac": "lit_memory.models.titans:MAC",
+    "mag": "lit_memory.models.titans:MAG",
+    "mal": "lit_memory.models.titans:MAL",
 }
