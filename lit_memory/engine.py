@@ -138,7 +138,8 @@ class Progress(L.Callback):
         self.tell(trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"]))
 
     def on_test_start(self, trainer, pl_module):
-        data, self.read, self.began = pl_module.data, 0, time.monotonic()
+        data: Any = pl_module.data
+        self.read, self.began = 0, time.monotonic()
         self.total = data.test_size * sum((task.written + 1) * task.segment_len for _, task in data.test_conditions)
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
