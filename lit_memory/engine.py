@@ -32,8 +32,8 @@ from lit_memory.tasks.base import mixed_seed
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
-"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, and the events "testing", "waiting"
-(another process trains the same key) and "warning" with its "message"."""
+"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, the event "testing", at first
+alone, then with "share", "tokens" and "tokens_per_s", and the events "waiting" (another process trains the same key) and "warning" with its "message"."""
 
 SAVE_SECONDS = 60.0
 """Most work that a killed run loses, beside the step that it was in."""
@@ -124,7 +124,7 @@ class Curriculum(L.Callback):
 
 
 class Progress(L.Callback):
-    """Tells the parent process how far the run is, at every validation and a few times in between."""
+    """Tells the parent process how far the run is, at every validation and a few times in between; of a test, how much it has read."""
 
     def __init__(self, send: Send, curriculum: Curriculum, metric: str) -> None:
         self.send, self.curriculum, self.metric, self.last = send, curriculum, metric, 0.0
@@ -136,6 +136,27 @@ class Progress(L.Callback):
     def on_validation_end(self, trainer, pl_module):
         metrics = trainer.callback_metrics
         self.tell(trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"]))
+
+    def on_test_start(self, trainer, pl_module):
+        data: Any = pl_module.data
+        self.read, self.began = 0, time.monotonic()
+        self.total = data.test_size * sum((task.written + 1) * task.segment_len for _, task in data.test_conditions)
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if not isinstance(batch.context, tuple):
+            batch.context = map(self.count, batch.context)
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.count(batch.ids_BT)
+
+    def count(self, ids_BT):
+        """Pass on a segment of a test, and tell about once a second what share has been read and how fast."""
+        self.read += ids_BT.numel()
+        now = time.monotonic()
+        if now - self.last > 1 and now - self.began > 1:
+            self.last = now
+            self.send({"event": "testing", "share": min(1.0, self.read / self.total), "tokens": self.read, "tokens_per_s": self.read / (now - self.began)})
+        return ids_BT
 
     def tell(self, trainer, **values):
         self.last = time.monotonic()

@@ -247,6 +247,7 @@ def test_what_a_finished_run_has_recorded(whole, root):
     assert {"steps", "seconds", "train_seconds", "peak_memory_mb", "train/loss", "valid/exact_match", "stage", "stage_solved"} <= found.metrics.keys()
     assert found.params["train.stages"] == str(spec.train["stages"]) and found.params["model.gamma"] == "clip"
     assert int(found.params["parameters"]) == sum(v.numel() for v in checkpoint(spec, root)["state_dict"].values())
+    messages = [m for m in messages if "share" not in m]  # a test that takes longer than a second tells more
     assert messages[-1] == {"event": "testing"}
     places = [(m["stage"], m["stages"], m["step"], m["steps"], m["total_step"]) for m in messages if "metric" in m]
     assert places[0] == (1, 2, 3, 4, 3) and [p[4] for p in places] == [3, 4, 7, 9] and {m["metric_name"] for m in messages[:-1]} == {"exact_match"}

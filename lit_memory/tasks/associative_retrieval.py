@@ -77,6 +77,10 @@ class AssociativeRetrieval(Task):
     def segment_len(self) -> int:
         return self.config.key_size + self.config.value_size + 2
 
+    @property
+    def written(self) -> int:
+        return self.config.pairs
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         c, rng = self.config, generator(seed, split, step)
         keys_BN = self._keys(size, rng)

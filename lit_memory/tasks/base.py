@@ -4,7 +4,9 @@ Shape suffixes: B batch, T tokens.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,6 +32,9 @@ class Batch:
     segment_len: tokens per segment where the task fixes it (None: the whole sequence).
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
+    context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
+        iterable that makes them as it goes, once. Samples are ordered so that the longest come first: b grows up to B.
+    prompt_B: tokens of ``ids_BT`` that a test gives to the model, which then goes on by itself; None where ``targets_BT`` say it all.
     """
 
     ids_BT: Tensor
@@ -37,13 +42,15 @@ class Batch:
     segment_len: int | None = None
     read_only: int = 0
     meta: dict[str, Tensor] = field(default_factory=dict)
+    context: Iterable[Tensor] = ()
+    prompt_B: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
-        meta = {k: v.to(device, non_blocking=non_blocking) for k, v in self.meta.items()}
-        return replace(
-            self, ids_BT=self.ids_BT.to(device, non_blocking=non_blocking), targets_BT=self.targets_BT.to(device, non_blocking=non_blocking), meta=meta
-        )
+        move = partial(Tensor.to, device=device, non_blocking=non_blocking)
+        moved = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        context = map(move, self.context)
+        return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
 
 
 class Task:
@@ -72,8 +79,25 @@ class Task:
         """Tokens per segment where the task fixes it."""
         raise NotImplementedError
 
+    @property
+    def written(self) -> int:
+        """Segments of the longest sample that a model reads and writes; questions do not count."""
+        raise NotImplementedError
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         """``size`` samples of ``split`` ("train", "valid" or "test")."""
+        raise NotImplementedError
+
+    new_tokens: ClassVar[int] = 10
+    """Most tokens of what a model says to a batch with prompts."""
+
+    @property
+    def stop_id(self) -> int:
+        """The token that ends an answer."""
+        raise NotImplementedError
+
+    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Metrics per sample, (B,), from the ``new_tokens`` tokens that a model said after the prompts of a batch that has them."""
         raise NotImplementedError
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
