@@ -33,6 +33,11 @@ RULES = {
     "recurrence.py": "torch",
     "memory/": "torch memory",
     "models/": "torch backbone checks memory recurrence models",
+    "tasks/text.py": "files tasks",
+    "tasks/tokenizers.py": "numpy tasks",
+    "tasks/haystack.py": "numpy tasks",
+    "tasks/noise.py": "numpy tasks",
+    "tasks/lexicon.py": "",
     "tasks/": "torch checks tasks",
     "lit/": "torch lightning lit recurrence registry tasks",
     "interop.py": "torch safetensors backbone models recurrence registry",
@@ -55,6 +60,7 @@ LAZY = {
     "launch.py": "engine",
     "job.py": "report tracking",
 }
+LAZY |= {"tasks/text.py": "datasets", "tasks/tokenizers.py": "huggingface_hub tokenizers transformers"}
 LAZY |= {"registry.py": "torch", "provenance.py": "torch", "memory/scan.py": "mamba_ssm"}
 PURE = ("memory/", "models/", "tasks/", "backbone.py", "recurrence.py", "config.py", "experiment.py", "expect.py", "report.py", "figures.py", "placing.py")
 CLOCKS = {"time", "datetime", "random"}
@@ -117,7 +123,9 @@ def test_forbidden_constructs(file):
 def test_heavy_packages_have_one_home():
     homes = {
         "mlflow": {"tracking.py"},
-        "transformers": {"interop.py", "hub.py", "autoclasses.py"},
+        "transformers": {"interop.py", "hub.py", "autoclasses.py", "tasks/tokenizers.py"},
+        "tokenizers": {"tasks/tokenizers.py"},
+        "datasets": {"tasks/text.py"},
         "matplotlib": {"figures.py"},
         "lightning": {"engine.py", "lit/"},
         "rich": {"cli.py"},
