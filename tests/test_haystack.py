@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.haystack import Haystack, build_haystack, tokenize
-from lit_memory.tasks.text import Corpus, content_key, load_corpus, sentences
-from lit_memory.tasks.tokenizers import WORD, ByteTokenizer, WordTokenizer, build_tokenizer
+from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
+from lit_memory.text.haystack import Haystack, build_haystack, tokenize
+from lit_memory.text.tokenizers import WORD, ByteTokenizer, WordTokenizer, build_tokenizer
 
 STARTS = [0, 3, 7, 8, 15, 19]
 RING = Haystack(np.arange(100, 123, dtype=np.uint16), np.array(STARTS))

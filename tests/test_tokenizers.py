@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from lit_memory.tasks.text import Corpus, content_key
-from lit_memory.tasks.tokenizers import SubwordTokenizer, build_tokenizer, train_bpe
+from lit_memory.text.corpus import Corpus, content_key
+from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, train_bpe
 
 TEXTS = ["The cat sat on the mat, and the cat sat.", "A dog and a cat (two of them) sat: why? <eos> “Well!”", "Zoë’s naïve façade — 42 %\n\n<gen>"]
 FACTS = ["Mary moved to the bathroom.", "Where is Mary?"]
@@ -96,9 +96,9 @@ def test_cached_is_uncached(tmp_path, name):
 CHILD = """
 import sys
 from pathlib import Path
-from lit_memory.tasks.haystack import build_haystack
-from lit_memory.tasks.text import load_corpus
-from lit_memory.tasks.tokenizers import build_tokenizer
+from lit_memory.text.haystack import build_haystack
+from lit_memory.text.corpus import load_corpus
+from lit_memory.text.tokenizers import build_tokenizer
 corpus, folder = load_corpus("noise", "train", books=1), Path(sys.argv[1])
 for name, size in (("word", 500), ("bpe", 500)):
     tokenizer = build_tokenizer(name, corpus, folder, size, ["b a"])

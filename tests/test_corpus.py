@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lit_memory.tasks import noise as noise_module
-from lit_memory.tasks.text import HUB, SPLITS, Corpus, cached, content_key, joined, load_corpus, sentences
-from lit_memory.tasks.tokenizers import WORD
+from lit_memory.text import noise as noise_module
+from lit_memory.text.corpus import HUB, SPLITS, Corpus, cached, content_key, joined, load_corpus, sentences
+from lit_memory.text.tokenizers import WORD
 
 SHARED = Path(os.environ.get("LIT_MEMORY_SHARED") or Path(__file__).parents[2] / "shared") / "data"
 

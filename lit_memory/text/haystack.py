@@ -22,8 +22,8 @@ from typing import overload
 
 import numpy as np
 
-from lit_memory.tasks.text import SENTENCE_END, Corpus, cached, content_key, sentences
-from lit_memory.tasks.tokenizers import Tokenizer
+from lit_memory.text.corpus import SENTENCE_END, Corpus, cached, content_key, sentences
+from lit_memory.text.tokenizers import Tokenizer
 
 FORMAT = 1
 """To be raised when the same corpus, tokenizer and settings give other arrays."""

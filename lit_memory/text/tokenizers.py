@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lit_memory.tasks.text import Corpus, cached, content_key
+from lit_memory.text.corpus import Corpus, cached, content_key
 
 WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")

@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from lit_memory import files
-from lit_memory.tasks.noise import noise, noise_key
+from lit_memory.text.noise import noise, noise_key
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
