@@ -14,8 +14,7 @@ Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody p
     qa5  Who received the milk?                  Jeff      support 1
 
 Deviations
-1. "What did A give to B?" is asked only about A's latest gift to B. In 20 of 3,358 such questions of the files it is not, and their label
-   is wrong.
+1. The answer to "What did A give to B?" is A's latest gift to B. In 20 of 3,358 such questions of the files it is an earlier one.
 2. A hash of its text assigns a sample to a split, so that none is in two. 691 of QA4's 933 distinct test samples are in the train file.
 3. Where the spec leaves lua open: an act is drawn before what it needs; QA4 asks for either place of a fact, in two forms each; QA5 has
    v1.2's forms, as often as v1.2; an answer to QA3 has a fourth support if the object changed hands between the two places.
@@ -50,6 +49,7 @@ WORDS = tuple(sorted(set(re.findall(r"\w+|[^\w\s]", _SENTENCES))))
 """Every word and punctuation mark of all facts, questions and answers."""
 SPLITS = ("train", "valid", "test")
 FEWEST_FACTS = {"v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2}, "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3}}
+"""Facts of the shortest question."""
 
 
 def simulate(task: str, rng: Generator, generator: Rules = "v1.2") -> list[Question]:
@@ -77,7 +77,7 @@ def samples(task: str, seed: int, split: str, step: int, size: int, generator: R
     found = []
     while len(found) < size:
         story = draws.shuffled(tell(task, generator, draws))
-        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn before and kept if of the split.
+        # A split is random whatever the content, so that the first question of it, in random order, is any one of the story.
         question = next((q for q in story if split_of(q.facts, q.text) == split), None)
         if question and (max_facts is None or len(question.facts) <= max_facts):
             found.append(question)

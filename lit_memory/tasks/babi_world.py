@@ -89,14 +89,10 @@ class World:
         self.new += 1
 
     def ask_gift(self, thing: str, last: str = "") -> str:
-        """A question about the latest gift of ``thing``; its form is drawn again where it would be read as one about another gift."""
-        events = self.reader.events
-        latest = max(i for i, event in enumerate(events) if event.kind == "give" and event.thing == thing)
+        """A question about the latest gift of ``thing``. "What did ... give" has probability 1/3, the other four have 1/6."""
+        gift = next(event for event in reversed(self.reader.events) if event.kind == "give" and event.thing == thing)
         what, *others = GIFTS
-        while True:
-            text = self.draws.pick((what, what, *others)).format(**events[latest]._asdict(), last=last)
-            if self.reader.answer(text)[1] == (latest,):
-                return text
+        return self.draws.pick((what, what, *others)).format(**gift._asdict(), last=last)
 
 
 class V12(World):
@@ -151,7 +147,7 @@ class V12(World):
     def qa3(self) -> str | None:
         """Of an object that its last holder carried to two places or more, before any of these but the first."""
         reader, pick = self.reader, self.draws.pick
-        carried = {thing: [reader.place(stop) for stop in trail if stop.move > stop.taken == reader.taken[thing]] for thing, trail in reader.trail.items()}
+        carried = {thing: [reader.place(stop) for stop in trail if stop.move > reader.taken[thing]] for thing, trail in reader.trail.items()}
         asked = [event.thing for event in self.recent("get", "drop") if len(carried.get(event.thing, ())) > 1]
         if not asked:
             return None
