@@ -30,6 +30,8 @@ _NAMES = {
     "LitRWKV": "lit_memory.lit.modules",
     "AssociativeRetrieval": "lit_memory.tasks.associative_retrieval",
     "AssociativeRetrievalData": "lit_memory.lit.data",
+    "BABILong": "lit_memory.tasks.babilong",
+    "BABILongData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

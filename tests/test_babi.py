@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_memory.tasks.babi import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, parse, samples, simulate, split_of
+from lit_memory.tasks.babi import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, load, parse, questions, simulate, split_of
 from lit_memory.tasks.babi_world import Draws, Lua
 
 DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"
@@ -567,6 +567,10 @@ DIGESTS = {
 }
 
 
+def samples(task, seed, split, step, size, stories="v1.2"):
+    return list(itertools.islice(questions(task, seed, split, step, size, stories), size))
+
+
 def digest(found):
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
@@ -605,28 +609,43 @@ def test_samples_are_any_question_of_a_story(split):
 
 
 @pytest.mark.parametrize(("task", "generator"), BOTH)
-def test_max_facts(task, generator):
-    """The others are left out, down to the shortest that there are; below, one line says so."""
-    fewest = FEWEST_FACTS[generator][task]
-    assert min(len(q.facts) for story in simulated(task, generator, 300) for q in story) >= fewest
-    for limit in (fewest, 12)[(task, generator) == ("qa5", "lua") :]:  # of whose stories one in thousands begins with a move, a get and a gift
-        found = samples(task, 0, "train", 0, 1 if limit == fewest else 20, generator, max_facts=limit)
-        assert max(len(q.facts) for q in found) <= limit
-    with pytest.raises(ValueError, match=f"max_facts={fewest - 1}: expected at least {fewest}, as no question of {task} has fewer facts"):
-        samples(task, 0, "train", 0, 1, generator, max_facts=fewest - 1)
+def test_fewest_facts(task, generator):
+    """No question has fewer, and some have no more; but of lua's QA5 one story in thousands begins with a move, a get and a gift."""
+    shortest = min(len(q.facts) for story in simulated(task, generator, 300) for q in story)
+    assert shortest == FEWEST_FACTS[generator][task] or ((task, generator) == ("qa5", "lua") and shortest > FEWEST_FACTS[generator][task])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Files of 30 training and 5 test stories of QA1."""
+    for part, stories in (("train", 30), ("test", 5)):
+        (tmp_path / f"{FILES['qa1']}_{part}.txt").write_text(written(simulated("qa1", "v1.2", 35)[-stories:], " "))
+    return tmp_path
+
+
+def test_questions_of_a_folder(folder):
+    """Every question of a split once, in another order each time, whatever the size of the batches; valid is the last tenth of the training stories."""
+    sizes = {"train": 27 * 5, "valid": 3 * 5, "test": 5 * 5}
+    for split, size in sizes.items():
+        whole = samples("qa1", 0, split, 0, size, str(folder))
+        again = [q for step in range(size // 5) for q in samples("qa1", 0, split, step, 5, str(folder))]
+        assert whole == again and sorted(whole, key=repr) == sorted(load(str(folder), "qa1", split), key=repr)
+        later = samples("qa1", 0, split, 1, size, str(folder))
+        assert later != whole and sorted(later, key=repr) == sorted(whole, key=repr) and samples("qa1", 1, split, 0, size, str(folder)) != whole
+    assert load(str(folder), "qa1", "train") + load(str(folder), "qa1", "valid") == tuple(q for s in parse(folder / f"{FILES['qa1']}_train.txt") for q in s)
+    with pytest.raises(FileNotFoundError, match=r"no qa2_two-supporting-facts_train\.txt; expected the files of bAbI"):
+        questions("qa2", 0, "train", 0, 1, str(folder))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "message"),
     [
-        ({"task": "qa6"}, "task='qa6': expected one of qa1, qa2, qa3, qa4, qa5"),
-        ({"generator": "v1"}, "generator='v1': expected one of v1.2, lua"),
-        ({"split": "dev"}, "split='dev': expected one of train, valid, test"),
+        (lambda: questions("qa6", 0, "train", 0, 1), "task='qa6': expected one of qa1, qa2, qa3, qa4, qa5"),
+        (lambda: questions("qa1", 0, "dev", 0, 1), "split='dev': expected one of train, valid, test"),
+        (lambda: simulate("qa6", np.random.default_rng(0)), "task='qa6': expected one of qa1, qa2, qa3, qa4, qa5"),
+        (lambda: simulate("qa1", np.random.default_rng(0), "v1"), "generator='v1': expected one of v1.2, lua"),
     ],
 )
-def test_wrong_names(arguments, message):
+def test_wrong_names(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        samples(**{"task": "qa1", "seed": 0, "split": "train", "step": 0, "size": 1, **arguments})
-    if "split" not in arguments:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            simulate(**{"task": "qa1", "rng": np.random.default_rng(0), **arguments})
+        call()

@@ -91,5 +91,11 @@ class AssociativeRetrievalData(LitData):
     task_name = "associative_retrieval"
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData,)}
+class BABILongData(LitData):
+    """Questions of bAbI whose facts lie between the sentences of books."""
+
+    task_name = "babilong"
+
+
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData)}
 """Registered name of a task -> its LightningDataModule."""

@@ -22,16 +22,18 @@ Deviations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from numpy.random import PCG64, Generator
 
+from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi_reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
 from lit_memory.tasks.babi_world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, tell
-from lit_memory.tasks.base import mixed_seed
 
-__all__ = ["FILES", "LABELS", "WORDS", "Question", "interpret", "parse", "samples", "simulate", "split_of"]
+__all__ = ["FEWEST_FACTS", "FILES", "LABELS", "PEOPLE", "PLACES", "WORDS", "Question", "interpret", "load", "parse", "questions", "simulate", "split_of"]
 
 FILES = {
     "qa1": "qa1_single-supporting-fact",
@@ -47,6 +49,7 @@ _NAMES = (*PLACES, *OBJECTS, *ACTORS, *GIVERS, *OPPOSITE, *(verb for rules in VE
 _SENTENCES = re.sub(r"\{\w+\}", "", " ".join((*FACTS.values(), *QUESTIONS, *_NAMES, "there last")))
 WORDS = tuple(sorted(set(re.findall(r"\w+|[^\w\s]", _SENTENCES))))
 """Every word and punctuation mark of all facts, questions and answers."""
+PEOPLE = tuple(sorted({*ACTORS, *GIVERS}))
 SPLITS = ("train", "valid", "test")
 FEWEST_FACTS = {"v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2}, "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3}}
 """Facts of the shortest question."""
@@ -65,23 +68,46 @@ def split_of(facts: Sequence[str], question: str) -> str:
     return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
 
 
-def samples(task: str, seed: int, split: str, step: int, size: int, generator: Rules = "v1.2", max_facts: int | None = None) -> list[Question]:
-    """``size`` single-question samples of ``split`` with at most ``max_facts`` facts, each of another story: a pure function of its arguments."""
+def questions(task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2") -> Iterator[Question]:
+    """Single-question samples without end, for batch ``step`` of ``size`` samples: a pure function of its arguments.
+
+    stories: rules of the simulator, each sample from another story; or a folder with the distributed files, every question of which comes once
+        before any comes again, in another order each time. ``valid`` is the last tenth of the training stories there.
+    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a file that is not there.
+    """
     _require("task", task, FILES)
-    _require("generator", generator, VERBS)
     _require("split", split, SPLITS)
-    fewest = FEWEST_FACTS[generator][task]
-    if max_facts is not None and max_facts < fewest:
-        raise ValueError(f"max_facts={max_facts}: expected at least {fewest}, as no question of {task} has fewer facts")
-    draws = Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{generator}/{split}", step))))
-    found = []
-    while len(found) < size:
-        story = draws.shuffled(tell(task, generator, draws))
-        # A split is random whatever the content, so that the first question of it, in random order, is any one of the story.
-        question = next((q for q in story if split_of(q.facts, q.text) == split), None)
-        if question and (max_facts is None or len(question.facts) <= max_facts):
-            found.append(question)
-    return found
+    if stories not in VERBS:
+        return _shuffled(load(stories, task, split), seed, split, step * size)
+    return _simulated(task, split, stories, Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))))  # type: ignore[arg-type]
+
+
+def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
+    while True:
+        story = draws.shuffled(tell(task, rules, draws))
+        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn before and kept if of the split.
+        yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)
+
+
+def _shuffled(found: Sequence[Question], seed: int, split: str, first: int) -> Iterator[Question]:
+    lap, skip = divmod(first, len(found))
+    while True:
+        order = Generator(PCG64(mixed_seed(seed, f"order/{split}", lap))).permutation(len(found))
+        yield from (found[i] for i in order[skip:])
+        lap, skip = lap + 1, 0
+
+
+@lru_cache(maxsize=8)
+def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
+    """The questions of one split in a folder of distributed files."""
+    part = "test" if split == "test" else "train"
+    paths = sorted(Path(folder).glob(f"{FILES[task]}_{part}*.txt"), key=lambda path: len(path.name))
+    if not paths:
+        raise FileNotFoundError(f"{folder}: no {FILES[task]}_{part}.txt; expected the files of bAbI, en-10k for example")
+    told = parse(paths[0])
+    held_out = -(-len(told) // 10)
+    chosen = told if part == "test" else told[-held_out:] if split == "valid" else told[:-held_out]
+    return tuple(question for story in chosen for question in story)
 
 
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
