@@ -223,7 +223,7 @@ def unroll(
     done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt_writing)
     if not reading:
         return done
-    state = detach(done.state) if bptt == 1 and writing else done.state
+    state = _grown(model, detach(done.state) if bptt == 1 and writing else done.state, ids[-1])
     read = _read(model, ids[-reading:], masks and masks[-reading:], state)
     hidden = torch.cat([done.hidden_BTD, read], dim=1) if done.hidden_BTD.shape[1] else read
     return Unrolled(hidden, done.state)
@@ -236,12 +236,17 @@ def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int 
             state = model.init_state(ids.shape[0], ids.device)
         if bptt is not None and 0 < i <= len(segments) - bptt:  # i = 0: a learned initial memory is trained
             state = detach(state)
-        if (new := ids.shape[0] - len(next(state_tensors(state)))) > 0:
-            state = model.join(state, model.init_state(new, ids.device))
+        state = _grown(model, state, ids)
         h_BTD, state = _masked_step(model, state, ids, masks[i] if masks is not None else None)
         if keep != 0:
             hidden.append(h_BTD)
     return Unrolled(_join(model, hidden, state), state)
+
+
+def _grown(model, state, ids) -> State:
+    """The state of all samples of a segment, of which some may begin there."""
+    new = ids.shape[0] - len(next(state_tensors(state)))
+    return model.join(state, model.init_state(new, ids.device)) if new > 0 else state
 
 
 def _masked_step(model, state, ids, mask):

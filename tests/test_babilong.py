@@ -185,6 +185,16 @@ def test_facts_lie_in_their_part(start, end):
         assert (sample.starts_F + [len(f) for f in sample.facts] <= end * sample.context + 1).all()
 
 
+def test_facts_alone():
+    """0k: no noise, whatever the facts take, in one segment."""
+    task = make(segments=0, task="qa2", test_segments=[0, 2])
+    for split in ("train", "test"):
+        batch = task.batch(0, split, 0, 50)
+        for (facts, *_, noise), sample in zip(told(task, batch), task.samples(0, split, 0, 50), strict=True):
+            assert not noise.strip() and len(facts) == len(sample.facts) and sample.context == sum(map(len, sample.facts))
+        assert batch.context == () and len(set(batch.meta["asked"].tolist())) > 3
+
+
 def test_facts_lie_everywhere():
     """Gaps are drawn uniformly: the mean place of a fact is the middle, and a tenth of them lies in each tenth."""
     places = np.concatenate([s.starts_F / s.context for s in make(segments=40).samples(0, "valid", 0, 400)])
@@ -230,7 +240,7 @@ def test_metrics_of_what_a_model_says():
     ("config", "message"),
     [
         ({"task": "qa6"}, "task='qa6': expected one of qa1, qa2, qa3, qa4, qa5"),
-        ({"segments": 0}, "segments=0: expected at least 1"),
+        ({"segments": -1}, "segments=-1: expected 0 or more"),
         ({"margin": S}, f"margin={S}: expected less than segment_len={S}"),
         ({"vary": 1.5}, "vary=1.5: expected a share from 0 to 1"),
         ({"facts_from": 0.5, "facts_to": 0.5}, "facts_to=0.5: expected more than facts_from=0.5"),

@@ -305,6 +305,8 @@ def test_samples_that_begin_later(model, tokens, schedule):
     joined = unroll(model, segments, keep=1, schedule=schedule)
     alone = [unroll(model, ids[i : i + 1, (4 - count) * N :], N, keep=1) for i, count in enumerate(counts)]
     assert same(joined.hidden_BTD, torch.cat([one.hidden_BTD for one in alone]))
+    asked = unroll(model, ids, N, state=unroll(model, segments[:3], keep=0).state, read_only=4, keep=1)  # the third begins with a question
+    assert same(asked.hidden_BTD, joined.hidden_BTD)
     following = tokens(3, 5 * N)[:, 4 * N :]
     after = model.step(joined.state, following)[0]
     expected = torch.cat([model.step(one.state, following[i : i + 1])[0] for i, one in enumerate(alone)])

@@ -90,7 +90,7 @@ class BABILong(Task):
     class Config:
         task: Literal["qa1", "qa2", "qa3", "qa4", "qa5"] = "qa1"
         segments: int = 8
-        """Segments of a sample; with ``vary`` the most of them."""
+        """Segments of a sample; with ``vary`` the most of them. 0: facts alone, in one segment ("0k")."""
         segment_len: int = 512
         margin: int = 20
         """Tokens at the end of the last segment for question, GEN, answer and EOS."""
@@ -117,7 +117,8 @@ class BABILong(Task):
 
         def __post_init__(self) -> None:
             one_of(self)
-            at_least(1, self, "segments", "segment_len", "margin", "tokens_per_fact", "vocab_size", "books")
+            at_least(0, self, "segments")
+            at_least(1, self, "segment_len", "margin", "tokens_per_fact", "vocab_size", "books")
             if self.margin >= self.segment_len:
                 raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
             if not 0 <= self.vary <= 1:
@@ -141,7 +142,7 @@ class BABILong(Task):
 
     @property
     def written(self) -> int:
-        return self.config.segments - 1
+        return max(self.config.segments - 1, 0)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -193,13 +194,13 @@ class BABILong(Task):
         noise = load_noise(c.tokenizer, c.vocab_size, c.haystack, c.books, split, c.leading_space)
         stream = questions(c.task, seed, split, step, size, c.stories)
         varied = rng.random(size) < (c.vary if split == "train" else 0)
-        counts = np.where(varied, rng.integers(1, c.segments + 1, size), c.segments)
+        counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
         return [self.place(self.fitting(stream, int(n)), int(n), noise, rng) for n in counts]
 
     def fitting(self, stream: Iterator[Question], segments: int) -> tuple[Question, list[np.ndarray]]:
         """The next question whose facts fit into so many segments, and the tokens of the facts."""
         c = self.config
-        tokens = segments * c.segment_len - c.margin
+        tokens = max(segments, 1) * c.segment_len - c.margin
         most, room = tokens // c.tokens_per_fact - 1, int(tokens * c.facts_to) - int(tokens * c.facts_from)
         for question in islice(stream, TRIES):
             if len(question.facts) <= most:
@@ -211,13 +212,13 @@ class BABILong(Task):
     def place(self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack, rng: Generator) -> Sample:
         """Draw where the noise begins and which gaps between its sentences hold the facts."""
         c, (question, facts) = self.config, chosen
-        tokens = segments * c.segment_len - c.margin
         lengths = np.array([len(fact) for fact in facts])
+        tokens = segments * c.segment_len - c.margin if segments else int(lengths.sum())
         budget = tokens - int(lengths.sum())
         position = noise.place(rng)
         gaps = noise.sentences(position, budget) + 1 if budget else 1  # gap k is in front of sentence k
         first, last = 0, gaps
-        if c.facts_from > 0 or c.facts_to < 1:
+        if budget and (c.facts_from > 0 or c.facts_to < 1):
             offsets = np.minimum(noise.offset(position, np.arange(gaps)), budget)
             first, last = np.searchsorted(offsets, [tokens * c.facts_from, tokens * c.facts_to - lengths.sum()], side="left")
             if first >= last:
@@ -228,7 +229,7 @@ class BABILong(Task):
         asked, answer = np.append(asked, self.tokenizer.gen_id), np.append(answer, self.tokenizer.eos_id)
         if len(asked) + len(answer) > c.margin:
             raise ValueError(f"margin={c.margin}: expected at least {len(asked) + len(answer)}, the tokens of a question, GEN, its answer and EOS")
-        return Sample(noise, position, facts, starts_F, segments, tokens, asked, answer)
+        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, asked, answer)
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         said = [row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)]
