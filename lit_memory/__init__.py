@@ -32,6 +32,7 @@ _NAMES = {
     "AssociativeRetrievalData": "lit_memory.lit.data",
     "BABILong": "lit_memory.tasks.babilong",
     "BABILongData": "lit_memory.lit.data",
+    "BabiData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

@@ -1,6 +1,7 @@
 """The LightningModules and LightningDataModules as a reader of the README types them, without a YAML."""
 
 import inspect
+import re
 from types import SimpleNamespace
 
 import lightning as L
@@ -270,6 +271,13 @@ def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples.set_task(samples.whole_task.at(**{axis: 1}))
     assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
     assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == 4
+
+
+def test_babi_is_babilong_without_noise():
+    bare, hidden = (lit_memory.BabiData(**{**SIZES, "segment_len": 128, "books": 2, "vocab_size": 256}, **options) for options in ({}, {"segments": 2}))
+    assert (bare.task.config.segments, hidden.task.config.segments) == (0, 2) and bare.test_conditions[0][0] == 0
+    text = bare.task.tokenizer.decode(next(iter(bare.train_dataloader())).ids_BT[0])
+    assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
 
 
 @all_data

@@ -97,5 +97,12 @@ class BABILongData(LitData):
     task_name = "babilong"
 
 
+class BabiData(BABILongData):
+    """bAbI: ``BABILongData`` without noise unless told otherwise."""
+
+    def __init__(self, *, segments: int = 0, **options: Any) -> None:
+        super().__init__(segments=segments, **options)
+
+
 LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData)}
 """Registered name of a task -> its LightningDataModule."""

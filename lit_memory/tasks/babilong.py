@@ -19,6 +19,7 @@ Deviations
 Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,8 @@ SOURCES = ("noise", *HUB)
 class Sample(NamedTuple):
     """One sample whose context is not there yet: what it takes to read any part of it."""
 
-    noise: Haystack
+    noise: Haystack | None
+    """None where there are facts alone."""
     position: int
     """Where its noise begins in the haystack."""
     facts: list[np.ndarray]
@@ -70,7 +72,7 @@ class Sample(NamedTuple):
         before = sum(len(fact) for fact in self.facts[:i])
         while at < end:
             upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
-            if at < upcoming:
+            if at < upcoming and self.noise:
                 stop = min(upcoming, end)
                 out[at - start : stop - start] = self.noise.read(self.position + at - before, stop - at)[0]
             else:
@@ -191,7 +193,7 @@ class BABILong(Task):
         """Samples in the order in which they are drawn."""
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
-        noise = load_noise(c.tokenizer, c.vocab_size, c.haystack, c.books, split, c.leading_space)
+        noise = load_noise(c.tokenizer, c.vocab_size, c.haystack, c.books, split, c.leading_space) if c.segments else None
         stream = questions(c.task, seed, split, step, size, c.stories)
         varied = rng.random(size) < (c.vary if split == "train" else 0)
         counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
@@ -209,27 +211,30 @@ class BABILong(Task):
                     return question, facts
         raise ValueError(f"segments={segments}: no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len")
 
-    def place(self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack, rng: Generator) -> Sample:
+    def place(self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack | None, rng: Generator) -> Sample:
         """Draw where the noise begins and which gaps between its sentences hold the facts."""
-        c, (question, facts) = self.config, chosen
+        question, facts = chosen
         lengths = np.array([len(fact) for fact in facts])
-        tokens = segments * c.segment_len - c.margin if segments else int(lengths.sum())
-        budget = tokens - int(lengths.sum())
-        position = noise.place(rng)
-        gaps = noise.sentences(position, budget) + 1 if budget else 1  # gap k is in front of sentence k
-        first, last = 0, gaps
-        if budget and (c.facts_from > 0 or c.facts_to < 1):
-            offsets = np.minimum(noise.offset(position, np.arange(gaps)), budget)
-            first, last = np.searchsorted(offsets, [tokens * c.facts_from, tokens * c.facts_to - lengths.sum()], side="left")
-            if first >= last:
-                raise ValueError(f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range")
-        chosen_F = np.sort(rng.integers(first, last, len(facts)))
-        starts_F = np.minimum(noise.offset(position, chosen_F), budget) + np.cumsum(lengths) - lengths
-        asked, answer = encoded(self.tokenizer, [question.text, question.answer], c.leading_space)
+        told, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
+        tokens = segments * self.config.segment_len - self.config.margin if noise else told
+        if noise:
+            position = noise.place(rng)
+            chosen_F = np.sort(rng.integers(*self.gaps(noise, position, tokens, told), len(facts)))
+            gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - told)
+        asked, answer = encoded(self.tokenizer, [question.text, question.answer], self.config.leading_space)
         asked, answer = np.append(asked, self.tokenizer.gen_id), np.append(answer, self.tokenizer.eos_id)
-        if len(asked) + len(answer) > c.margin:
-            raise ValueError(f"margin={c.margin}: expected at least {len(asked) + len(answer)}, the tokens of a question, GEN, its answer and EOS")
-        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, asked, answer)
+        if len(asked) + len(answer) > self.config.margin:
+            raise ValueError(f"margin={self.config.margin}: expected at least {len(asked) + len(answer)}, the tokens of a question, GEN, its answer and EOS")
+        return Sample(noise, position, facts, gaps_F + np.cumsum(lengths) - lengths, max(segments, 1), tokens, asked, answer)
+
+    def gaps(self, noise: Haystack, position: int, tokens: int, told: int) -> tuple[int, int]:
+        """From which gap on, and before which, facts may lie: gap k is in front of sentence k, and one more at the end of the context."""
+        c = self.config
+        first = noise.sentences(position, math.ceil(tokens * c.facts_from))
+        last = noise.sentences(position, int(tokens * c.facts_to) - told) + (c.facts_to == 1)
+        if first >= last:
+            raise ValueError(f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range")
+        return first, last
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         said = [row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)]
