@@ -28,7 +28,7 @@ from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
 from lit_memory.registry import model_size
-from lit_memory.tasks.base import mixed_seed
+from lit_memory.seeds import mixed_seed
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]

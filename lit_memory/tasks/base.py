@@ -3,7 +3,6 @@
 Shape suffixes: B batch, T tokens.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,11 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-
-def mixed_seed(seed: int, split: str, step: int) -> int:
-    """A 63-bit seed that depends on its arguments alone."""
-    digest = hashlib.blake2b(f"{seed}/{split}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+from lit_memory.seeds import mixed_seed
 
 
 def generator(seed: int, split: str, step: int) -> torch.Generator:
