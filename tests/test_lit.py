@@ -281,6 +281,29 @@ def test_babi_is_babilong_without_noise():
 
 
 @all_data
+def test_segments_of_the_test_are_those_of_the_test_alone(data):
+    samples, cut = make_data(data), make_data(data, test_segments=[5, 1])
+    assert all(equal(a, b) for a, b in zip(samples.train_dataloader(), cut.train_dataloader(), strict=True))
+    assert all(equal(a, b) for a, b in zip(samples.val_dataloader(), cut.val_dataloader(), strict=True))
+    for ours, theirs in zip(samples.test_dataloader(), cut.test_dataloader(), strict=True):
+        for whole, parts in zip(ours, theirs, strict=True):
+            assert [part.shape[1] for part in parts.context][:2] == [5, 1] and equal(whole.recut([5, 1]), parts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_segments_of_the_test_change_what_depends_on_segments(name):
+    """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does not."""
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module, batch = make_double(LIT_MODULES[name], data), data.task.at(pairs=20).batch(0, "test", 0, 4)
+    loss = [module.training_step(b, 0) for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))]
+    assert abs(loss[0] - loss[1]) < 1e-10
+    if name in ("mamba", "rwkv"):
+        assert max(abs(loss[0] - other) for other in loss[2:]) < 1e-10
+    elif name != "transformer":  # which has no memory here
+        assert min(abs(loss[0] - other) for other in loss[2:]) > 1e-6
+
+
+@all_data
 def test_workers_reach_the_training_loader_only(data):
     samples = make_data(data, workers=2)
     assert samples.train_dataloader().num_workers == 2 and samples.val_dataloader().num_workers == 0

@@ -244,6 +244,19 @@ def test_legacy_ids():
     assert (new.vocab_size, old.vocab_size) == (19, 128)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "expected"), [([0], [20]), ([4], [4] * 5), ([6], [6, 6, 6, 2]), ([12, 1], [12] + [1] * 8), ([8, 3, 0], [8, 3, 9]), ([50, 1], [20])]
+)
+def test_recut(lengths, expected):
+    """What is written becomes context in other segments; the questions, their targets and their score stay."""
+    batch = make(mode="rewrite", pairs=5, queries=2).batch(0, "test", 0, 3)
+    cut = batch.recut(lengths)
+    assert [part.shape[1] for part in cut.context] == expected and cut.ids_BT.shape[1] == 8
+    assert torch.equal(torch.cat([*cut.context, cut.ids_BT], dim=1), batch.ids_BT)
+    assert (cut.segment_len, cut.read_only) == (4, 2) and torch.equal(cut.targets_BT, batch.targets_BT[:, -8:])
+    assert (batch.targets_BT[:, :-8] == -100).all() and torch.equal(exact_match(cut.ids_BT, cut), torch.ones(3))
+
+
 @pytest.mark.parametrize("key_size", [1, 2])
 def test_remember_keys_are_unique(key_size):
     """Remember draws keys without replacement, up to all 16 of them, and every key is drawn."""

@@ -35,6 +35,7 @@ class AssociativeRetrieval(Task):
     """Write n key-value pairs, one per segment, then ask for the value of a key."""
 
     derived = ("capacity",)
+    any_segments = True
 
     @dataclass
     class Config:

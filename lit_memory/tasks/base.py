@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -47,6 +47,20 @@ class Batch:
         context = map(move, self.context)
         return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
 
+    def recut(self, lengths: Sequence[int]) -> "Batch":
+        """The same batch, whose written tokens become ``context`` in segments of ``lengths``: the last one repeats, 0 is all that is left.
+
+        For a batch of a task with ``any_segments``: one tensor with read-only segments of ``segment_len`` at its end.
+        """
+        asked = self.read_only * (self.segment_len or 0)
+        left, cuts = self.ids_BT.shape[1] - asked, []
+        written_BT, asked_BT = self.ids_BT.split([left, asked], dim=1)
+        while left:
+            length = lengths[min(len(cuts), len(lengths) - 1)]
+            cuts.append(min(length or left, left))
+            left -= cuts[-1]
+        return replace(self, ids_BT=asked_BT, targets_BT=self.targets_BT[:, -asked:], context=written_BT.split(cuts, dim=1))
+
 
 class Task:
     """A pure sampler and its metric.
@@ -60,6 +74,8 @@ class Task:
     """Names of what ``score`` returns; the first selects grid points and is shown while a run is on. Higher is better."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Names of what ``summarize`` adds."""
+    any_segments: ClassVar[bool] = False
+    """Whether a test may write its contexts in segments of any length (``Batch.recut``)."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
