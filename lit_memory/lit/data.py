@@ -41,7 +41,7 @@ class LitData(L.LightningDataModule):
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
     validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
-    batch of both. test_segments: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
+    batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
     """
@@ -57,17 +57,19 @@ class LitData(L.LightningDataModule):
         valid_size: int = 256,
         test_size: int = 1000,
         eval_batch_size: int = 250,
-        test_segments: Sequence[int] = (),
+        test_cuts: Sequence[int] = (),
         workers: int = 0,
         **task: Any,
     ) -> None:
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
+        if test_cuts and not self.task.any_segments:
+            raise ValueError(f"test_cuts={test_cuts}: the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
-        self.valid_size, self.test_size, self.eval_batch_size, self.test_segments = valid_size, test_size, eval_batch_size, test_segments
+        self.valid_size, self.test_size, self.eval_batch_size, self.test_cuts = valid_size, test_size, eval_batch_size, test_cuts
 
     def set_task(self, task: Task) -> None:
         """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
@@ -84,7 +86,7 @@ class LitData(L.LightningDataModule):
         return self._evaluation(self.task, "valid", self.valid_size, ())
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(task, "test", self.test_size, self.test_segments) for _, task in self.test_conditions]
+        return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
 
     def _evaluation(self, task: Task, split: str, samples: int, segments: Sequence[int]) -> DataLoader:
         return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, segments=segments), batch_size=None)
