@@ -46,6 +46,8 @@ class ReportConfig:
     log_y: bool = False
     chance: float | None = None
     """y of blind guessing, drawn as a horizontal line."""
+    intervals: bool = False
+    """A table of 95 % Wilson intervals beside the first; y is a share of right answers."""
     identity: bool = False
     """Draw y = x: all that was written is kept."""
     state_x: int | str | None = None
@@ -95,7 +97,7 @@ class ReportPlan:
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, segments (that the test at ``state_x``
-    writes; of a state that grows), steps, stage_steps, seconds."""
+    writes; of a state that grows), samples (of the test, at every x), steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -215,7 +217,7 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     missing, verdicts = results.missing(), {claim.verdict for claim in claims}
     verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
     report = Report(verdict, claims, missing, _table(results))
-    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report, _times(results))}
+    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report, results)}
     contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]))
 
@@ -240,6 +242,25 @@ def _table(results: Results) -> str:
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
     return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a probability of which ``share`` of ``n`` trials came true. Source: Wilson 1927."""
+    z2 = 1.959964**2 / n
+    middle, half = (share + z2 / 2) / (1 + z2), math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return middle - half, middle + half
+
+
+def _intervals(results: Results) -> str:
+    """Wilson intervals in Markdown: an arm per row, a tested value per column."""
+    plan, rows = results.plan, []
+    for arm in plan.arms:
+        samples = next((run["samples"] for run in plan.runs if run["arm"] == arm and "samples" in run), None)
+        groups = [results.values(arm, None, x) for x in plan.x_values]
+        if samples:
+            bounds = [wilson(mean(g), len(g) * samples) if g else None for g in groups]
+            rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{samples} x {min(map(len, groups))} seeds"])
+    return _markdown(["arm", *map(short, plan.x_values), "samples"], rows)
 
 
 def _csv(results: Results) -> str:
@@ -287,12 +308,13 @@ def _markdown(header: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines) + "\n"
 
 
-def _readme(plan: ReportPlan, report: Report, times: str) -> str:
+def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
     paper, missing = plan.paper, "; ".join(report.missing)
     link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
     changed = ", ".join(f"`{m}`" for m in plan.modified)
     claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
+    times = _times(results)
     pages = {"figure": True, "state": plan.state_x is not None, "time": plan.config.time}
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name, wanted in pages.items() if wanted)
     blocks = [
@@ -305,6 +327,7 @@ def _readme(plan: ReportPlan, report: Report, times: str) -> str:
         _second_figure(plan),
         _markdown(["expected", "measured", "holds"], claims) if claims else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
+        f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
         f"## Time\n\n{TIME}\n\n{times}" if times else "",
         "## What the paper reports\n\n" + _paper(plan.config),
         "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
@@ -315,6 +338,7 @@ def _readme(plan: ReportPlan, report: Report, times: str) -> str:
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
+INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
 TIME = """![Seconds per context; the numbers are in the table below.](time.png)
 
 Seconds of wall clock that the test takes per context, reading and answering, mean ± standard deviation over seeds. They are measured, on the hardware

@@ -1,6 +1,7 @@
 """Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import os
@@ -426,3 +427,24 @@ def test_paper_values_are_those_of_the_specification():
 def test_importing_report_loads_nothing_heavy():
     heavy = {"torch", "lightning", "mlflow", "pandas", "numpy", "matplotlib", "omegaconf"}
     subprocess.run([sys.executable, "-c", f"import sys, lit_memory.report; assert not {heavy!r} & set(sys.modules)"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"), [(0.5, 100, 0.4038, 0.5962), (1.0, 10, 0.7225, 1.0), (0.0, 10, 0.0, 0.2775), (0.99, 600, 0.9783, 0.9954)]
+)
+def test_wilson_intervals(share, n, low, high):
+    """By hand: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    assert report.wilson(share, n) == pytest.approx((low, high), abs=2e-4)
+
+
+def test_the_table_of_intervals(tmp_path):
+    """Samples of all seeds count together; without the option, or what a test has read, there is none."""
+    plan = make_plan(config=ReportConfig(intervals=True))
+    plan = dataclasses.replace(plan, runs=[run | {"samples": 200} for run in plan.runs])
+    frame = make_frame()
+    render(plan, frame[~((frame.arm == "no_gamma") & (frame.seed == 2))], tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    low, high = report.wilson(0.991, 600)
+    assert f"| gamma    | {low:.3f} to {high:.3f} |" in page and "200 x 3 seeds" in page and "200 x 2 seeds" in page
+    render(make_plan(), frame, tmp_path)
+    assert "Wilson" not in (tmp_path / "README.md").read_text()
