@@ -315,7 +315,7 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
     torch.manual_seed(spec.seed)
     module = LIT_MODULES[spec.model["name"]](**optimizer, **model)
     task = {k: v for k, v in spec.task.items() if k != "name"}
-    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_segments", "workers")}
+    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
     data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
     return module, data
 

@@ -35,7 +35,7 @@ LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-ADDED: dict[str, Any] = {"test_segments": []}
+ADDED: dict[str, Any] = {"test_cuts": []}
 """Fields of ``train`` that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
@@ -342,13 +342,13 @@ class Resolver:
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
         """Check segments of the test's own against task and model."""
-        if train.test_segments and not sampler.any_segments:
-            raise self.error("train", "test_segments", f"{train.test_segments}: the contexts of this task cannot be cut anew; expected none")
-        for length in train.test_segments:
+        if train.test_cuts and not sampler.any_segments:
+            raise self.error("train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none")
+        for length in train.test_cuts:
             try:
                 model.check_segment(length or max(task.written * task.segment_len for _, task in sampler.test_conditions()))
             except ValueError as error:
-                raise self.error("train", "test_segments", f"{train.test_segments}: {error}") from None
+                raise self.error("train", "test_cuts", f"{train.test_cuts}: {error}") from None
 
     def check_trainer(self, train: TrainConfig) -> None:
         """Check extra arguments against Lightning's Trainer."""

@@ -117,10 +117,10 @@ def test_only_one_kind_of_clipping():
 
 
 @pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
-def test_segments_of_the_test_are_checked(value):
-    with pytest.raises(ValueError, match=rf"^test_segments={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"):
-        TrainConfig(test_segments=value)
-    assert TrainConfig(test_segments=[200, 1]).test_segments == [200, 1] and TrainConfig(test_segments=[4, 0]).test_segments == [4, 0]
+def test_cuts_of_the_test_are_checked(value):
+    with pytest.raises(ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"):
+        TrainConfig(test_cuts=value)
+    assert TrainConfig(test_cuts=[200, 1]).test_cuts == [200, 1] and TrainConfig(test_cuts=[4, 0]).test_cuts == [4, 0]
 
 
 @pytest.mark.parametrize("values", [{}, {"lr": 0.0, "weight_decay": 0.0, "bptt": 1, "workers": 0}, {"lr": 1e30, "clip_norm": 1.0}, {"clip_value": 1.0}])

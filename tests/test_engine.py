@@ -257,7 +257,7 @@ def test_what_a_finished_run_has_recorded(whole, root):
 def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec, root):
     """Seconds per context at every x, beside the test's values; a test in other segments has times and a key of its own."""
     plain = make_spec("model={name: mamba, width: 16}")
-    cut = make_spec("model={name: mamba, width: 16}", "train.test_segments=[4, 1]")
+    cut = make_spec("model={name: mamba, width: 16}", "train.test_cuts=[4, 1]")
     (first, rows), (second, others) = run(plain, root), run(cut, root)
     assert plain.key != cut.key and {name for name, _, _ in rows} == {"loss", "exact_match", "capacity"}
     assert {r[:2]: r[2] for r in rows} == pytest.approx({r[:2]: r[2] for r in others}, abs=1e-5)
@@ -283,7 +283,7 @@ def test_seconds_are_per_context(monkeypatch):
 def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
     """All of it at the end, however its contexts are cut."""
     engine.quiet()
-    spec = make_spec(f"train.test_segments={cut}")
+    spec = make_spec(f"train.test_cuts={cut}")
     module, data = engine.build(spec)
     progress = engine.Progress(lambda message: None, Curriculum(spec), "exact_match")
     L.Trainer(accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False).test(module, data, verbose=False)

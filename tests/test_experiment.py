@@ -111,8 +111,8 @@ def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
 
 def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
     monkeypatch.setattr(load_class("task", "associative_retrieval"), "any_segments", False)
-    with pytest.raises(ConfigError, match=r"train.test_segments: \[3\]: the contexts of this task cannot be cut anew; expected none"):
-        make_spec("train.test_segments=[3]")
+    with pytest.raises(ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"):
+        make_spec("train.test_cuts=[3]")
 
 
 def test_claims_may_be_about_time(tree):
@@ -250,10 +250,10 @@ BROKEN = {
     "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
     "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
-    "segments of the test": ({"base/train/test_segments": [0, 1]}, "FILE (arm a): train.test_segments: test_segments=[0, 1]: expected numbers of tokens"),
+    "segments of the test": ({"base/train/test_cuts": [0, 1]}, "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens"),
     "segments of the test and positions": (
-        {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_segments": [4, 0]},
-        "FILE (arm a): train.test_segments: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
+        {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},
+        "FILE (arm a): train.test_cuts: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
     ),
     "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: true beside another metric"),
     # stages

@@ -280,9 +280,9 @@ def test_babi_is_babilong_without_noise():
     assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
 
 
-@all_data
+@pytest.mark.parametrize("data", [d for d in LIT_DATA.values() if load_class("task", d.task_name).any_segments], ids=lambda d: d.__name__)
 def test_segments_of_the_test_are_those_of_the_test_alone(data):
-    samples, cut = make_data(data), make_data(data, test_segments=[5, 1])
+    samples, cut = make_data(data), make_data(data, test_cuts=[5, 1])
     assert all(equal(a, b) for a, b in zip(samples.train_dataloader(), cut.train_dataloader(), strict=True))
     assert all(equal(a, b) for a, b in zip(samples.val_dataloader(), cut.val_dataloader(), strict=True))
     for ours, theirs in zip(samples.test_dataloader(), cut.test_dataloader(), strict=True):
@@ -307,6 +307,12 @@ def test_segments_of_the_test_change_what_depends_on_segments(name):
 def test_workers_reach_the_training_loader_only(data):
     samples = make_data(data, workers=2)
     assert samples.train_dataloader().num_workers == 2 and samples.val_dataloader().num_workers == 0
+
+
+@all_data
+def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
+    settings = {name for name, p in inspect.signature(LitData.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("cls", [LitMemory, LitData])

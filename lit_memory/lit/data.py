@@ -18,12 +18,12 @@ EVALUATION_SEED = 0
 
 
 class Steps(Dataset):
-    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``segments``:
+    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``cuts``:
     see ``Batch.recut``."""
 
-    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, segments: Sequence[int] = ()) -> None:
+    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = ()) -> None:
         self.task, self.seed, self.split = task, seed, split
-        self.batch_size, self.samples, self.first, self.segments = batch_size, samples, first, segments
+        self.batch_size, self.samples, self.first, self.cuts = batch_size, samples, first, cuts
 
     def __len__(self) -> int:
         return -(-self.samples // self.batch_size)
@@ -33,7 +33,7 @@ class Steps(Dataset):
             raise IndexError(index)
         size = min(self.batch_size, self.samples - index * self.batch_size)
         batch = self.task.batch(self.seed, self.split, self.first + index, size)
-        return batch.recut(self.segments) if self.segments else batch
+        return batch.recut(self.cuts) if self.cuts else batch
 
 
 class LitData(L.LightningDataModule):
@@ -41,7 +41,7 @@ class LitData(L.LightningDataModule):
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
     validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
-    batch of both. test_segments: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
+    batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
     """
@@ -57,7 +57,7 @@ class LitData(L.LightningDataModule):
         valid_size: int = 256,
         test_size: int = 1000,
         eval_batch_size: int = 250,
-        test_segments: Sequence[int] = (),
+        test_cuts: Sequence[int] = (),
         workers: int = 0,
         **task: Any,
     ) -> None:
@@ -67,7 +67,7 @@ class LitData(L.LightningDataModule):
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
-        self.valid_size, self.test_size, self.eval_batch_size, self.test_segments = valid_size, test_size, eval_batch_size, test_segments
+        self.valid_size, self.test_size, self.eval_batch_size, self.test_cuts = valid_size, test_size, eval_batch_size, test_cuts
 
     def set_task(self, task: Task) -> None:
         """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
@@ -84,10 +84,10 @@ class LitData(L.LightningDataModule):
         return self._evaluation(self.task, "valid", self.valid_size, ())
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(task, "test", self.test_size, self.test_segments) for _, task in self.test_conditions]
+        return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
 
-    def _evaluation(self, task: Task, split: str, samples: int, segments: Sequence[int]) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, segments=segments), batch_size=None)
+    def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, cuts=cuts), batch_size=None)
 
 
 class AssociativeRetrievalData(LitData):
