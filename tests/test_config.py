@@ -117,7 +117,7 @@ def test_only_one_kind_of_clipping():
 
 
 @pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
-def test_cuts_of_the_test_are_checked(value):
+def test_segments_of_the_test_are_checked(value):
     with pytest.raises(ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"):
         TrainConfig(test_cuts=value)
     assert TrainConfig(test_cuts=[200, 1]).test_cuts == [200, 1] and TrainConfig(test_cuts=[4, 0]).test_cuts == [4, 0]

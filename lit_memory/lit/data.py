@@ -64,6 +64,8 @@ class LitData(L.LightningDataModule):
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
+        if test_cuts and not self.task.any_segments:
+            raise ValueError(f"test_cuts={test_cuts}: the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
