@@ -280,7 +280,7 @@ def test_babi_is_babilong_without_noise():
     assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
 
 
-@pytest.mark.parametrize("data", [d for d in LIT_DATA.values() if load_class("task", d.task_name).any_segments], ids=lambda d: d.__name__)
+@all_data
 def test_segments_of_the_test_are_those_of_the_test_alone(data):
     if not load_class("task", data.task_name).any_segments:
         with pytest.raises(ValueError, match=r"test_cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
