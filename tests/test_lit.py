@@ -313,6 +313,12 @@ def test_workers_reach_the_training_loader_only(data):
     assert samples.train_dataloader().num_workers == 2 and samples.val_dataloader().num_workers == 0
 
 
+@all_data
+def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
+    settings = {name for name, p in inspect.signature(LitData.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
+
+
 @pytest.mark.parametrize("cls", [LitMemory, LitData])
 def test_every_argument_is_documented(cls):
     for name, parameter in inspect.signature(cls.__init__).parameters.items():

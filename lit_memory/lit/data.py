@@ -18,12 +18,12 @@ EVALUATION_SEED = 0
 
 
 class Steps(Dataset):
-    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``segments``:
+    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``cuts``:
     see ``Batch.recut``."""
 
-    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, segments: Sequence[int] = ()) -> None:
+    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = ()) -> None:
         self.task, self.seed, self.split = task, seed, split
-        self.batch_size, self.samples, self.first, self.segments = batch_size, samples, first, segments
+        self.batch_size, self.samples, self.first, self.cuts = batch_size, samples, first, cuts
 
     def __len__(self) -> int:
         return -(-self.samples // self.batch_size)
@@ -33,7 +33,7 @@ class Steps(Dataset):
             raise IndexError(index)
         size = min(self.batch_size, self.samples - index * self.batch_size)
         batch = self.task.batch(self.seed, self.split, self.first + index, size)
-        return batch.recut(self.segments) if self.segments else batch
+        return batch.recut(self.cuts) if self.cuts else batch
 
 
 class LitData(L.LightningDataModule):
@@ -88,8 +88,8 @@ class LitData(L.LightningDataModule):
     def test_dataloader(self) -> list[DataLoader]:
         return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
 
-    def _evaluation(self, task: Task, split: str, samples: int, segments: Sequence[int]) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, segments=segments), batch_size=None)
+    def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, cuts=cuts), batch_size=None)
 
 
 class AssociativeRetrievalData(LitData):
