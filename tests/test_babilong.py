@@ -137,14 +137,21 @@ def test_splits_share_no_question_and_no_sentence():
     task, seen = make(task="qa4", segments=1), {}
     for split in ("train", "valid", "test"):
         seen[split] = {(q.facts, q.text) for q in islice(questions("qa4", 0, split, 0, 1), 3000)}
-        noise = babilong.load_noise(*noise_of(task.config), split, True)
+        noise = babilong.load_noise(task.tokenizer, task.config.haystack, task.config.books, split, True)
         unknown = task.tokenizer.encode("qqqq")[0]
         seen[split] |= {tuple(row) for row in np.split(noise.tokens_N, noise.starts_S[1:]) if len(row) > 20 and unknown not in row}
     assert not seen["train"] & seen["valid"] and not seen["train"] & seen["test"] and not seen["valid"] & seen["test"]
 
 
-def noise_of(config):
-    return config.tokenizer, config.vocab_size, config.haystack, config.books
+def test_a_vocabulary_of_another_source(tmp_path):
+    """A model that was trained on noise reads books with its own vocabulary."""
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        for book in range(3):
+            (tmp_path / split / f"{book}.txt").write_text(f"The quick brown zebras of {split} jumped over {book} lazy giraffes in Africa today. " * 60)
+    ours, kept = (make(segments=2, haystack=str(tmp_path), books=None, **extra) for extra in ({}, {"vocabulary": "noise"}))
+    words = [set(task.tokenizer.decode(rows(task.batch(0, "test", 0, 1))[0]).split()) for task in (ours, kept)]
+    assert {"zebras", "giraffes"} <= words[0] and not {"zebras", "giraffes"} & words[1] and "<unk>" in words[1]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 1000])

@@ -109,6 +109,8 @@ class BABILong(Task):
         tokenizer: str = "word"
         """word, char, bpe, gpt2, or any folder or name on the hub."""
         vocab_size: int = 4096
+        vocabulary: str = ""
+        """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
         leading_space: bool = True
         """A space in front of every fact and every sentence (the ARMT code has none)."""
         facts_from: float = 0.0
@@ -125,9 +127,9 @@ class BABILong(Task):
                 raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
-            for name, known in (("stories", RULES), ("haystack", SOURCES)):
+            for name, known in (("stories", RULES), ("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
                 if (value := getattr(self, name)) not in known and not Path(value).is_dir():
-                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(known)}")
+                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
                 raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
@@ -149,7 +151,7 @@ class BABILong(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         c = self.config
-        return load_tokenizer(c.tokenizer, c.vocab_size, c.haystack, c.books)
+        return load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
 
     @property
     def stop_id(self) -> int:
@@ -193,7 +195,7 @@ class BABILong(Task):
         """Samples in the order in which they are drawn."""
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
-        noise = load_noise(c.tokenizer, c.vocab_size, c.haystack, c.books, split, c.leading_space) if c.segments else None
+        noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
         stream = questions(c.task, seed, split, step, size, c.stories)
         varied = rng.random(size) < (c.vary if split == "train" else 0)
         counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
@@ -281,13 +283,12 @@ def babilong_compare(target: str, output: str, question: str, labels: Sequence[s
 
 
 @lru_cache(maxsize=8)
-def load_tokenizer(name: str, vocab_size: int, haystack: str, books: int | None) -> Tokenizer:
-    """The tokenizer, trained (word, bpe) on the training books. Raises ValueError for one with more ids than ``vocab_size``."""
-    return build_tokenizer(name, load_corpus(haystack, "train", books), cache_folder(), vocab_size, WORDS)
+def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
+    """The tokenizer, trained (word, bpe) on the training books of a source."""
+    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size, WORDS)
 
 
 @lru_cache(maxsize=16)
-def load_noise(name: str, vocab_size: int, haystack: str, books: int | None, split: str, leading_space: bool) -> Haystack:
+def load_noise(tokenizer: Tokenizer, haystack: str, books: int | None, split: str, leading_space: bool) -> Haystack:
     """The sentences of a split's books, without those that might state a fact."""
-    tokenizer = load_tokenizer(name, vocab_size, haystack, books)
     return build_haystack(load_corpus(haystack, split, books), tokenizer, cache_folder(), without=(PEOPLE, PLACES), leading_space=leading_space)
