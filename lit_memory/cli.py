@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -174,12 +174,19 @@ class Execution:
         p, name = child.progress, f"{child.spec.arm} s{child.spec.seed}"
         if not p or p["event"] == "waiting":
             return (name, "another process trains it" if p else "starting", "", "", "", duration(child.age))
-        testing = p["event"] == "testing"
-        stage = "testing" if testing else f"stage {p['stage']}/{p['stages']}"
-        step = "" if testing else f"step {p['step']}/{p['steps']}"
+        if p["event"] == "testing":
+            return (name, "testing", *self.tested(p), duration(child.age))
+        stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
         loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
         metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
         return (name, stage, step, loss, metric, duration(child.age))
+
+    def tested(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
+        """What share of a test has been read, how fast, and how long the rest will take."""
+        if "share" not in p:
+            return ("", "", "")
+        left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
+        return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
 
     def display(self) -> Table:
         table = Table.grid(padding=(0, 2))

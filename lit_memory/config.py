@@ -68,6 +68,9 @@ class TrainConfig:
     valid_size: int = 256
     test_size: int = 1000
     eval_batch_size: int = 250
+    test_cuts: list[int] = field(default_factory=list)
+    """Tokens of the segments in which a test writes its contexts, where not those of the task: the last one repeats, and 0 is all that
+    is left. [0] reads in one pass, [200, 1] token by token after the first 200."""
     workers: int = 0
     threads: int = 1
     """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
@@ -81,6 +84,8 @@ class TrainConfig:
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
+        if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
+            raise ValueError(f"test_cuts={self.test_cuts}: expected numbers of tokens, of which the last may be 0, for all that is left")
         if self.clip_norm and self.clip_value:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
 

@@ -28,12 +28,12 @@ from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
 from lit_memory.registry import model_size
-from lit_memory.tasks.base import mixed_seed
+from lit_memory.seeds import mixed_seed
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
-"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, and the events "testing", "waiting"
-(another process trains the same key) and "warning" with its "message"."""
+"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, the event "testing", at first
+alone, then with "share", "tokens" and "tokens_per_s", and the events "waiting" (another process trains the same key) and "warning" with its "message"."""
 
 SAVE_SECONDS = 60.0
 """Most work that a killed run loses, beside the step that it was in."""
@@ -124,7 +124,7 @@ class Curriculum(L.Callback):
 
 
 class Progress(L.Callback):
-    """Tells the parent process how far the run is, at every validation and a few times in between."""
+    """Tells the parent process how far the run is, at every validation and a few times in between; of a test, how much it has read."""
 
     def __init__(self, send: Send, curriculum: Curriculum, metric: str) -> None:
         self.send, self.curriculum, self.metric, self.last = send, curriculum, metric, 0.0
@@ -137,6 +137,28 @@ class Progress(L.Callback):
         metrics = trainer.callback_metrics
         self.tell(trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"]))
 
+    def on_test_start(self, trainer, pl_module):
+        data: Any = pl_module.data
+        self.read, self.began = 0, time.monotonic()
+        self.total = data.test_size * sum((task.written + 1) * task.segment_len for _, task in data.test_conditions)
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if not isinstance(batch.context, tuple):
+            batch.context = map(self.count, batch.context)
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        for part_BT in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
+            self.count(part_BT)
+
+    def count(self, ids_BT):
+        """Pass on a segment of a test, and tell about once a second what share has been read and how fast."""
+        self.read += ids_BT.numel()
+        now = time.monotonic()
+        if now - self.last > 1 and now - self.began > 1:
+            self.last = now
+            self.send({"event": "testing", "share": min(1.0, self.read / self.total), "tokens": self.read, "tokens_per_s": self.read / (now - self.began)})
+        return ids_BT
+
     def tell(self, trainer, **values):
         self.last = time.monotonic()
         c = self.curriculum
@@ -144,6 +166,32 @@ class Progress(L.Callback):
         steps = c.stages[stage]["steps"]
         place = {"stage": stage + 1, "stages": len(c.stages), "step": trainer.global_step - c.first_step, "steps": steps}
         self.send({"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values})
+
+
+class Stopwatch(L.Callback):
+    """How long the test took per context, for every x: reading it and answering, without drawing it."""
+
+    def __init__(self) -> None:
+        self.totals: dict[float, tuple[float, int]] = {}  # x -> seconds, contexts
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.began = self.now(pl_module.device)
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        data: Any = pl_module.data
+        x = data.test_conditions[dataloader_idx][0]
+        seconds, contexts = self.totals.get(x, (0.0, 0))
+        self.totals[x] = seconds + self.now(pl_module.device) - self.began, contexts + len(batch.ids_BT)
+
+    def now(self, device: torch.device) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    @property
+    def rows(self) -> list[tuple[str, float, float]]:
+        """(metric, x, value)."""
+        return [("seconds", x, seconds / contexts) for x, (seconds, contexts) in self.totals.items()]
 
 
 class TrackingLogger(Logger):
@@ -267,7 +315,7 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
     torch.manual_seed(spec.seed)
     module = LIT_MODULES[spec.model["name"]](**optimizer, **model)
     task = {k: v for k, v in spec.task.items() if k != "name"}
-    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "workers")}
+    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
     data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
     return module, data
 
@@ -288,8 +336,7 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
             return
         run_id = tracker.start(spec, run, parent, tags, flatten(spec))
         try:
-            results, totals = train_and_test(spec, spec.folder(root), tracker, run_id, send)
-            tracker.finish(run_id, results, totals)
+            tracker.finish(run_id, *train_and_test(spec, spec.folder(root), tracker, run_id, send))
         except BaseException as error:
             status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
             with contextlib.suppress(Exception):  # whoever cannot write this, on a full disk say, still tells what happened
@@ -299,13 +346,13 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
 
 
 def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, send: Send):
-    """Fit from the last checkpoint, then test: (metric, x, value) rows, and totals."""
+    """Fit from the last checkpoint, then test: (metric, x, value) rows, totals, and such rows of measured times."""
     torch.set_num_threads(spec.train["threads"])
     files.sweep(path)
     module, data = build(spec)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
-    keeper = Keeper(path, logger)
-    trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), keeper)
+    keeper, stopwatch = Keeper(path, logger), Stopwatch()
+    trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper)
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():
         trainer.fit(module, datamodule=data, ckpt_path=last and str(last), weights_only=True)
@@ -318,7 +365,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
         steps, data.task = trainer.global_step, data.whole_task
         trainer.test(module, datamodule=data, verbose=False)
     totals = {"steps": steps, "train_seconds": trained, "seconds": keeper.seconds, "peak_memory_mb": peak_memory_mb()}
-    return collect(trainer.callback_metrics, data), totals
+    return collect(trainer.callback_metrics, data), totals, stopwatch.rows
 
 
 def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:

@@ -29,12 +29,14 @@ from yaml import YAMLError
 from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.expect import check_expect
 from lit_memory.registry import REGISTRIES, load_class, model_size, nearest
-from lit_memory.report import ReportConfig
+from lit_memory.report import TIMES, ReportConfig
 
 LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
+ADDED: dict[str, Any] = {"test_cuts": []}
+"""Fields of ``train`` that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
 def key_folder(root: Path, key: str) -> Path:
@@ -59,7 +61,8 @@ class RunSpec:
     @property
     def key(self) -> str:
         """Identity of everything that changes the numbers; names and reports are outside."""
-        content = {"version": KEY_VERSION, "model": self.model, "task": self.task, "train": self.train, "seed": self.seed}
+        train = {name: value for name, value in self.train.items() if name not in ADDED or value != ADDED[name]}
+        content = {"version": KEY_VERSION, "model": self.model, "task": self.task, "train": train, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -179,6 +182,8 @@ class Experiment:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
         task = load_class("task", specs[0].task["name"])
         metrics = [*task.metrics, *task.derived, "loss", "steps"]
+        if self.report.y in TIMES:
+            raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: true beside another metric")
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         x_values = self.test_values(specs)
@@ -187,7 +192,7 @@ class Experiment:
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
         try:
-            check_expect(self.expect, list(self.arms), x_values, metrics)
+            check_expect(self.expect, list(self.arms), x_values, [*metrics, *TIMES])
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 
@@ -295,6 +300,7 @@ class Resolver:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
         self.check_schedule(train, model_class)
+        self.check_test(train, model, sampler)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
         return {
@@ -333,6 +339,16 @@ class Resolver:
                 raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
             if train.bptt is not None:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+
+    def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
+        """Check segments of the test's own against task and model."""
+        if train.test_cuts and not sampler.any_segments:
+            raise self.error("train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none")
+        for length in train.test_cuts:
+            try:
+                model.check_segment(length or max(task.written * task.segment_len for _, task in sampler.test_conditions()))
+            except ValueError as error:
+                raise self.error("train", "test_cuts", f"{train.test_cuts}: {error}") from None
 
     def check_trainer(self, train: TrainConfig) -> None:
         """Check extra arguments against Lightning's Trainer."""

@@ -1,9 +1,9 @@
 """The kinds of figures that a report can draw. The only file that imports matplotlib, and that inside functions.
 
 A kind is one function from results to an ``Axes``: it says how the arms look, while ``draw`` owns what all figures share (style,
-title, labels, reference lines, legend, bytes). Beside the figure of its kind, a report may have a second one, ``_state``: y at one
-tested x against the floats of state. Nothing touches pyplot or leaves a trace in matplotlib's global state, and the
-same results give the same bytes.
+title, labels, reference lines, legend, bytes). Beside the figure of its kind, a report may have ``_state``, y at one tested x
+against the floats of state, and one of its kind with seconds for y. Nothing touches pyplot or leaves a trace in matplotlib's
+global state, and the same results give the same bytes.
 """
 
 import io
@@ -18,7 +18,7 @@ from lit_memory.placing import Box, place
 if TYPE_CHECKING:
     from lit_memory.report import Results
 
-LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)"}
+LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context"}
 SHARES = {"exact_match"}
 """Metrics from 0 to 1, drawn on that range."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -53,7 +53,7 @@ NAMES = 9.5
 FAR = 12
 """Points of type between a point and a name that needs a line to it."""
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
-OPTIONAL = tuple(f"state.{suffix}" for suffix in METADATA)
+OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time") for suffix in METADATA)
 """Files that only some reports have."""
 
 
@@ -71,8 +71,7 @@ def short(x: float) -> str:
 
 
 def draw(results: "Results", status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.png and state.pdf where the plan wants them; ``status`` stands under the
-    title."""
+    """figure.png and figure.pdf of the results, and state.* and time.* where the plan wants them; ``status`` stands under the title."""
     from matplotlib import style
 
     plan, config = results.plan, results.plan.config
@@ -82,6 +81,8 @@ def draw(results: "Results", status: str) -> dict[str, bytes]:
             condition = f"{label(config.x.removeprefix('test_'), config.x_label)}: {short(x)}"
             figures["state"] = _figure(partial(_state, x=x), results, f"{condition}\n{status}")
             _name_points(figures["state"], results, x)
+        if config.time:
+            figures["time"] = _figure(KINDS[config.kind], results.of_time("seconds"), status)
         return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
 
 
@@ -97,7 +98,7 @@ def _figure(paint: Callable[[Any, "Results"], None], results: "Results", status:
     if config.chance is not None:
         axes.axhline(config.chance, color=GREY, lw=1, ls=(0, (4, 3)), zorder=1.5, label=f"chance ({config.chance:.3g})")
     if config.log_y:
-        axes.set_yscale("log")
+        _log_y(axes)
     elif config.y in SHARES:
         axes.set_ylim(-0.03, 1.04)
     if not results.cells:
@@ -106,6 +107,19 @@ def _figure(paint: Callable[[Any, "Results"], None], results: "Results", status:
     axes.annotate(status, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
     _legend(figure, axes)
     return figure
+
+
+def _log_y(axes: Any) -> None:
+    """A logarithmic axis with plain numbers: 1, 2 and 5 of every decade, or the decades alone where there are many."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if low <= 0:  # there is nothing to show
+        low, high = axes.set_ylim(0.1, 1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short(y)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(figure: Any, axes: Any) -> None:

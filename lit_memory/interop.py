@@ -128,8 +128,8 @@ def load_reference(
     """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
 
     source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the state_dict.
-    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba
-        has none.
+    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba"; of others the reference's names are not known here.
+    backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba has none.
     n_head: attention heads, which no weight tells. All other sizes, the number of layers too, are read off the weights.
     flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the weights show.
     Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that does not fit.
@@ -140,6 +140,8 @@ def load_reference(
             raise ValueError(f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out")
         with about(source if is_file else "state_dict"):
             return _mamba(_read_file(Path(source)) if is_file else source, {}, flags)
+    if arch in MODELS and arch not in LAYOUTS:
+        raise ValueError(f"arch={arch!r}: the names of its weights in the reference code are not known here; expected one of {', '.join(LAYOUTS)}, mamba")
     layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
     if n_head is None:
         raise ValueError("n_head=None: expected the number of attention heads, which no weight tells")

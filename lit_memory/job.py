@@ -14,8 +14,8 @@ from lit_memory import checkpoint, files
 from lit_memory.config import ConfigError
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
-from lit_memory.provenance import PROJECT, cores, provenance
-from lit_memory.registry import load_class, nearest, segments_written
+from lit_memory.provenance import PROJECT, cores, default_root, provenance
+from lit_memory.registry import build, load_class, nearest
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Job:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
         if args.root == "":
             raise ConfigError("command line", "--root", "'': expected a folder")
-        root = Path(args.root or os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
+        root = Path(args.root).absolute() if args.root else default_root()
         check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
         kernel_cache()
@@ -217,6 +217,7 @@ class Job:
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
         facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
+        facts["samples"] = spec.train["test_size"]
         if run is None:
             return facts
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
@@ -224,7 +225,7 @@ class Job:
         stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
         x = self.experiment.report.state_value(self.experiment.test_values(self.everything))
         if x is not None and sizes.get("state_growth"):
-            sizes["segments"] = segments_written(spec.task, self.experiment.report.x.removeprefix("test_"), x)
+            sizes["segments"] = build("task", {**spec.task, self.experiment.report.x.removeprefix("test_"): x}).written
         return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
 
 

@@ -72,6 +72,7 @@ def run_child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[st
         with contextlib.suppress(OSError):  # the parent is gone; follow() ends this process in a moment
             connection.send(message)
 
+    os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks
     try:
         path = spec.folder(root)
         path.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,16 @@ PROJECT = Path(__file__).resolve().parent.parent
 """The folder of the checkout: the default root."""
 
 
+def default_root() -> Path:
+    """Where runs, reports and cached data go unless the command says otherwise: ``$LIT_MEMORY_ROOT`` or the project's folder."""
+    return Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
+
+
+def cache_folder() -> Path:
+    """What can be made again from data: trained tokenizers, tokenized books."""
+    return default_root() / "data" / "cache"
+
+
 def git(*arguments: str) -> str:
     """Output of a git command in the project's folder, "" where there is no git or no repository."""
     try:

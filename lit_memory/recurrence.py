@@ -80,6 +80,10 @@ class SegmentRecurrent(nn.Module):
         """State ``new`` for the samples that are live, ``old`` for those that have no real token in the segment between the two."""
         return map_state(lambda a, b: torch.where(live_B.view(-1, *[1] * (a.dim() - 1)), a, b), new, old)
 
+    def join(self, state: State, others: State) -> State:
+        """The state of the samples of ``state``, then of ``others``, which have just begun."""
+        return map_state(lambda a, b: torch.cat([a, b.to(a.dtype)]), state, others)
+
     def share(self, state: State, readers: int) -> State:
         """The state for ``readers`` samples in a row that all read what one sample wrote (``step`` with ``write=False``)."""
         if readers == 1:
@@ -164,7 +168,7 @@ def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[i
 
 def unroll(
     model: SegmentRecurrent,
-    ids_BT: Tensor | Iterable[Tensor],
+    ids_BT: Tensor | tuple[Tensor, ...] | Iterable[Tensor],
     segment_len: int | None = None,
     *,
     mask_BT: Tensor | None = None,
@@ -177,8 +181,9 @@ def unroll(
 ) -> Unrolled:
     """Read a sequence segment by segment.
 
-    ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or an iterator of segments, which is
-        consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``).
+    ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an iterator of them,
+        which is consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``). Segments
+        may gain samples, which begin there, behind those that are under way.
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
@@ -186,7 +191,8 @@ def unroll(
     keep: number of trailing segments whose hidden states are returned; default all.
     bptt: gradients stay within the last ``bptt`` segments, of which the read-only ones count as one; default no truncation.
     schedule: "sequential", or "diagonal" for LayerRecurrent models: cells (segment, layer) on one diagonal run together.
-    Raises ValueError for a schedule that the model does not allow, and for ``read_only`` or ``bptt`` on an iterator.
+    Raises ValueError for a schedule that the model does not allow, for a mask on a tuple, and for ``read_only``, ``bptt``, a mask or a
+    schedule on an iterator.
     """
     if bptt is not None and bptt < 1:
         raise ValueError(f"bptt={bptt}: expected at least 1 segment, or None for no truncation")
@@ -194,18 +200,21 @@ def unroll(
         raise ValueError(f"schedule={schedule!r}: expected 'sequential' or 'diagonal'")
     if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
         raise ValueError(f"{type(model).__name__} passes memory from the top layer to the bottom one, so schedule='diagonal' is impossible; use 'sequential'")
-    if not isinstance(ids_BT, Tensor):
-        if read_only or bptt is not None or mask_BT is not None or schedule != "sequential":
+    if not isinstance(ids_BT, Tensor | tuple):
+        if read_only or mask_BT is not None or schedule != "sequential" or bptt is not None:
             raise ValueError("an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown")
         return _sequential(model, ids_BT, None, state, keep, None)
-    lengths = segment_lengths(ids_BT.shape[1], segment_len or ids_BT.shape[1], align)
-    if not 0 <= read_only <= len(lengths):
-        raise ValueError(f"read_only={read_only}: the input has {len(lengths)} segments")
-    ids = ids_BT.split(lengths, dim=1)
-    masks = mask_BT.split(lengths, dim=1) if mask_BT is not None else None
+    ids, masks = ids_BT, None
+    if isinstance(ids, Tensor):
+        lengths = segment_lengths(ids.shape[1], segment_len or ids.shape[1], align)
+        ids, masks = ids.split(lengths, dim=1), mask_BT.split(lengths, dim=1) if mask_BT is not None else None
+    elif mask_BT is not None:
+        raise ValueError("a tuple of segments allows no mask_BT; pass one tensor")
+    if not 0 <= read_only <= len(ids):
+        raise ValueError(f"read_only={read_only}: the input has {len(ids)} segments")
     writing, reading = len(ids) - read_only, read_only if keep is None else min(read_only, keep)
     if state is None:
-        state = model.init_state(ids_BT.shape[0], ids_BT.device)
+        state = model.init_state(ids[0].shape[0], ids[0].device)
     elif bptt is not None and bptt <= writing + (read_only > 0):
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
@@ -214,7 +223,7 @@ def unroll(
     done = run(model, ids[:writing], masks and masks[:writing], state, keep_writing, bptt_writing)
     if not reading:
         return done
-    state = detach(done.state) if bptt == 1 and writing else done.state
+    state = _grown(model, detach(done.state) if bptt == 1 and writing else done.state, ids[-1])
     read = _read(model, ids[-reading:], masks and masks[-reading:], state)
     hidden = torch.cat([done.hidden_BTD, read], dim=1) if done.hidden_BTD.shape[1] else read
     return Unrolled(hidden, done.state)
@@ -227,10 +236,17 @@ def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int 
             state = model.init_state(ids.shape[0], ids.device)
         if bptt is not None and 0 < i <= len(segments) - bptt:  # i = 0: a learned initial memory is trained
             state = detach(state)
+        state = _grown(model, state, ids)
         h_BTD, state = _masked_step(model, state, ids, masks[i] if masks is not None else None)
         if keep != 0:
             hidden.append(h_BTD)
     return Unrolled(_join(model, hidden, state), state)
+
+
+def _grown(model, state, ids) -> State:
+    """The state of all samples of a segment, of which some may begin there."""
+    new = ids.shape[0] - len(next(state_tensors(state)))
+    return model.join(state, model.init_state(new, ids.device)) if new > 0 else state
 
 
 def _masked_step(model, state, ids, mask):
@@ -292,8 +308,9 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
                 rows[first + i + 1] = out
             else:
                 hidden.append(model.finish(out))
-    tail = _sequential(model, segments[even:], None, tuple(states), None, None)
-    hidden = deque([*hidden, *tail.hidden_BTD.split([ids.shape[1] for ids in segments[even:]], dim=1)], maxlen=keep)
+    tail = _sequential(model, segments[even:], None, tuple(states), keep, None)
+    kept = deque((ids.shape[1] for ids in segments[even:]), maxlen=keep)
+    hidden = deque([*hidden, *tail.hidden_BTD.split(list(kept), dim=1)], maxlen=keep)
     return Unrolled(_join(model, hidden, tail.state), tail.state)
 
 

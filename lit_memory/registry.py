@@ -52,9 +52,3 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
         state = model.init_state(1)
     parameters = sum(p.numel() for p in model.parameters())
     return {"parameters": parameters, "state_floats": model.state_floats(state), "state_growth": model.state_growth}
-
-
-def segments_written(settings: Mapping[str, Any], axis: str, x: float) -> int:
-    """Segments of a test context that a model reads and writes, where the task's field ``axis`` is ``x``; questions do not count."""
-    batch = build("task", {**settings, axis: x}).batch(0, "test", 0, 1)
-    return -(-batch.ids_BT.shape[1] // (batch.segment_len or batch.ids_BT.shape[1])) - batch.read_only

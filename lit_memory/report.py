@@ -1,9 +1,10 @@
 """A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and README.md;
-state.png and state.pdf where the report asks for y against the floats of state.
+state.png and state.pdf where the report asks for y against the floats of state, time.png and time.pdf where it asks for times.
 
 ``render`` is pure apart from the files it writes: no clock, no search for runs, no torch, no mlflow. What the plan asks for and the
 runs do not have yet is named, and the verdict stays INCOMPLETE until it is there. table.csv and the figures depend on the plan and
-the measured values alone, so the same experiment gives the same bytes. The language of ``expect`` lines lives in ``expect.py``.
+the measured values alone, so the same experiment gives the same bytes; ``TIMES``, which differ from run to run, are in no table.csv.
+The language of ``expect`` lines lives in ``expect.py``.
 """
 
 import csv
@@ -12,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,8 @@ from lit_memory import files
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
 from lit_memory.figures import OPTIONAL, draw, label, short
 
+TIMES = ("seconds",)
+"""What every run measures by the clock, per context of the test at every x."""
 PAPER_VALUES = Path(__file__).parent / "paper_values"
 
 
@@ -42,10 +46,14 @@ class ReportConfig:
     log_y: bool = False
     chance: float | None = None
     """y of blind guessing, drawn as a horizontal line."""
+    intervals: bool = False
+    """A table of 95 % Wilson intervals beside the first; y is a share of right answers."""
     identity: bool = False
     """Draw y = x: all that was written is kept."""
     state_x: int | str | None = None
     """Draw y at this tested value against the floats of state, too: a tested number, first or last; None for no second figure."""
+    time: bool = False
+    """Show the seconds that the test takes per context, in a table and a figure of their own."""
     paper_values: str = ""
     """A file of lit_memory/paper_values without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
@@ -89,7 +97,7 @@ class ReportPlan:
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, segments (that the test at ``state_x``
-    writes; of a state that grows), steps, stage_steps, seconds."""
+    writes; of a state that grows), samples (of the test, at every x), steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -147,7 +155,15 @@ class Results:
             if cell in self.cells:
                 raise ValueError(f"two finished runs of arm {arm}, seed {seed} both report {metric} at x={x:g}")
             self.cells[cell] = float(value)
-        self.metrics = [plan.config.y, *sorted({metric for _, metric, _, _ in self.cells} - {plan.config.y})]
+        self.metrics = [plan.config.y, *sorted({metric for _, metric, _, _ in self.cells} - {plan.config.y, *TIMES})]
+
+    def of_time(self, metric: str) -> "Results":
+        """The values of one of ``TIMES`` alone, as what a figure shows."""
+        other = copy(self)
+        config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False)
+        other.plan = replace(self.plan, config=config, train_x=None)
+        other.cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
+        return other
 
     def seeds(self, arm: str, metric: str | None, x: float) -> list[float | None]:
         """One value per planned seed, None where it is missing."""
@@ -201,7 +217,7 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     missing, verdicts = results.missing(), {claim.verdict for claim in claims}
     verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
     report = Report(verdict, claims, missing, _table(results))
-    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report)}
+    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report, results)}
     contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]))
 
@@ -228,6 +244,25 @@ def _table(results: Results) -> str:
     return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
 
 
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a probability of which ``share`` of ``n`` trials came true. Source: Wilson 1927."""
+    z2 = 1.959964**2 / n
+    middle, half = (share + z2 / 2) / (1 + z2), math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return middle - half, middle + half
+
+
+def _intervals(results: Results) -> str:
+    """Wilson intervals in Markdown: an arm per row, a tested value per column."""
+    plan, rows = results.plan, []
+    for arm in plan.arms:
+        samples = next((run["samples"] for run in plan.runs if run["arm"] == arm and "samples" in run), None)
+        groups = [results.values(arm, None, x) for x in plan.x_values]
+        if samples:
+            bounds = [wilson(mean(g), len(g) * samples) if g else None for g in groups]
+            rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{samples} x {min(map(len, groups))} seeds"])
+    return _markdown(["arm", *map(short, plan.x_values), "samples"], rows)
+
+
 def _csv(results: Results) -> str:
     """All metrics with a fixed number of digits, in the order of the plan. Empty is missing, nan was measured."""
     plan, file = results.plan, io.StringIO()
@@ -241,6 +276,15 @@ def _csv(results: Results) -> str:
                 average, spread, *single = ("" if v is None else f"{v:.6f}" for v in numbers)
                 writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *single])
     return file.getvalue()
+
+
+def _times(results: Results) -> str:
+    """Seconds per context in Markdown: an arm per row, a tested value per column."""
+    plan, rows = results.plan, []
+    for arm in plan.arms if plan.config.time else ():
+        groups = [results.values(arm, "seconds", x) for x in plan.x_values]
+        rows.append([arm, *(f"{mean(g):.3g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
+    return _markdown(["arm", *map(short, plan.x_values)], rows) if rows else ""
 
 
 def _json(plan: ReportPlan, report: Report) -> str:
@@ -264,13 +308,15 @@ def _markdown(header: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines) + "\n"
 
 
-def _readme(plan: ReportPlan, report: Report) -> str:
+def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
     paper, missing = plan.paper, "; ".join(report.missing)
     link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
     changed = ", ".join(f"`{m}`" for m in plan.modified)
     claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
-    prints = ", ".join(f"[{name}]({name})" for name in ("figure.pdf", *(["state.pdf"] if plan.state_x is not None else [])))
+    times = _times(results)
+    pages = {"figure": True, "state": plan.state_x is not None, "time": plan.config.time}
+    prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name, wanted in pages.items() if wanted)
     blocks = [
         f"# {plan.experiment}",
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
@@ -281,6 +327,8 @@ def _readme(plan: ReportPlan, report: Report) -> str:
         _second_figure(plan),
         _markdown(["expected", "measured", "holds"], claims) if claims else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
+        f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
+        f"## Time\n\n{TIME}\n\n{times}" if times else "",
         "## What the paper reports\n\n" + _paper(plan.config),
         "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
@@ -288,6 +336,13 @@ def _readme(plan: ReportPlan, report: Report) -> str:
         "## How to reproduce\n\n" + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "") + _provenance(plan.provenance),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
+TIME = """![Seconds per context; the numbers are in the table below.](time.png)
+
+Seconds of wall clock that the test takes per context, reading and answering, mean ± standard deviation over seeds. They are measured, on the hardware
+below and with whatever else ran there, so every run has others; in MLflow they are `time/seconds`."""
 
 
 def _second_figure(plan: ReportPlan) -> str:

@@ -2,7 +2,8 @@
 
 One parent run per experiment and scale, one child per key for its whole life: a resumed run goes on in the same MLflow run, and a
 run that several experiments share (same key) is trained once. FINISHED is written last, after the test metrics, so that it
-marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step, ``test/*`` the x of the figure.
+marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step, ``test/*`` and ``time/*`` the x of
+the figure; ``time/*`` is measured, and no two runs of a key have the same.
 """
 
 import contextlib
@@ -32,6 +33,8 @@ logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback, on a full disk say, of what it raises as well
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
+Row = tuple[str, float, float]
+"""Metric, x, value."""
 TAG = "lit."
 PARENT = "mlflow.parentRunId"
 
@@ -164,9 +167,10 @@ class Tracker:
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
 
-    def finish(self, run_id: str, results: Iterable[tuple[str, float, float]], totals: Mapping[str, float]) -> None:
-        """Write the test's (metric, x, value) rows and the totals at once, then FINISHED."""
-        self._log(run_id, [(f"test/{name}", int(x), value) for name, x, value in results] + [(k, 0, v) for k, v in totals.items()])
+    def finish(self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()) -> None:
+        """Write the test's rows, the totals and the rows of measured times at once, then FINISHED."""
+        rows = [(f"{prefix}{name}", int(x), value) for prefix, part in (("test/", results), ("time/", times)) for name, x, value in part]
+        self._log(run_id, rows + [(k, 0, v) for k, v in totals.items()])
         self.end(run_id, "FINISHED")
 
     def end(self, run_id: str, status: str) -> None:
@@ -177,10 +181,10 @@ class Tracker:
         """All files of a folder as artifacts below ``report/``."""
         self.client.log_artifacts(run_id, str(folder), artifact_path="report")
 
-    def results(self, run: Run) -> list[tuple[str, float, float]]:
-        """(metric, x, value) rows of a run's test."""
-        names = [name for name in run.metrics if name.startswith("test/")]
-        return [(name.removeprefix("test/"), m.step, m.value) for name in names for m in self.client.get_metric_history(run.run_id, name)]
+    def results(self, run: Run, prefix: str = "test/") -> list[Row]:
+        """(metric, x, value) rows of a run's test; those of its times have the ``prefix`` "time/"."""
+        names = [name for name in run.metrics if name.startswith(prefix)]
+        return [(name.removeprefix(prefix), m.step, m.value) for name in names for m in self.client.get_metric_history(run.run_id, name)]
 
 
 def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -> Any:
@@ -196,5 +200,5 @@ def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -
     for spec, run in done:
         results = tracker.results(run)
         steps = [("steps", x, run.metrics["steps"]) for x in dict.fromkeys(x for _, x, _ in results)]
-        rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in results + steps]
+        rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in results + steps + tracker.results(run, "time/")]
     return DataFrame(rows, columns=columns)

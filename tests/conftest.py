@@ -11,6 +11,7 @@ import yaml
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import load_class
+from lit_memory.tasks import babilong
 
 VOCAB = 19
 TINY = {
@@ -148,6 +149,15 @@ def hostile_checkpoint(tmp_path):
         return proof
 
     return write
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory):
+    """Tokenizers and tokenized books of the tests lie in one temporary folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(babilong, "cache_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

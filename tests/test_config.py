@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -113,6 +114,13 @@ def test_numbers_of_the_training_are_checked(name, value, expected):
 def test_only_one_kind_of_clipping():
     with pytest.raises(ValueError, match=r"^clip_value=0\.5: .*choose one"):
         TrainConfig(clip_norm=1.0, clip_value=0.5)
+
+
+@pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
+def test_segments_of_the_test_are_checked(value):
+    with pytest.raises(ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"):
+        TrainConfig(test_cuts=value)
+    assert TrainConfig(test_cuts=[200, 1]).test_cuts == [200, 1] and TrainConfig(test_cuts=[4, 0]).test_cuts == [4, 0]
 
 
 @pytest.mark.parametrize("values", [{}, {"lr": 0.0, "weight_decay": 0.0, "bptt": 1, "workers": 0}, {"lr": 1e30, "clip_norm": 1.0}, {"clip_value": 1.0}])

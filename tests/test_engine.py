@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -247,9 +248,46 @@ def test_what_a_finished_run_has_recorded(whole, root):
     assert {"steps", "seconds", "train_seconds", "peak_memory_mb", "train/loss", "valid/exact_match", "stage", "stage_solved"} <= found.metrics.keys()
     assert found.params["train.stages"] == str(spec.train["stages"]) and found.params["model.gamma"] == "clip"
     assert int(found.params["parameters"]) == sum(v.numel() for v in checkpoint(spec, root)["state_dict"].values())
+    messages = [m for m in messages if "share" not in m]  # a test that takes longer than a second tells more
     assert messages[-1] == {"event": "testing"}
     places = [(m["stage"], m["stages"], m["step"], m["steps"], m["total_step"]) for m in messages if "metric" in m]
     assert places[0] == (1, 2, 3, 4, 3) and [p[4] for p in places] == [3, 4, 7, 9] and {m["metric_name"] for m in messages[:-1]} == {"exact_match"}
+
+
+def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec, root):
+    """Seconds per context at every x, beside the test's values; a test in other segments has times and a key of its own."""
+    plain = make_spec("model={name: mamba, width: 16}")
+    cut = make_spec("model={name: mamba, width: 16}", "train.test_cuts=[4, 1]")
+    (first, rows), (second, others) = run(plain, root), run(cut, root)
+    assert plain.key != cut.key and {name for name, _, _ in rows} == {"loss", "exact_match", "capacity"}
+    assert {r[:2]: r[2] for r in rows} == pytest.approx({r[:2]: r[2] for r in others}, abs=1e-5)
+    for found in (first, second):
+        times = Tracker(root).results(found, "time/")
+        assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4)] and all(0 < value < found.metrics["seconds"] for _, _, value in times)
+
+
+def test_seconds_are_per_context(monkeypatch):
+    """Of all batches of an x, however large each is; what is between them does not count."""
+    clock = iter([10.0, 13.0, 20.0, 21.0, 30.0, 30.5])
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
+    module = SimpleNamespace(device=torch.device("cpu"), data=SimpleNamespace(test_conditions=[(50, None), (100, None)]))
+    watch = engine.Stopwatch()
+    for i, (size, loader) in enumerate([(6, 0), (2, 0), (5, 1)]):
+        batch = SimpleNamespace(ids_BT=torch.zeros(size, 3))
+        watch.on_test_batch_start(None, module, batch, i, loader)
+        watch.on_test_batch_end(None, module, None, batch, i, loader)
+    assert watch.rows == [("seconds", 50, 0.5), ("seconds", 100, 0.1)]
+
+
+@pytest.mark.parametrize("cut", ["[]", "[0]", "[5, 1]"])
+def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
+    """All of it at the end, however its contexts are cut."""
+    engine.quiet()
+    spec = make_spec(f"train.test_cuts={cut}")
+    module, data = engine.build(spec)
+    progress = engine.Progress(lambda message: None, Curriculum(spec), "exact_match")
+    L.Trainer(accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False).test(module, data, verbose=False)
+    assert progress.read == progress.total > 0
 
 
 # Stages

@@ -1,5 +1,6 @@
 """Plans: merging, keys, scales, stages, what broken files are told, and that every experiment of the project builds and trains."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -13,7 +14,7 @@ import yaml
 
 from lit_memory import checkpoint, engine
 from lit_memory.config import ConfigError, TrainConfig
-from lit_memory.experiment import RunSpec, differences, load, parse
+from lit_memory.experiment import ADDED, RunSpec, differences, load, parse
 from lit_memory.models import MODELS
 from lit_memory.registry import load_class, model_size
 
@@ -98,6 +99,27 @@ def test_the_key_changes_with_every_setting(make_spec):
         assert set(settings) == {f.name for f in dataclasses.fields(cls)} | ({"name"} if section != "train" else set())
         keys |= {dataclasses.replace(spec, **{section: settings | {name: "changed"}}).key for name in settings}
     assert len(keys) == 2 + len(spec.model) + len(spec.task) + len(spec.train)
+
+
+def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
+    spec = make_spec()
+    for name, before in ADDED.items():
+        assert spec.train[name] == before
+        without = dataclasses.replace(spec, train={k: v for k, v in spec.train.items() if k != name})
+        assert spec.key == without.key != dataclasses.replace(spec, train=spec.train | {name: "changed"}).key
+
+
+def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
+    monkeypatch.setattr(load_class("task", "associative_retrieval"), "any_segments", False)
+    with pytest.raises(ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"):
+        make_spec("train.test_cuts=[3]")
+
+
+def test_claims_may_be_about_time(tree):
+    for claim, message in (("a.seconds[2] < 9", ""), ("a.second[2] < 9", "did you mean 'seconds'")):
+        experiment = parse(tree | {"expect": [claim]}, "tiny.yaml")
+        with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+            experiment.check_report(experiment.plan())
 
 
 def test_the_key_ignores_names_and_reports(tree):
@@ -228,6 +250,12 @@ BROKEN = {
     "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
     "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
+    "segments of the test": ({"base/train/test_cuts": [0, 1]}, "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens"),
+    "segments of the test and positions": (
+        {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},
+        "FILE (arm a): train.test_cuts: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
+    ),
+    "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: true beside another metric"),
     # stages
     "stages, no list": ({"base/train/stages": {"steps": 2}}, "FILE (arm a): train.stages: "),
     "stage, no mapping": ({"base/train/stages": [3]}, "FILE (arm a): train.stages: "),
@@ -353,7 +381,7 @@ def test_every_scale_plans_and_builds(path, scale):
 
 
 SMALL = ["train.steps=2", "train.valid_every=2", "train.valid_size=4", "train.test_size=4", "train.batch_size=4", "train.eval_batch_size=4"]
-SMALL += ["train.stages=[]", "task.pairs?=2", "task.test_pairs?=[2, 3]"]
+SMALL += ["train.stages=[]", "task.pairs?=2", "task.test_pairs?=[2, 3]", "task.segments?=2", "task.test_segments?=[2, 3]", "task.books?=2"]
 DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in reversed(load(path).at().plan(SMALL))}
 
 

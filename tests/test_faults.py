@@ -131,7 +131,7 @@ def outcome(spec, root):
     tracker = Tracker(root)
     run = tracker.find(spec.key)
     rows = sorted((m.key, m.step, m.value) for name in run.metrics for m in tracker.client.get_metric_history(run.run_id, name))
-    timings = ("seconds", "train_seconds", "peak_memory_mb")
+    timings = ("seconds", "train_seconds", "peak_memory_mb", "time/seconds")
     weights = torch.load(checkpoint.saved(spec.folder(root))[0], weights_only=True)["state_dict"]
     return weights, [row for row in rows if row[0] not in timings], run.status
 
@@ -913,7 +913,8 @@ def test_a_report_among_a_thousand_runs(tree, root, tmp_path):
         run_id = tracker.start(one, None, parent, {"where": job.where}, flatten(one))
         for step in (3, 6):
             tracker.log(run_id, {"train/loss": 1.0, "valid/loss": 1.0, "valid/exact_match": 0.5}, step)
-        tracker.finish(run_id, [(name, x, 0.5) for name in ("exact_match", "capacity", "loss") for x in (2, 4)], {"steps": 6, "seconds": 1.0})
+        results = [(name, x, 0.5) for name in ("exact_match", "capacity", "loss") for x in (2, 4)]
+        tracker.finish(run_id, results, {"steps": 6, "seconds": 1.0}, [("seconds", x, 0.1) for x in (2, 4)])
     assert len(statuses(root)) == 1001
     times = []
     for _ in range(3):
@@ -922,7 +923,7 @@ def test_a_report_among_a_thousand_runs(tree, root, tmp_path):
         opened = time.monotonic()
         job.look_up(fresh)
         table = frame(fresh, job.everything, job.runs)
-        assert len(job.runs) == 12 and len(table) == 12 * 4 * 2
+        assert len(job.runs) == 12 and len(table) == 12 * 5 * 2
         times.append((time.monotonic() - opened, opened - started))
     print("look-up and frame, opening:", ", ".join(f"{query:.2f} s, {opening:.2f} s" for query, opening in times))
     assert median(query for query, _ in times) <= 1

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from lit_memory import backbone as backbone_module
 from lit_memory.interop import HEAD, LAYOUTS, load_huggingface, load_reference
+from lit_memory.models import MODELS
 from lit_memory.recurrence import state_tensors, unroll
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
@@ -380,6 +381,19 @@ def test_files(tmp_path, monkeypatch):
     for error, name in ((ValueError, "hostile.bin"), (FileNotFoundError, "none.bin"), (FileNotFoundError, "."), (ValueError, "weights.ckpt")):
         refused(error, name, load, name)
     assert not Path("run").exists()
+
+
+def test_architectures_without_checkpoints_of_the_reference():
+    """RMT-R and all that has no decoder say so in one line; a Hugging Face decoder serves RMT-R, and no other of these."""
+    theirs = hugging_face("gpt2")
+    for arch in sorted(set(MODELS) - set(LAYOUTS) - {"mamba"}):
+        refused(ValueError, (f"arch={arch!r}", "not known here", "expected one of transformer", "mamba"), load, {}, arch)
+        if arch == "rmt_r":
+            model = load_huggingface(theirs, arch, memory_tokens=2)
+            assert model.memory.shape == (4, 16) and logits(model).isfinite().all()
+            assert torch.equal(model.decoder.tokens.weight, theirs.get_input_embeddings().weight)
+        else:
+            refused(ValueError, (f"arch={arch!r}", "expected an architecture around a gpt2 decoder"), load_huggingface, theirs, arch)
 
 
 # Mamba

@@ -29,18 +29,22 @@ RULES = {
     "experiment.py": "omegaconf yaml config expect registry report",
     "launch.py": "experiment files",
     "checks.py": "",
+    "seeds.py": "",
     "backbone.py": "torch checks",
     "recurrence.py": "torch",
     "memory/": "torch memory",
     "models/": "torch backbone checks memory recurrence models",
-    "tasks/": "torch checks tasks",
+    "text/corpus.py": "files text",
+    "text/lexicon.py": "",
+    "text/": "numpy seeds text",
+    "tasks/": "torch numpy checks provenance seeds tasks text",
     "lit/": "torch lightning lit recurrence registry tasks",
     "interop.py": "torch safetensors backbone models recurrence registry",
     "pretrained.py": "torch safetensors files interop models recurrence registry",
     "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
     "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock sqlalchemy config experiment files",
-    "engine.py": "torch lightning filelock checkpoint files experiment lit registry tasks tracking",
+    "engine.py": "torch lightning filelock checkpoint files experiment lit registry seeds tracking",
     "job.py": "checkpoint config experiment files places provenance registry",
     "cli.py": "rich checkpoint config experiment files job launch provenance registry",
 }
@@ -55,8 +59,22 @@ LAZY = {
     "launch.py": "engine",
     "job.py": "report tracking",
 }
+LAZY |= {"text/corpus.py": "datasets", "text/tokenizers.py": "huggingface_hub tokenizers transformers"}
 LAZY |= {"registry.py": "torch", "provenance.py": "torch", "memory/scan.py": "mamba_ssm"}
-PURE = ("memory/", "models/", "tasks/", "backbone.py", "recurrence.py", "config.py", "experiment.py", "expect.py", "report.py", "figures.py", "placing.py")
+PURE = (
+    "memory/",
+    "models/",
+    "tasks/",
+    "text/",
+    "backbone.py",
+    "recurrence.py",
+    "config.py",
+    "experiment.py",
+    "expect.py",
+    "report.py",
+    "figures.py",
+    "placing.py",
+)
 CLOCKS = {"time", "datetime", "random"}
 SAMPLERS = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "rand_like", "randn_like")}
 GLOBAL_RNG = ("torch.manual_seed", "torch.seed", "torch.random.", "torch.cuda.manual_seed", "torch.set_rng_state", "random.", "np.random.", "numpy.random.")
@@ -117,7 +135,9 @@ def test_forbidden_constructs(file):
 def test_heavy_packages_have_one_home():
     homes = {
         "mlflow": {"tracking.py"},
-        "transformers": {"interop.py", "hub.py", "autoclasses.py"},
+        "transformers": {"interop.py", "hub.py", "autoclasses.py", "text/tokenizers.py"},
+        "tokenizers": {"text/tokenizers.py"},
+        "datasets": {"text/corpus.py"},
         "matplotlib": {"figures.py"},
         "lightning": {"engine.py", "lit/"},
         "rich": {"cli.py"},

@@ -1,6 +1,7 @@
 """The LightningModules and LightningDataModules as a reader of the README types them, without a YAML."""
 
 import inspect
+import re
 from types import SimpleNamespace
 
 import lightning as L
@@ -31,7 +32,10 @@ def small(lit):
     return SMALL | ({"dropout": 0.0} if "dropout" in load_class("model", lit.model_name).Config.__dataclass_fields__ else {})
 
 
-DATA = {"associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2}}
+DATA = {
+    "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
+    "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
+}
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
 all_modules = pytest.mark.parametrize("lit", LIT_MODULES.values(), ids=LIT_MODULES)
@@ -110,10 +114,11 @@ def test_unknown_arguments_of_a_module(lit):
 
 @all_data
 def test_unknown_arguments_of_a_data_module(data):
-    with pytest.raises(TypeError, match="unknown argument 'test_pair'; did you mean 'test_pairs'"):
-        data(test_pair=[3])
-    with pytest.raises(ValueError, match="pairs=0: expected at least 1"):
-        data(pairs=0)
+    axis, _ = make_data(data).task.test_axis()
+    with pytest.raises(TypeError, match=f"unknown argument 'test_{axis[:-1]}'; did you mean 'test_{axis}'"):
+        data(**{f"test_{axis[:-1]}": [3]})
+    with pytest.raises(ValueError, match=f"{axis}=-1: expected (at least 1|0 or more)"):
+        data(**{axis: -1})
 
 
 @modules_and_data
@@ -121,21 +126,27 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     """A slow twin: every segment by itself, all logits, one target at a time."""
     samples = make_data(data)
     module, batch = make_double(lit, samples), samples.task.batch(0, "train", 0, 3)
-    segments = batch.ids_BT.split(batch.segment_len, dim=1)
-    state, logits = module.model.init_state(3), []
-    for i, ids in enumerate(segments):
-        hidden, state = module.model.step(state, ids, write=i < len(segments) - batch.read_only)
-        logits.append(module.model.logits(hidden))
-    log_p = torch.cat(logits, dim=1).log_softmax(-1)
+    segments, logits = batch.ids_BT.split(batch.segment_len, dim=1), []
+    for b in range(3):
+        state, own = module.model.init_state(1), []
+        for ids in batch.context:
+            if b < len(ids):
+                _, state = module.model.step(state, ids[b : b + 1])
+        for i, ids in enumerate(segments):
+            hidden, state = module.model.step(state, ids[b : b + 1], write=i < len(segments) - batch.read_only)
+            own.append(module.model.logits(hidden))
+        logits.append(torch.cat(own, dim=1))
+    log_p = torch.cat(logits).log_softmax(-1)
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
-    assert len(scored) == 3 * 2 * samples.task.config.queries
+    asked = getattr(samples.task.config, "queries", 1)
+    assert len(scored) == 3 * 2 * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     module._trainer = SimpleNamespace(datamodule=samples)
     found = module.evaluate(batch)
     torch.testing.assert_close(found["loss"], expected, atol=1e-10, rtol=0)
     right = [log_p[b, p - 1].argmax() == batch.targets_BT[b, p] for b, p in scored]
-    answers = torch.tensor(right).view(3, samples.task.config.queries, -1).all(-1).double().mean()
+    answers = torch.tensor(right).view(3, asked, -1).all(-1).double().mean()
     assert float(found[samples.task.metrics[0]]) == pytest.approx(float(answers))
 
 
@@ -256,15 +267,56 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
 def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples = make_data(data)
     before = next(iter(samples.test_dataloader()[1]))
-    samples.set_task(samples.whole_task.at(pairs=1))
-    assert {int(b.meta["pairs"][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
-    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta["pairs"][0]) == 4
+    axis, _ = samples.task.test_axis()
+    samples.set_task(samples.whole_task.at(**{axis: 1}))
+    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
+    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == 4
+
+
+def test_babi_is_babilong_without_noise():
+    bare, hidden = (lit_memory.BabiData(**{**SIZES, "segment_len": 128, "books": 2, "vocab_size": 256}, **options) for options in ({}, {"segments": 2}))
+    assert (bare.task.config.segments, hidden.task.config.segments) == (0, 2) and bare.test_conditions[0][0] == 0
+    text = bare.task.tokenizer.decode(next(iter(bare.train_dataloader())).ids_BT[0])
+    assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
+
+
+@all_data
+def test_segments_of_the_test_are_those_of_the_test_alone(data):
+    if not load_class("task", data.task_name).any_segments:
+        with pytest.raises(ValueError, match=r"test_cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
+            make_data(data, test_cuts=[5, 1])
+        return
+    samples, cut = make_data(data), make_data(data, test_cuts=[5, 1])
+    assert all(equal(a, b) for a, b in zip(samples.train_dataloader(), cut.train_dataloader(), strict=True))
+    assert all(equal(a, b) for a, b in zip(samples.val_dataloader(), cut.val_dataloader(), strict=True))
+    for ours, theirs in zip(samples.test_dataloader(), cut.test_dataloader(), strict=True):
+        for whole, parts in zip(ours, theirs, strict=True):
+            assert [part.shape[1] for part in parts.context][:2] == [5, 1] and equal(whole.recut([5, 1]), parts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_segments_of_the_test_change_what_depends_on_segments(name):
+    """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does not."""
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module, batch = make_double(LIT_MODULES[name], data), data.task.at(pairs=20).batch(0, "test", 0, 4)
+    loss = [module.training_step(b, 0) for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))]
+    assert abs(loss[0] - loss[1]) < 1e-10
+    if name in ("mamba", "rwkv"):
+        assert max(abs(loss[0] - other) for other in loss[2:]) < 1e-10
+    elif name != "transformer":  # which has no memory here
+        assert min(abs(loss[0] - other) for other in loss[2:]) > 1e-6
 
 
 @all_data
 def test_workers_reach_the_training_loader_only(data):
     samples = make_data(data, workers=2)
     assert samples.train_dataloader().num_workers == 2 and samples.val_dataloader().num_workers == 0
+
+
+@all_data
+def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
+    settings = {name for name, p in inspect.signature(LitData.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("cls", [LitMemory, LitData])

@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from conftest import build_model
-from test_interop import BACKBONES, IDS, hugging_face, logits, refused
+from test_interop import BACKBONES, IDS, hugging_face, hugging_face_mamba, logits, refused
 
 from lit_memory import pretrained
 from lit_memory.backbone import Block, Decoder
@@ -115,6 +116,7 @@ def test_memory_sizes(tmp_path):
     assert torch.equal(logits(rmt.from_pretrained(folder, memory_tokens=0)), logits(plain))
     ids = IDS.repeat(1, 3)  # 36 tokens, and 20 positions
     assert model.generate(ids, 4, segment_len=10).shape == (2, 4)
+    refused(ValueError, ("36 rows", "20", "shorter segments"), model.generate, ids, 4)  # one segment of prompt and continuation: too long
     small = rmt.from_pretrained(folder, memory_tokens=2)
     refused(ValueError, ("40 rows", "20", "shorter segments"), small.step, small.init_state(2), ids)
 
@@ -122,7 +124,36 @@ def test_memory_sizes(tmp_path):
 def test_architectures_without_a_decoder_are_refused(tmp_path):
     folder = _folder(tmp_path, "llama")
     for name in set(MODELS) - set(WRAPPING):
-        refused(ValueError, (str(folder), f"{name!r}", "llama"), load_huggingface, folder, name)
+        for call in (partial(load_huggingface, arch=name), load_class("model", name).from_pretrained):
+            refused(ValueError, (str(folder), f"{name!r}", "llama"), call, folder)
+
+
+def test_mamba_comes_from_its_own_folders(tmp_path):
+    """``Mamba.from_pretrained`` on a folder of Hugging Face's, with or without its head, and on what it then writes; flags that change no weight pass."""
+    mamba = load_class("model", "mamba")
+    for tied in (True, False):
+        theirs = hugging_face_mamba(tie_word_embeddings=tied)
+        theirs.save_pretrained(tmp_path / "theirs")
+        model = mamba.from_pretrained(tmp_path / "theirs")
+        with torch.no_grad():
+            torch.testing.assert_close(logits(model, 5), theirs(IDS).logits.double(), rtol=0, atol=1e-5)  # Hugging Face computes its norms in fp32
+        assert type(model) is mamba and equal(model, load_huggingface(theirs, "mamba")) and not model.training
+        model.save_pretrained(tmp_path / "ours")
+        again = mamba.from_pretrained(tmp_path / "ours")
+        assert again.config == model.config and equal(again, model)
+        assert torch.equal(again.generate(IDS, 5, segment_len=4), model.generate(IDS, 5))
+    assert not mamba.from_pretrained(tmp_path / "theirs", wd_all=False).config.wd_all
+    refused(ValueError, (str(tmp_path), "width=32", "leave it out"), mamba.from_pretrained, tmp_path / "theirs", width=32)
+    refused(TypeError, "'memory_tokens'", mamba.from_pretrained, tmp_path / "theirs", memory_tokens=3)
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    refused(FileNotFoundError, "model.safetensors", mamba.from_pretrained, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "mamba"])
+def test_no_memory_goes_around_a_mamba(tmp_path, name):
+    """``ARMT.from_pretrained`` and the like on a folder with a Mamba: one line that names both."""
+    hugging_face_mamba().save_pretrained(tmp_path)
+    refused(ValueError, (str(tmp_path), "model_type='mamba'", f"arch={name!r}", "check arch and source"), load_class("model", name).from_pretrained, tmp_path)
 
 
 # --- what is wrong with a folder

@@ -282,6 +282,40 @@ def test_iterator_of_segments(model, tokens):
     assert torch.equal(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state, 0)
 
 
+@pytest.mark.parametrize("options", [{}, {"bptt": 2}, {"read_only": 2}, {"keep": 1}, {"schedule": "diagonal"}], ids=str)
+def test_tuple_of_segments(model, tokens, options):
+    """A tuple equals the tensor, gradients included."""
+    if options.get("schedule") and not isinstance(model, LayerRecurrent):
+        pytest.skip("no diagonal schedule")
+    ids = tokens(2, 4 * N)
+    out, expected = unroll(model, ids.split(N, dim=1), **options), unroll(model, ids, N, **options)
+    assert same(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state)
+    for a, b in zip(gradients(model, out), gradients(model, expected), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "diagonal"])
+def test_samples_that_begin_later(model, tokens, schedule):
+    """Samples of 4, 2 and 1 segments that end together equal each by itself: hidden states, state and all gradients (1e-10)."""
+    if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
+        pytest.skip("no diagonal schedule")
+    ids, counts = tokens(3, 4 * N), (4, 2, 1)
+    begun = [sum(s >= 4 - count for count in counts) for s in range(4)]
+    segments = tuple(part[:b] for part, b in zip(ids.split(N, dim=1), begun, strict=True))
+    joined = unroll(model, segments, keep=1, schedule=schedule)
+    alone = [unroll(model, ids[i : i + 1, (4 - count) * N :], N, keep=1) for i, count in enumerate(counts)]
+    assert same(joined.hidden_BTD, torch.cat([one.hidden_BTD for one in alone]))
+    asked = unroll(model, ids, N, state=unroll(model, segments[:3], keep=0).state, read_only=4, keep=1)  # the third begins with a question
+    assert same(asked.hidden_BTD, joined.hidden_BTD)
+    following = tokens(3, 5 * N)[:, 4 * N :]
+    after = model.step(joined.state, following)[0]
+    expected = torch.cat([model.step(one.state, following[i : i + 1])[0] for i, one in enumerate(alone)])
+    assert same(after, expected)
+    got, wanted = (torch.autograd.grad(h.square().sum(), list(model.parameters()), materialize_grads=True) for h in (after, expected))
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
 # --- read-only segments and what is kept
 
 

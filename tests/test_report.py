@@ -1,6 +1,7 @@
 """Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import os
@@ -138,6 +139,25 @@ def test_a_state_that_grows_says_so(tmp_path):
     assert plan.state("no_gamma") is None
 
 
+def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
+    times = make_frame(["gamma"], xs=[50, 100], metric="seconds", value=lambda arm, seed, x: x * (1 + seed) / 1000)
+    frame = pd.concat([make_frame(), times])
+    plan = make_plan(config=ReportConfig(time=True), expect=[*EXPECT, "gamma.seconds[100] < 3 * gamma.seconds[50]"])
+    found = render(plan, frame, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.partition("## Time")[2].partition("\n## ")[0].splitlines() if line[:1] == "|"]
+    assert rows[0] == ["arm", "50", "100", "200", "500"]
+    assert rows[2:] == [["gamma", "0.1 ± 0.05", "0.2 ± 0.1", "–", "–"], ["no_gamma", "–", "–", "–", "–"]]
+    assert "(time.png)" in page and "[time.pdf](time.pdf)" in page
+    assert (found.verdict, found.claims[-1].numbers) == (REPRODUCED, "0.200 < 3 * 0.100 = 0.300 ✓")
+    render(make_plan(), make_frame(), tmp_path / "without")
+    for name in ("table.csv", "table.md", "figure.png"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
+    assert "Time" not in (tmp_path / "without" / "README.md").read_text() and not (tmp_path / "without" / "time.png").exists()
+    render(make_plan(), frame, tmp_path)  # a report that does not want times any more
+    assert not list(tmp_path.glob("time.*"))
+
+
 def test_the_page(tmp_path):
     config = ReportConfig(paper_values="armt_text_and_figures", paper_rows=["Fig appendix rewrite", "text: Rewrite"], notes="A note.")
     run = {"arm": "gamma", "seed": 0, "key": "0a1b2c3d", "status": "FINISHED", "run_id": "f00", "steps": 3000, "stage_steps": [1000, 2000], "seconds": 61.7}
@@ -227,6 +247,26 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(drawn, name):
     assert axes.get_position().height * figure.get_figheight() > 2.5
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_label() in plan.arms}
     assert len(looks) in (0, len([line for line in axes.lines if line.get_label() in plan.arms]))
+
+
+@pytest.mark.parametrize(
+    ("frame", "labels"),
+    [
+        (make_frame(metric="seconds", value=lambda arm, seed, x: x / 1000), ["0.05", "0.1", "0.2", "0.5"]),
+        (make_frame(metric="seconds", value=lambda arm, seed, x: 0.03 + x / 1e5), ["0.03", "0.035"]),
+        (make_frame(metric="seconds", value=lambda arm, seed, x: x**4 / 1e6), ["10", "1,000", "10k"]),
+        (make_frame(), []),
+    ],
+    ids=["a decade", "less", "many", "none measured"],
+)
+def test_the_figure_of_times(drawn, frame, labels):
+    """Seconds on a logarithmic axis with plain numbers, without chance and training length."""
+    config = ReportConfig(time=True, chance=0.5, identity=True)
+    axes = drawn(make_plan(config=config), frame).axes[0]
+    assert axes.get_ylabel() == "seconds per context" and axes.get_yscale() == "log"
+    shown = {text.get_text() for text in axes.get_yticklabels() + axes.get_yminorticklabels()}
+    assert shown >= set(labels) and not any("$" in text for text in shown)
+    assert not {line.get_label() for line in axes.lines} & {"chance (0.5)", "trained on up to 50", "all kept (y = x)"}
 
 
 # Arm -> floats of state, floats that a segment adds, y.
@@ -387,3 +427,24 @@ def test_paper_values_are_those_of_the_specification():
 def test_importing_report_loads_nothing_heavy():
     heavy = {"torch", "lightning", "mlflow", "pandas", "numpy", "matplotlib", "omegaconf"}
     subprocess.run([sys.executable, "-c", f"import sys, lit_memory.report; assert not {heavy!r} & set(sys.modules)"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"), [(0.5, 100, 0.4038, 0.5962), (1.0, 10, 0.7225, 1.0), (0.0, 10, 0.0, 0.2775), (0.99, 600, 0.9783, 0.9954)]
+)
+def test_wilson_intervals(share, n, low, high):
+    """By hand: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    assert report.wilson(share, n) == pytest.approx((low, high), abs=2e-4)
+
+
+def test_the_table_of_intervals(tmp_path):
+    """Samples of all seeds count together; without the option, or what a test has read, there is none."""
+    plan = make_plan(config=ReportConfig(intervals=True))
+    plan = dataclasses.replace(plan, runs=[run | {"samples": 200} for run in plan.runs])
+    frame = make_frame()
+    render(plan, frame[~((frame.arm == "no_gamma") & (frame.seed == 2))], tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    low, high = report.wilson(0.991, 600)
+    assert f"| gamma    | {low:.3f} to {high:.3f} |" in page and "200 x 3 seeds" in page and "200 x 2 seeds" in page
+    render(make_plan(), frame, tmp_path)
+    assert "Wilson" not in (tmp_path / "README.md").read_text()

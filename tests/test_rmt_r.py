@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lit_memory.models.rmt_r import RMTR
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import build as build_task
-from lit_memory.registry import model_size, segments_written
+from lit_memory.registry import model_size
 
 N, M, D = 5, 2, 16  # tokens per segment; memory tokens and width of the tiny model
 VARIANTS = list(itertools.product(["full", "top_1"], ["code", "paper"]))
@@ -130,10 +130,10 @@ def test_rmtr_state_grows(build, tokens):
 @pytest.mark.parametrize(("pairs", "queries"), [(1, 1), (6, 3)])
 def test_the_state_of_a_report_is_the_state_that_a_test_ends_with(build, pairs, queries):
     """What the figure of accuracy against state shows: fresh floats, and growth times the segments that the test writes."""
-    settings = {"name": "associative_retrieval", "pairs": 2, "queries": queries}
-    model, batch = build("rmt_r"), build_task("task", settings | {"pairs": pairs}).batch(0, "test", 0, 2)
+    task = build_task("task", {"name": "associative_retrieval", "pairs": pairs, "queries": queries})
+    model, batch = build("rmt_r"), task.batch(0, "test", 0, 2)
     state = unroll(model, batch.ids_BT, batch.segment_len, read_only=batch.read_only).state
-    assert model.state_floats(state) == model.state_floats(model.init_state(1)) + model.state_growth * segments_written(settings, "pairs", pairs)
+    assert model.state_floats(state) == model.state_floats(model.init_state(1)) + model.state_growth * task.written
 
 
 def test_rmtr_write_false(build, tokens):

@@ -19,7 +19,11 @@ TASK_CASES = {
         {"mode": "remember", "pairs": 16, "test_pairs": [4, 16], "value_size": 2},
         {"mode": "rewrite", "pairs": 12, "vary": 0.5, "queries": 3},
         {"mode": "rewrite", "pairs": 40, "key_size": 2, "value_size": 3, "legacy_ids": True},
-    ]
+    ],
+    "babilong": [
+        {"task": "qa1", "segments": 8, "segment_len": 48, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
+        {"task": "qa5", "segments": 9, "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5, "test_segments": [9]},
+    ],
 }
 CASES = [(name, config) for name, configs in TASK_CASES.items() for config in configs]
 
@@ -31,10 +35,29 @@ def make(name="associative_retrieval", **config):
     return cls(cls.Config(**config))
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case[1].values())))
+def case_ids(cases):
+    return ["-".join(map(str, config.values())) for _, config in cases]
+
+
+@pytest.fixture(params=CASES, ids=case_ids(CASES))
 def task(request):
     name, config = request.param
     return make(name, **config)
+
+
+RETRIEVAL = [case for case in CASES if case[0] == "associative_retrieval"]
+
+
+@pytest.fixture(params=RETRIEVAL, ids=case_ids(RETRIEVAL))
+def retrieval(request):
+    name, config = request.param
+    return make(name, **config)
+
+
+def whole(batch):
+    """Every sample as one tuple of ids, context included."""
+    context = [segment.tolist() for segment in batch.context]
+    return [tuple(i for s in context if b < len(s) for i in s[b]) + tuple(ids) for b, ids in enumerate(batch.ids_BT.tolist())]
 
 
 def questions(batch):
@@ -83,7 +106,7 @@ def test_batch_is_pure(task):
     state = torch.get_rng_state()
     again = load_again(task).batch(0, "train", 3, 8)
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first.ids_BT, again.ids_BT) and torch.equal(first.targets_BT, again.targets_BT)
+    assert whole(first) == whole(again) and torch.equal(first.targets_BT, again.targets_BT)
     assert all(torch.equal(first.meta[k], again.meta[k]) for k in first.meta) and first.meta.keys() == again.meta.keys()
     for seed, split, step in [(1, "train", 3), (0, "valid", 3), (0, "test", 3), (0, "train", 4)]:
         other = task.batch(seed, split, step, 8)
@@ -110,7 +133,7 @@ def test_batch_is_well_formed(task):
 
 def test_splits_are_disjoint(task):
     """No sample of one split, of 1500 each, occurs in another; nor twice in its own."""
-    seen = [tuple(row) for split in ("train", "valid", "test") for step in range(3) for row in task.batch(0, split, step, 500).ids_BT.tolist()]
+    seen = [tuple(row) for split in ("train", "valid", "test") for step in range(3) for row in whole(task.batch(0, split, step, 500))]
     samples = [s for s in seen if len(s) >= 6 * task.segment_len]  # with few pairs, chance repeats some
     assert len(samples) > 2000 and len(set(samples)) == len(samples)
 
@@ -136,10 +159,10 @@ def test_test_conditions(task):
 # --- associative retrieval: oracles
 
 
-def test_oracle(task):
+def test_oracle(retrieval):
     """The value at the last occurrence of the key is always right."""
     for split in ("train", "valid", "test"):
-        assert solve(task, task.batch(0, split, 0, 100), lambda pairs, key: dict(pairs)[key]) == 1.0
+        assert solve(retrieval, retrieval.batch(0, split, 0, 100), lambda pairs, key: dict(pairs)[key]) == 1.0
 
 
 @pytest.mark.parametrize("mode", ["remember", "rewrite"])
@@ -219,6 +242,19 @@ def test_legacy_ids():
     ids = new.batch(0, "train", 0, 4).ids_BT
     assert torch.equal(old.batch(0, "train", 0, 4).ids_BT, torch.where(ids >= 16, ids + 84, ids))
     assert (new.vocab_size, old.vocab_size) == (19, 128)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"), [([0], [20]), ([4], [4] * 5), ([6], [6, 6, 6, 2]), ([12, 1], [12] + [1] * 8), ([8, 3, 0], [8, 3, 9]), ([50, 1], [20])]
+)
+def test_recut(lengths, expected):
+    """What is written becomes context in other segments; the questions, their targets and their score stay."""
+    batch = make(mode="rewrite", pairs=5, queries=2).batch(0, "test", 0, 3)
+    cut = batch.recut(lengths)
+    assert [part.shape[1] for part in cut.context] == expected and cut.ids_BT.shape[1] == 8
+    assert torch.equal(torch.cat([*cut.context, cut.ids_BT], dim=1), batch.ids_BT)
+    assert (cut.segment_len, cut.read_only) == (4, 2) and torch.equal(cut.targets_BT, batch.targets_BT[:, -8:])
+    assert (batch.targets_BT[:, :-8] == -100).all() and torch.equal(exact_match(cut.ids_BT, cut), torch.ones(3))
 
 
 @pytest.mark.parametrize("key_size", [1, 2])

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_memory.models.xl import XL, by_distance, sinusoids
-from lit_memory.recurrence import unroll
+from lit_memory.backbone import attention_mask
+from lit_memory.models import xl
+from lit_memory.models.xl import XL, XLState, blend, by_distance, score, sinusoids, weight_first
+from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per segment
 
@@ -56,6 +58,62 @@ def test_xl_slow_twin(build, tokens, mem_len, clamp_len):
     assert torch.allclose(fast, slow, rtol=1e-10, atol=1e-10)
     for a, b in zip(grads([fast], model.parameters()), grads([slow], model.parameters()), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def published_layer(layer, x, state):
+    """The published order of (1): keys and values of all cached rows are projected anew in every segment that reads them."""
+    block, mask = layer.block, torch.cat([state.mask_BW, torch.ones(x.shape[:2], dtype=torch.bool)], dim=1)
+    rows, split = torch.cat([state.rows_BWD, x], dim=1), lambda t: t.unflatten(-1, (block.heads, -1)).transpose(1, 2)
+    (k, v), q = map(split, block.key_value(rows).chunk(2, dim=-1)), split(block.query(x))
+    r = split(block.distance(sinusoids(rows.shape[1], x.shape[2], block.clamp, x.device, x.dtype))[None])
+    distant = by_distance((q + block.v_HK[:, None]) @ r.mT) / q.shape[-1] ** 0.5
+    y = F.scaled_dot_product_attention(q + block.u_HK[:, None], k, v, distant.masked_fill(~attention_mask(mask, x.shape[1]), -torch.inf))
+    a = block.norm1(x + block.out(y.transpose(1, 2).flatten(2)))
+    kept = torch.cat([state.rows_BWD, x.detach() if layer.detach else x], dim=1)
+    return block.norm2(a + block.feed_forward(a)), XLState(kept[:, x.shape[1] :], mask[:, x.shape[1] :])
+
+
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("segment_len", [1, N, 20])
+def test_xl_published_twin(build, tokens, segment_len, detach):
+    """Hidden states, final cache and all gradients are those of the published order, short segments and long ones: with a detached
+    cache too W_kv learns from cached rows, those that an earlier batch of a stream has left included."""
+    model, ids = build("xl", mem_detach=detach), tokens(2, 45)
+    start = unroll(build("xl", mem_detach=True, init_std=0.3), ids[:, :N]).state
+    fast, slow, state = unroll(model, ids, segment_len, state=start), [], start
+    for part in ids.split(segment_len, dim=1):
+        rows, states = model.embed(part), []
+        for layer, before in zip(model.layers, state, strict=True):
+            rows, after = published_layer(layer, rows, before)
+            states.append(after)
+        slow, state = [*slow, rows], states
+    fast, slow = [fast.hidden_BTD, *state_tensors(fast.state)], [torch.cat(slow, dim=1), *(t for layer in state for t in layer)]
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
+    fast, slow = ([t for t in ts if t.requires_grad] for ts in (fast, slow))
+    assert len(fast) == len(slow) == (1 if detach else 3)
+    for a, b in zip(grads(fast, model.parameters()), grads(slow, model.parameters()), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_xl_products_slow_twin(monkeypatch, first):
+    """Wherever the weight goes first, the products are the sums that their docstrings say, and so are the gradients."""
+    monkeypatch.setattr(xl, "weight_first", lambda *_: first)
+    q, p, weight, rows = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4, 5), (2, 4, 3, 7), (4, 5, 6), (2, 7, 6)))
+    projected = torch.stack([rows @ head.mT for head in weight], dim=1)  # (B, H, S, K)
+    fast = [score(q, weight, rows), blend(p, weight, rows)]
+    slow = [q.transpose(1, 2) @ projected.mT, (p @ projected).transpose(1, 2)]
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
+    for a, b in zip(grads(fast, [q, p, weight, rows]), grads(slow, [q, p, weight, rows]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("queries", "width", "head_width", "first"), [(4, 64, 32, True), (63, 64, 32, True), (65, 64, 32, False), (150, 410, 41, False)])
+def test_xl_weight_first(queries, width, head_width, first):
+    """The cheaper order for many rows: short segments have the weight on their queries, the 16 x 410 model on its rows."""
+    rows = 10**6
+    left, right = queries * width * (head_width + rows), rows * head_width * (width + queries)
+    assert weight_first(queries, torch.empty(2, head_width, width)) == first == (left < right)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -4,6 +4,7 @@
 batches: item k of a loader is the task's batch of step k, so that resuming takes one integer and no random state.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -17,11 +18,12 @@ EVALUATION_SEED = 0
 
 
 class Steps(Dataset):
-    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller)."""
+    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``cuts``:
+    see ``Batch.recut``."""
 
-    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0) -> None:
+    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = ()) -> None:
         self.task, self.seed, self.split = task, seed, split
-        self.batch_size, self.samples, self.first = batch_size, samples, first
+        self.batch_size, self.samples, self.first, self.cuts = batch_size, samples, first, cuts
 
     def __len__(self) -> int:
         return -(-self.samples // self.batch_size)
@@ -30,7 +32,8 @@ class Steps(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(index)
         size = min(self.batch_size, self.samples - index * self.batch_size)
-        return self.task.batch(self.seed, self.split, self.first + index, size)
+        batch = self.task.batch(self.seed, self.split, self.first + index, size)
+        return batch.recut(self.cuts) if self.cuts else batch
 
 
 class LitData(L.LightningDataModule):
@@ -38,7 +41,8 @@ class LitData(L.LightningDataModule):
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
     validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
-    batch of both. workers: processes that draw training batches (0: the main one); the bits are the same for any number.
+    batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
+    workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
     """
 
@@ -53,16 +57,19 @@ class LitData(L.LightningDataModule):
         valid_size: int = 256,
         test_size: int = 1000,
         eval_batch_size: int = 250,
+        test_cuts: Sequence[int] = (),
         workers: int = 0,
         **task: Any,
     ) -> None:
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
+        if test_cuts and not self.task.any_segments:
+            raise ValueError(f"test_cuts={test_cuts}: the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
-        self.valid_size, self.test_size, self.eval_batch_size = valid_size, test_size, eval_batch_size
+        self.valid_size, self.test_size, self.eval_batch_size, self.test_cuts = valid_size, test_size, eval_batch_size, test_cuts
 
     def set_task(self, task: Task) -> None:
         """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
@@ -76,13 +83,13 @@ class LitData(L.LightningDataModule):
         return DataLoader(steps, batch_size=None, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
-        return self._evaluation(self.task, "valid", self.valid_size)
+        return self._evaluation(self.task, "valid", self.valid_size, ())
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(task, "test", self.test_size) for _, task in self.test_conditions]
+        return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
 
-    def _evaluation(self, task: Task, split: str, samples: int) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples), batch_size=None)
+    def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, cuts=cuts), batch_size=None)
 
 
 class AssociativeRetrievalData(LitData):
@@ -91,5 +98,18 @@ class AssociativeRetrievalData(LitData):
     task_name = "associative_retrieval"
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData,)}
+class BABILongData(LitData):
+    """Questions of bAbI whose facts lie between the sentences of books."""
+
+    task_name = "babilong"
+
+
+class BabiData(BABILongData):
+    """bAbI: ``BABILongData`` without noise unless told otherwise."""
+
+    def __init__(self, *, segments: int = 0, **options: Any) -> None:
+        super().__init__(segments=segments, **options)
+
+
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData)}
 """Registered name of a task -> its LightningDataModule."""

@@ -88,12 +88,22 @@ class LitMemory(L.LightningModule):
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate(self.trainer.global_step)
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (N, V) and targets (N,) of the scored positions, and where those lie in (B, T)."""
+    def read(self, batch: Batch) -> Any:
+        """The state after the batch's context; None without one."""
+        if batch.context == ():
+            return None
+        if not isinstance(batch.context, tuple):
+            return unroll(self.model, batch.context, keep=0).state
+        bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
+        return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
+
+    def answers(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (N, V) and targets (N,) of the scored positions, and where those lie in (B, T); ``state`` is that of ``read``."""
         out = unroll(
             self.model,
             batch.ids_BT,
             batch.segment_len,
+            state=state,
             read_only=batch.read_only,
             keep=batch.read_only or None,
             bptt=self.hparams["bptt"],
@@ -104,17 +114,23 @@ class LitMemory(L.LightningModule):
         return self.model.logits(out.hidden_BTD[:, :-1][tail[:, 1:]]), batch.targets_BT[scored_BT], scored_BT
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits_NV, targets_N, _ = self.answers(batch)
+        logits_NV, targets_N, _ = self.answers(batch, self.read(batch))
         loss = F.cross_entropy(logits_NV, targets_N)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
     def evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and the task's metrics, means over the batch."""
-        logits_NV, targets_N, scored_BT = self.answers(batch)
-        predicted_BT = batch.targets_BT.clone()
-        predicted_BT[scored_BT] = logits_NV.argmax(-1)
-        scores = self.data.task.score(predicted_BT, batch)
+        """Loss and the task's metrics, means over the batch. A batch with prompts is scored by what the model says, token after token."""
+        task, state = self.data.task, self.read(batch)
+        logits_NV, targets_N, scored_BT = self.answers(batch, state)
+        if batch.prompt_B is None:
+            predicted_BT = batch.targets_BT.clone()
+            predicted_BT[scored_BT] = logits_NV.argmax(-1)
+            scores = task.score(predicted_BT, batch)
+        else:
+            mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
+            options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
+            scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
         return {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -143,6 +143,12 @@ class RMTR(RMT):
         added_BP = live_B[:, None].expand(-1, new.valid_BP.shape[1] - old.valid_BP.shape[1])
         return RetrievalState(memory_BMD, new.past_BPE, torch.cat([old.valid_BP, added_BP], dim=1))
 
+    def join(self, state, others):
+        missing = state.valid_BP.shape[1] - others.valid_BP.shape[1]  # what the samples of ``state`` have written
+        past_BPE = torch.cat([state.past_BPE, F.pad(others.past_BPE, (0, 0, 0, missing)).to(state.past_BPE.dtype)])
+        memory_BMD = torch.cat([state.memory_BMD, others.memory_BMD.to(state.memory_BMD.dtype)])
+        return RetrievalState(memory_BMD, past_BPE, torch.cat([state.valid_BP, F.pad(others.valid_BP, (0, missing), value=False)]))
+
     def reorder(self, state, idx):
         memory_BMD, past_BPE, valid_BP = super().reorder(state, idx)
         used_P = valid_BP.any(0)

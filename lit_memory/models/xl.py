@@ -9,6 +9,10 @@ With H the inputs of a layer in this segment and C those of the W tokens before 
 (2) A_ij = (q_i . k_j + q_i . r_(i-j) + u . k_j + v . r_(i-j)) / sqrt(K) = ((q_i + u) . k_j + (q_i + v) . r_(i-j)) / sqrt(K)
 (3) a = LayerNorm(H + softmax(A) v W_o), and the output LayerNorm(a + W_2 relu(W_1 a)); one u and one v serve all layers
 
+The cache holds inputs, so W_kv of the present weights applies to it and learns from it. A short segment looks at far more rows than
+it has: there W_k multiplies its queries and W_v its sums over rows, the same products in another order, and no cached row is
+projected (``score``, ``blend``).
+
 The plain window of cached keys with rotary positions is ``transformer`` with its ``window``.
 
 Deviations
@@ -56,6 +60,27 @@ def by_distance(x_BHTS: Tensor) -> Tensor:
     return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
 
 
+def weight_first(queries: int, weight_HKD: Tensor) -> bool:
+    """Whether W costs less on T = ``queries`` rows of a head than on the S rows that they look at, S being large: T D multiplications
+    for each of those S against D K + T K."""
+    _, head_width, width = weight_HKD.shape
+    return queries * width < (queries + width) * head_width
+
+
+def score(q_BTHK: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
+    """q_i . (W row_j) for every pair and head, (B, H, T, S)."""
+    if weight_first(q_BTHK.shape[1], weight_HKD):
+        return torch.einsum("bhtd,bsd->bhts", torch.einsum("bthk,hkd->bhtd", q_BTHK, weight_HKD), rows_BSD)
+    return torch.einsum("bthk,bshk->bhts", q_BTHK, torch.einsum("bsd,hkd->bshk", rows_BSD, weight_HKD))
+
+
+def blend(p_BHTS: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
+    """W (sum over j of p_ij row_j) in every head, (B, T, H, K)."""
+    if weight_first(p_BHTS.shape[2], weight_HKD):
+        return torch.einsum("bhtd,hkd->bthk", torch.einsum("bhts,bsd->bhtd", p_BHTS, rows_BSD), weight_HKD)
+    return torch.einsum("bhts,bshk->bthk", p_BHTS, torch.einsum("bsd,hkd->bshk", rows_BSD, weight_HKD))
+
+
 class XLBlock(nn.Module):
     """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as well as tokens."""
 
@@ -71,17 +96,17 @@ class XLBlock(nn.Module):
         up, down = nn.Linear(width, config.ff_width), nn.Linear(config.ff_width, width)
         self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
 
-    def forward(self, x_BTD: Tensor, cache_BWD: Tensor, mask: Tensor) -> Tensor:
-        """Output (B, T, D). ``mask``: (B or 1, 1, T, S), True where a row may look; not ahead, where distances are arbitrary."""
-        all_BSD = torch.cat([cache_BWD, x_BTD], dim=1)
+    def forward(self, x_BTD: Tensor, all_BSD: Tensor, mask: Tensor) -> Tensor:
+        """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``. ``mask``: (B or 1, 1, T, S), True where a row may
+        look; not ahead, where distances are arbitrary."""
         q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
-        k_BHSK, v_BHSK = self.key_value(all_BSD).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (1)
+        content_BTHK, position_BTHK = ((q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK))
+        key_HKD, value_HKD = self.key_value.weight.unflatten(0, (2, self.heads, -1)).unbind(0)  # (1)
         table_SD = sinusoids(all_BSD.shape[1], x_BTD.shape[2], self.clamp, x_BTD.device, x_BTD.dtype)
-        r_HSK = self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
-        content_BHTK, position_BHTK = ((q_BTHK + bias_HK).transpose(1, 2).to(k_BHSK.dtype) for bias_HK in (self.u_HK, self.v_HK))
-        bias_BHTS = by_distance(position_BHTK @ r_HSK.mT) / content_BHTK.shape[-1] ** 0.5  # (2)
-        y = F.scaled_dot_product_attention(content_BHTK, k_BHSK, v_BHSK, bias_BHTS.masked_fill(~mask, -torch.inf))
-        a_BTD = self.norm1(x_BTD + self.dropout(self.out(y.transpose(1, 2).flatten(2))))  # (3)
+        r_SHK = self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1))
+        distant_BHTS = by_distance(torch.einsum("bthk,shk->bhts", position_BTHK, r_SHK))
+        p_BHTS = (score(content_BTHK, key_HKD, all_BSD) + distant_BHTS).masked_fill(~mask, -torch.inf).softmax(-1)  # (2)
+        a_BTD = self.norm1(x_BTD + self.dropout(self.out(blend(p_BHTS, value_HKD, all_BSD).flatten(2))))  # (3)
         return self.norm2(a_BTD + self.feed_forward(a_BTD))
 
 
@@ -96,12 +121,13 @@ class XLLayer(nn.Module):
     def forward(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True):
         now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
-        out_BTD = self.block(rows_BTD, state.rows_BWD.to(rows_BTD.dtype), attention_mask(mask_BS, rows_BTD.shape[1]))
+        all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
+        out_BTD = self.block(rows_BTD, all_BSD, attention_mask(mask_BS, rows_BTD.shape[1]))
         if not write:
             return out_BTD, state
         count = rows_BTD.shape[1]
-        kept_BTD = (rows_BTD.detach() if self.detach else rows_BTD).to(state.rows_BWD.dtype)
-        return out_BTD, XLState(torch.cat([state.rows_BWD, kept_BTD], dim=1)[:, count:], mask_BS[:, count:])
+        kept_BWD = (all_BSD.detach() if self.detach else all_BSD)[:, count:].to(state.rows_BWD.dtype)
+        return out_BTD, XLState(kept_BWD, mask_BS[:, count:])
 
 
 class XLDecoder(nn.Module):

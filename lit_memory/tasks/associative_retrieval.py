@@ -35,6 +35,7 @@ class AssociativeRetrieval(Task):
     """Write n key-value pairs, one per segment, then ask for the value of a key."""
 
     derived = ("capacity",)
+    any_segments = True
 
     @dataclass
     class Config:
@@ -76,6 +77,10 @@ class AssociativeRetrieval(Task):
     @property
     def segment_len(self) -> int:
         return self.config.key_size + self.config.value_size + 2
+
+    @property
+    def written(self) -> int:
+        return self.config.pairs
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         c, rng = self.config, generator(seed, split, step)

@@ -3,18 +3,15 @@
 Shape suffixes: B batch, T tokens.
 """
 
-import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-
-def mixed_seed(seed: int, split: str, step: int) -> int:
-    """A 63-bit seed that depends on its arguments alone."""
-    digest = hashlib.blake2b(f"{seed}/{split}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+from lit_memory.seeds import mixed_seed
 
 
 def generator(seed: int, split: str, step: int) -> torch.Generator:
@@ -30,6 +27,9 @@ class Batch:
     segment_len: tokens per segment where the task fixes it (None: the whole sequence).
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
+    context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
+        iterable that makes them as it goes, once. Samples are ordered so that the longest come first: b grows up to B.
+    prompt_B: tokens of ``ids_BT`` that a test gives to the model, which then goes on by itself; None where ``targets_BT`` say it all.
     """
 
     ids_BT: Tensor
@@ -37,13 +37,29 @@ class Batch:
     segment_len: int | None = None
     read_only: int = 0
     meta: dict[str, Tensor] = field(default_factory=dict)
+    context: Iterable[Tensor] = ()
+    prompt_B: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
-        meta = {k: v.to(device, non_blocking=non_blocking) for k, v in self.meta.items()}
-        return replace(
-            self, ids_BT=self.ids_BT.to(device, non_blocking=non_blocking), targets_BT=self.targets_BT.to(device, non_blocking=non_blocking), meta=meta
-        )
+        move = partial(Tensor.to, device=device, non_blocking=non_blocking)
+        moved = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        context = map(move, self.context)
+        return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
+
+    def recut(self, lengths: Sequence[int]) -> "Batch":
+        """The same batch, whose written tokens become ``context`` in segments of ``lengths``: the last one repeats, 0 is all that is left.
+
+        For a batch of a task with ``any_segments``: one tensor with read-only segments of ``segment_len`` at its end.
+        """
+        asked = self.read_only * (self.segment_len or 0)
+        left, cuts = self.ids_BT.shape[1] - asked, []
+        written_BT, asked_BT = self.ids_BT.split([left, asked], dim=1)
+        while left:
+            length = lengths[min(len(cuts), len(lengths) - 1)]
+            cuts.append(min(length or left, left))
+            left -= cuts[-1]
+        return replace(self, ids_BT=asked_BT, targets_BT=self.targets_BT[:, -asked:], context=written_BT.split(cuts, dim=1))
 
 
 class Task:
@@ -58,6 +74,8 @@ class Task:
     """Names of what ``score`` returns; the first selects grid points and is shown while a run is on. Higher is better."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Names of what ``summarize`` adds."""
+    any_segments: ClassVar[bool] = False
+    """Whether a test may write its contexts in segments of any length (``Batch.recut``)."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -72,8 +90,25 @@ class Task:
         """Tokens per segment where the task fixes it."""
         raise NotImplementedError
 
+    @property
+    def written(self) -> int:
+        """Segments of the longest sample that a model reads and writes; questions do not count."""
+        raise NotImplementedError
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         """``size`` samples of ``split`` ("train", "valid" or "test")."""
+        raise NotImplementedError
+
+    new_tokens: ClassVar[int] = 10
+    """Most tokens of what a model says to a batch with prompts."""
+
+    @property
+    def stop_id(self) -> int:
+        """The token that ends an answer."""
+        raise NotImplementedError
+
+    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Metrics per sample, (B,), from the ``new_tokens`` tokens that a model said after the prompts of a batch that has them."""
         raise NotImplementedError
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:

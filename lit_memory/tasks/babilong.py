@@ -1,0 +1,294 @@
+"""BABILong: the facts of one bAbI question, hidden in order between the sentences of a book.
+
+Paper:     Kuratov et al. 2024, arXiv 2406.10149; as in Rodkin et al. 2024, arXiv 2407.04841, section 4.2 and appendix C (spec 3).
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de; github.com/booydar/babilong (the metric).
+
+    context                                                            tail
+    [noise ... fact ... noise ... fact ... noise, exactly T tokens]    question GEN answer EOS      T = segments * segment_len - margin
+
+The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS are scored.
+
+Deviations
+1. Stories are simulated and noise is placed when a batch is asked for, as a function of (seed, split, step): the reference shares one
+   generator between its workers, which then draw the same noise.
+2. Splits are disjoint by construction: a hash of facts and question decides the split of a simulated sample, and books belong to one split.
+3. White space within a sentence of noise is one space: line ends would tell noise from facts.
+4. A long sample is a slice of the cached tokens of the books, with the facts let in; a test reads it segment by segment and never
+   builds it. Passages repeat where the books are shorter than the context.
+
+Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.random import PCG64, Generator
+from torch import Tensor
+
+from lit_memory.checks import at_least, one_of
+from lit_memory.provenance import cache_folder
+from lit_memory.seeds import mixed_seed
+from lit_memory.tasks.babi import FEWEST_FACTS, LABELS, PEOPLE, PLACES, WORDS, Question, questions
+from lit_memory.tasks.base import Batch, Task
+from lit_memory.text.corpus import HUB, load_corpus
+from lit_memory.text.haystack import Haystack, build_haystack
+from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
+
+RULES = tuple(FEWEST_FACTS)
+SOURCES = ("noise", *HUB)
+
+
+class Sample(NamedTuple):
+    """One sample whose context is not there yet: what it takes to read any part of it."""
+
+    noise: Haystack | None
+    """None where there are facts alone."""
+    position: int
+    """Where its noise begins in the haystack."""
+    facts: list[np.ndarray]
+    starts_F: np.ndarray
+    """Offsets of the facts in the context."""
+    segments: int
+    context: int
+    """Tokens of the context."""
+    question: np.ndarray
+    """With GEN."""
+    answer: np.ndarray
+    """With EOS."""
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens ``start .. start + count`` of the context."""
+        out, at, end = np.empty(count, np.int64), start, start + count
+        ends_F = self.starts_F + [len(fact) for fact in self.facts]
+        i = int(np.searchsorted(ends_F, start, side="right"))
+        before = sum(len(fact) for fact in self.facts[:i])
+        while at < end:
+            upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
+            if at < upcoming and self.noise:
+                stop = min(upcoming, end)
+                out[at - start : stop - start] = self.noise.read(self.position + at - before, stop - at)[0]
+            else:
+                stop = min(int(ends_F[i]), end)
+                out[at - start : stop - start] = self.facts[i][at - upcoming : stop - upcoming]
+                before, i = before + len(self.facts[i]), i + 1
+            at = stop
+        return out
+
+
+class BABILong(Task):
+    """Answer a bAbI question whose facts lie between the sentences of books."""
+
+    metrics = ("exact_match", "babilong_compare")
+
+    @dataclass
+    class Config:
+        task: Literal["qa1", "qa2", "qa3", "qa4", "qa5"] = "qa1"
+        segments: int = 8
+        """Segments of a sample; with ``vary`` the most of them. 0: facts alone, in one segment ("0k")."""
+        segment_len: int = 512
+        margin: int = 20
+        """Tokens at the end of the last segment for question, GEN, answer and EOS."""
+        vary: float = 0.0
+        """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
+        tokens_per_fact: int = 5
+        """Questions with more than T / tokens_per_fact - 1 facts are left out (ARMT 5, Mamba 10)."""
+        stories: str = "v1.2"
+        """Rules of the simulator, v1.2 or lua; or a folder with the files of bAbI."""
+        haystack: str = "noise"
+        """Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
+        books: int | None = None
+        """Most books of a split; default: all of a folder, 40 of noise, 100 of pg19."""
+        tokenizer: str = "word"
+        """word, char, bpe, gpt2, or any folder or name on the hub."""
+        vocab_size: int = 4096
+        vocabulary: str = ""
+        """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
+        leading_space: bool = True
+        """A space in front of every fact and every sentence (the ARMT code has none)."""
+        facts_from: float = 0.0
+        facts_to: float = 1.0
+        """Facts lie in this part of the context."""
+        test_segments: list[int] = field(default_factory=list)
+        """Segments of the samples that the test visits; default: ``segments``."""
+
+        def __post_init__(self) -> None:
+            one_of(self)
+            at_least(0, self, "segments")
+            at_least(1, self, "segment_len", "margin", "tokens_per_fact", "vocab_size", "books")
+            if self.margin >= self.segment_len:
+                raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
+            if not 0 <= self.vary <= 1:
+                raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
+            for name, known in (("stories", RULES), ("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
+                if (value := getattr(self, name)) not in known and not Path(value).is_dir():
+                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
+            least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
+            if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
+                raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
+            if not 0 <= self.facts_from < self.facts_to <= 1:
+                raise ValueError(f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def segment_len(self) -> int:
+        return self.config.segment_len
+
+    @property
+    def written(self) -> int:
+        return max(self.config.segments - 1, 0)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        c = self.config
+        return load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
+
+    @property
+    def stop_id(self) -> int:
+        return self.tokenizer.eos_id
+
+    def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
+        samples = sorted(self.samples(seed, split, step, size), key=lambda sample: -sample.segments)
+        length, most = self.config.segment_len, samples[0].segments
+        tail_BS = np.full((size, length), self.tokenizer.pad_id, np.int64)
+        targets_BS = np.full((size, length), -100, np.int64)
+        asked_B, prompt_B = np.empty(size, np.int64), np.empty(size, np.int64)
+        for i, sample in enumerate(samples):
+            start = (sample.segments - 1) * length
+            asked_B[i] = sample.context - start
+            prompt_B[i] = asked_B[i] + len(sample.question)
+            end = prompt_B[i] + len(sample.answer)
+            tail_BS[i, : asked_B[i]] = sample.read(start, sample.context - start)
+            tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
+            targets_BS[i, prompt_B[i] : end] = sample.answer
+        context = self.contexts(samples) if most > 1 else ()
+        meta = {"segments": torch.tensor([s.segments for s in samples]), "asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
+        test = split == "test"
+        return Batch(
+            torch.from_numpy(tail_BS),
+            torch.from_numpy(targets_BS),
+            length,
+            read_only=1,
+            meta=meta,
+            context=context if test else tuple(context),
+            prompt_B=meta["prompt"] if test else None,
+        )
+
+    def contexts(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        """The segments (b, S) before the last one; the samples, the longest first, end together."""
+        length, most = self.config.segment_len, samples[0].segments
+        for s in range(most - 1):
+            begun = [sample for sample in samples if s >= most - sample.segments]
+            yield torch.from_numpy(np.stack([sample.read((s - most + sample.segments) * length, length) for sample in begun]))
+
+    def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
+        """Samples in the order in which they are drawn."""
+        c = self.config
+        rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
+        noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
+        stream = questions(c.task, seed, split, step, size, c.stories)
+        varied = rng.random(size) < (c.vary if split == "train" else 0)
+        counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
+        return [self.place(self.fitting(stream, int(n)), int(n), noise, rng) for n in counts]
+
+    def fitting(self, stream: Iterator[Question], segments: int) -> tuple[Question, list[np.ndarray]]:
+        """The next question whose facts fit into so many segments, and the tokens of the facts."""
+        c = self.config
+        tokens = max(segments, 1) * c.segment_len - c.margin
+        most, room = tokens // c.tokens_per_fact - 1, int(tokens * c.facts_to) - int(tokens * c.facts_from)
+        for question in islice(stream, TRIES):
+            if len(question.facts) <= most:
+                facts = encoded(self.tokenizer, question.facts, c.leading_space)
+                if sum(map(len, facts)) <= room:
+                    return question, facts
+        raise ValueError(f"segments={segments}: no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len")
+
+    def place(self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack | None, rng: Generator) -> Sample:
+        """Draw where the noise begins and which gaps between its sentences hold the facts."""
+        question, facts = chosen
+        lengths = np.array([len(fact) for fact in facts])
+        told, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
+        tokens = segments * self.config.segment_len - self.config.margin if noise else told
+        if noise:
+            position = noise.place(rng)
+            chosen_F = np.sort(rng.integers(*self.gaps(noise, position, tokens, told), len(facts)))
+            gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - told)
+        asked, answer = encoded(self.tokenizer, [question.text, question.answer], self.config.leading_space)
+        asked, answer = np.append(asked, self.tokenizer.gen_id), np.append(answer, self.tokenizer.eos_id)
+        if len(asked) + len(answer) > self.config.margin:
+            raise ValueError(f"margin={self.config.margin}: expected at least {len(asked) + len(answer)}, the tokens of a question, GEN, its answer and EOS")
+        return Sample(noise, position, facts, gaps_F + np.cumsum(lengths) - lengths, max(segments, 1), tokens, asked, answer)
+
+    def gaps(self, noise: Haystack, position: int, tokens: int, told: int) -> tuple[int, int]:
+        """From which gap on, and before which, facts may lie: gap k is in front of sentence k, and one more at the end of the context."""
+        c = self.config
+        first = noise.sentences(position, math.ceil(tokens * c.facts_from))
+        last = noise.sentences(position, int(tokens * c.facts_to) - told) + (c.facts_to == 1)
+        if first >= last:
+            raise ValueError(f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range")
+        return first, last
+
+    def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
+        said = [row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)]
+        return self._score(said, batch)
+
+    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return self._score(list(said_BN), batch)
+
+    def _score(self, said: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        scores: dict[str, list[float]] = {name: [] for name in self.metrics}
+        labels, tokenizer = LABELS[self.config.task], self.tokenizer
+        rows = zip(said, batch.ids_BT.tolist(), batch.targets_BT.tolist(), batch.meta["asked"].tolist(), batch.meta["prompt"].tolist(), strict=True)
+        for answer, ids, targets, asked, prompt in rows:
+            target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
+            spoken, ended = until(answer.tolist(), tokenizer.eos_id)
+            text = tokenizer.decode(spoken)
+            scores["exact_match"].append(float(ended and text.strip() == target))
+            scores["babilong_compare"].append(float(babilong_compare(target, text, tokenizer.decode(ids[asked : prompt - 1]), labels)))
+        return {name: torch.tensor(values, device=batch.ids_BT.device) for name, values in scores.items()}
+
+
+TRIES = 10_000
+"""Questions that are looked at for one that fits."""
+
+
+def until(ids: list[int], stop: int) -> tuple[list[int], bool]:
+    """What comes before ``stop``, and whether it came."""
+    return (ids[: ids.index(stop)], True) if stop in ids else (ids, False)
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], leading_space: bool) -> list[np.ndarray]:
+    """Token ids of every text by itself."""
+    return tokenizer.encode_batch([f" {text}" if leading_space else text for text in texts])
+
+
+def babilong_compare(target: str, output: str, question: str, labels: Sequence[str]) -> bool:
+    """Whether the labels in the first sentence of ``output``, those of the question left out, are ``target`` and no other.
+
+    Source: spec 3.8, the metric of the BABILong repository.
+    """
+    said = re.split(r"\.|<context>|<example>|question", output.lower())[0]
+    asked = question.lower()
+    return {label for label in map(str.lower, labels) if label in said and label not in asked} == {target.lower()}
+
+
+@lru_cache(maxsize=8)
+def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
+    """The tokenizer, trained (word, bpe) on the training books of a source."""
+    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size, WORDS)
+
+
+@lru_cache(maxsize=16)
+def load_noise(tokenizer: Tokenizer, haystack: str, books: int | None, split: str, leading_space: bool) -> Haystack:
+    """The sentences of a split's books, without those that might state a fact."""
+    return build_haystack(load_corpus(haystack, split, books), tokenizer, cache_folder(), without=(PEOPLE, PLACES), leading_space=leading_space)
