@@ -111,6 +111,14 @@ def sorted_questions(task, split, size):
 
 
 @pytest.mark.parametrize("name", LABELS)
+def test_the_answers_of_the_other_simulator_count(name):
+    task = make(task=name, stories="lua", segments=4)
+    batch = task.batch(0, "valid", 0, 40)
+    right = batch.targets_BT.masked_fill(batch.targets_BT == -100, 7)
+    assert task.score(right, batch)["babilong_compare"].tolist() == [1.0] * 40
+
+
+@pytest.mark.parametrize("name", LABELS)
 def test_blind_solver(name):
     """An answer drawn without reading scores about one over the number of labels."""
     task, draw = make(task=name, segments=3), np.random.Generator(np.random.PCG64(0))

@@ -33,7 +33,22 @@ from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi_reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
 from lit_memory.tasks.babi_world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, tell
 
-__all__ = ["FEWEST_FACTS", "FILES", "LABELS", "PEOPLE", "PLACES", "WORDS", "Question", "interpret", "load", "parse", "questions", "simulate", "split_of"]
+__all__ = [
+    "FEWEST_FACTS",
+    "FILES",
+    "LABELS",
+    "PEOPLE",
+    "PLACES",
+    "WORDS",
+    "Question",
+    "interpret",
+    "labels_of",
+    "load",
+    "parse",
+    "questions",
+    "simulate",
+    "split_of",
+]
 
 FILES = {
     "qa1": "qa1_single-supporting-fact",
@@ -44,7 +59,7 @@ FILES = {
 }
 """Names of the distributed files, which go on with ``_train.txt`` or ``_test.txt``."""
 LABELS = dict.fromkeys(FILES, PLACES) | {"qa5": tuple(sorted((*GIVERS, *OBJECTS)))}
-"""All answers of v1.2; lua's QA5 has ``ACTORS`` in place of ``GIVERS``."""
+"""All answers of v1.2; see ``labels_of``."""
 _NAMES = (*PLACES, *OBJECTS, *ACTORS, *GIVERS, *OPPOSITE, *(verb for rules in VERBS.values() for verbs in rules.values() for verb in verbs))
 _SENTENCES = re.sub(r"\{\w+\}", "", " ".join((*FACTS.values(), *QUESTIONS, *_NAMES, "there last")))
 WORDS = tuple(sorted(set(re.findall(r"\w+|[^\w\s]", _SENTENCES))))
@@ -60,6 +75,11 @@ def simulate(task: str, rng: Generator, generator: Rules = "v1.2") -> list[Quest
     _require("task", task, FILES)
     _require("generator", generator, VERBS)
     return tell(task, generator, Draws(rng))
+
+
+def labels_of(task: str, stories: str) -> tuple[str, ...]:
+    """All answers: lua's QA5 has ``ACTORS`` in place of ``GIVERS``."""
+    return tuple(sorted((*ACTORS, *OBJECTS))) if (task, stories) == ("qa5", "lua") else LABELS[task]
 
 
 def split_of(facts: Sequence[str], question: str) -> str:

@@ -36,7 +36,7 @@ from torch import Tensor
 from lit_memory.checks import at_least, one_of
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import FEWEST_FACTS, LABELS, PEOPLE, PLACES, WORDS, Question, questions
+from lit_memory.tasks.babi import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
 from lit_memory.tasks.base import Batch, Task
 from lit_memory.text.corpus import HUB, load_corpus
 from lit_memory.text.haystack import Haystack, build_haystack
@@ -105,7 +105,7 @@ class BABILong(Task):
         haystack: str = "noise"
         """Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
         books: int | None = None
-        """Most books of a split; default: all of a folder, 40 of noise, 100 of pg19."""
+        """Most books of a split; default: all of a folder, 50 of noise, 100 of pg19."""
         tokenizer: str = "word"
         """word, char, bpe, gpt2, or any folder or name on the hub."""
         vocab_size: int = 4096
@@ -247,7 +247,7 @@ class BABILong(Task):
 
     def _score(self, said: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         scores: dict[str, list[float]] = {name: [] for name in self.metrics}
-        labels, tokenizer = LABELS[self.config.task], self.tokenizer
+        labels, tokenizer = labels_of(self.config.task, self.config.stories), self.tokenizer
         rows = zip(said, batch.ids_BT.tolist(), batch.targets_BT.tolist(), batch.meta["asked"].tolist(), batch.meta["prompt"].tolist(), strict=True)
         for answer, ids, targets, asked, prompt in rows:
             target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
