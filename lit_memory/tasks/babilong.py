@@ -74,7 +74,7 @@ class Sample(NamedTuple):
             upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
             if at < upcoming and self.noise:
                 stop = min(upcoming, end)
-                out[at - start : stop - start] = self.noise.read(self.position + at - before, stop - at)[0]
+                out[at - start : stop - start] = self.noise.tokens(self.position + at - before, stop - at)
             else:
                 stop = min(int(ends_F[i]), end)
                 out[at - start : stop - start] = self.facts[i][at - upcoming : stop - upcoming]

@@ -62,7 +62,11 @@ class Haystack:
             position += chunk
 
     def read(self, position: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` tokens from ``position`` on, (T,), a view where they lie in one piece, and the offsets in them of sentence starts, (K,)."""
+        """``tokens`` and the offsets in them of sentence starts, (K,)."""
+        return self.tokens(position, count), self.offset(position, np.arange(self.sentences(position, count)))
+
+    def tokens(self, position: int, count: int) -> np.ndarray:
+        """``count`` tokens from ``position`` on, (T,), a view where they lie in one piece."""
         if count < 1:
             raise ValueError(f"{count} tokens of a haystack: expected at least 1")
         start = position % len(self)
@@ -70,7 +74,7 @@ class Haystack:
         tokens_T = self.tokens_N[start : start + count]
         if laps:
             tokens_T = np.concatenate([tokens_T, *[self.tokens_N] * (laps - 1), self.tokens_N[:stop]])
-        return tokens_T, self.offset(position, np.arange(self.sentences(position, count)))
+        return tokens_T
 
     def sentences(self, position: int, count: int) -> int:
         """How many sentences start among the ``count`` tokens from ``position`` on. Reads none of them."""
