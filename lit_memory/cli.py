@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 
 import argparse
 import contextlib
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,7 +141,6 @@ class Execution:
                     elif event.get("news") and not self.console.is_terminal:
                         self.console.print("  ".join(part for part in self.line(child) if part), highlight=False)
         except Interrupted as signum:
-            signal.signal(signum.number, signal.SIG_DFL)  # Launch has put back Python's handler, which would break off what follows in the middle
             self.launch.stop()  # the signal may have come while a line was printed, outside of events()
             for child in self.launch.running:
                 self.close(child.spec, "KILLED")

@@ -267,7 +267,8 @@ class Keeper(Checkpoint):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM ends the run: while it trains after the present step and a checkpoint, else at once."""
+        """SIGTERM ends the run: while it trains after the present step and a checkpoint, else at once. It counts once: the command that
+        sends it may be gone before the run is closed, and then it comes again (``launch.follow``)."""
         if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
             yield
             return
@@ -275,13 +276,16 @@ class Keeper(Checkpoint):
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, handler)
+            if not self.stopping:
+                signal.signal(signal.SIGTERM, handler)
 
     def on_train_start(self, trainer, pl_module):
         if self.handling:  # alone: Lightning's handler, which it has put before ours by now, ends the training before we can save
             signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, number: int, frame: Any) -> None:
+        if self.stopping:
+            return
         self.stopping = True
         if not self.can_wait:
             raise SystemExit(128 + number)
@@ -296,15 +300,16 @@ class Keeper(Checkpoint):
         whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self.can_wait and whole and (self.stopping or time.monotonic() - self.saved > SAVE_SECONDS):
             self.save(trainer)
-            if self.stopping:
-                raise SystemExit(128 + signal.SIGTERM)
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
+        self.can_wait = True  # an exception in the middle of torch.save would come out as a broken file
         trainer.save_checkpoint(checkpoint.place(self.folder, trainer.global_step))
-        self.saved = time.monotonic()
+        self.saved, self.can_wait = time.monotonic(), False
+        if self.stopping:
+            raise SystemExit(128 + signal.SIGTERM)
 
 
 def build(spec: RunSpec) -> tuple[LitMemory, LitData]:

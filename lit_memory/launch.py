@@ -121,6 +121,7 @@ class Launch:
     def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parent: str, tags: Mapping[str, str]) -> None:
         self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
         self.arguments = (root, uri, parent, tags)
+        self.handlers: dict[int, Any] = {}
         self.context = multiprocessing.get_context("forkserver")  # imports torch once for all children
         self.context.set_forkserver_preload(["lit_memory.engine"])
         with this_package_first():
@@ -133,7 +134,7 @@ class Launch:
 
     def events(self) -> Iterator[tuple[Child, dict[str, Any]]]:
         """Start everything and yield what the children tell; the last event of each is "end". Raises Interrupted."""
-        handlers = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.handlers |= {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self.waiting or self.running:
                 while self.waiting and len(self.running) < self.jobs:
@@ -143,11 +144,13 @@ class Launch:
             self.stop()
             raise
         finally:
-            for number, handler in handlers.items():
+            for number, handler in self.handlers.items():
                 signal.signal(number, handler)
 
     def interrupt(self, number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends at once
+        for each in self.handlers:
+            signal.signal(each, signal.SIG_DFL)  # a second signal ends at once, whatever is being closed by then
+        self.handlers.clear()  # so nobody puts back a handler that would break off the closing in the middle
         raise Interrupted(number)
 
     def start(self, spec: RunSpec) -> None:

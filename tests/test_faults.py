@@ -646,6 +646,17 @@ def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, 
     assert "Traceback" not in log.read_text()
 
 
+def test_sigterm_counts_once(whole, root):
+    """A run hears of its end from the command and, when that is gone, from ``launch.follow``: it is closed nevertheless, and goes on."""
+    spec, expected = whole
+    end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    faults = [(*PLACES[place], end) for place in ("middle of a stage", "checkpoint half written", "before FINISHED")]
+    assert forked(lambda: train(spec, root), *faults)() == 1
+    assert Tracker(root).find(spec.key).status == "KILLED"
+    assert forked(lambda: train(spec, root))() == 0
+    assert_same(outcome(spec, root), expected["outcome"])
+
+
 def assert_all_ended_and_saved(session, root, command):
     wait_for(lambda: not alive(session), seconds=10)
     assert alive(session) == []
