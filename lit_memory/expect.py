@@ -2,11 +2,14 @@
 
     line = sum (< | <= | > | >=) sum ...             one comparison; 0.2 < a[1] < 0.5 is allowed
     sum  = + - * / and unary minus over terms and parentheses
-    term = number | ref | std(ref) | abs(sum) | min(sum, sum, ...) | max(sum, sum, ...)
+    term = number | ref | std(ref) | reach(ref, share) | abs(sum) | min(sum, sum, ...) | max(sum, sum, ...)
     ref  = arm[x] | arm.metric[x]                    mean over seeds; x is a tested number, first or last
+    reach(ref, share)                                the largest tested x up to which the mean stays at share * ref or more
 
     gamma[200] - no_gamma[200] > 0.2
     armt[50] - rmt[50] > std(armt[50]) + std(rmt[50])
+
+    reach(armt[first], 0.9) > reach(rmt[first], 0.9)
 
 std is the sample standard deviation over seeds (ddof = 1). A comparison with NaN does not hold. Lines are parsed by ``ast`` and
 folded over a list of allowed nodes; nothing reaches ``eval``. Standard library only.
@@ -23,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 REPRODUCED, NOT_REPRODUCED, INCOMPLETE = "REPRODUCED", "NOT REPRODUCED", "INCOMPLETE"
-GRAMMAR = "a line holds arm[x], arm.metric[x], numbers, + - * /, abs(), min(), max() and std(arm[x])"
+GRAMMAR = "a line holds arm[x], arm.metric[x], numbers, + - * /, abs(), min(), max(), std(arm[x]) and reach(arm[x], 0.9)"
 MAX_LENGTH = 400
 COMPARE = {ast.Lt: ("<", operator.lt), ast.LtE: ("<=", operator.le), ast.Gt: (">", operator.gt), ast.GtE: (">=", operator.ge)}
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -112,6 +115,8 @@ def _allow(node: ast.expr) -> None:
             _allow(right)
         case ast.Call(func=ast.Name(id="std"), args=[ast.Subscript() as ref], keywords=[]):
             _ref(ref)
+        case ast.Call(func=ast.Name(id="reach"), args=[ast.Subscript() as ref, ast.Constant(value=int() | float())], keywords=[]):
+            _ref(ref)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS and (len(args) == 1 if name == "abs" else len(args) > 1):
             for arg in args:
                 _allow(arg)
@@ -164,10 +169,23 @@ class _Fold(ast.NodeTransformer):
     x_values: Sequence[float]
     digits: int = 3
 
+    def x(self, ref: Ref) -> float:
+        """The tested value that a reference names."""
+        ends = {"first": self.x_values[0], "last": self.x_values[-1]}
+        return ends[ref.x] if isinstance(ref.x, str) else ref.x
+
     def seeds(self, ref: Ref) -> Sequence[float]:
         """What the finished seeds measured."""
-        ends = {"first": self.x_values[0], "last": self.x_values[-1]}
-        return self.results(ref.arm, ref.metric, ends[ref.x] if isinstance(ref.x, str) else ref.x)
+        return self.results(ref.arm, ref.metric, self.x(ref))
+
+    def way(self, ref: Ref) -> list[Ref]:
+        """The same result at every tested x from that of ``ref`` on."""
+        return [ref._replace(x=x) for x in sorted(self.x_values) if x >= self.x(ref)]
+
+    def reach(self, ref: Ref, share: float) -> float:
+        """The largest x on the way before the mean falls below ``share`` of what it is at ``ref``; NaN if it does so at once."""
+        least = share * mean(self.seeds(ref))
+        return max((self.x(on) for on in itertools.takewhile(lambda on: mean(self.seeds(on)) >= least, self.way(ref))), default=math.nan)
 
     def value(self, node: ast.expr) -> float:
         """The number that a sum comes to. Division by zero and min or max with NaN are NaN."""
@@ -183,6 +201,8 @@ class _Fold(ast.NodeTransformer):
                 return mean(self.seeds(_ref(node)))
             case ast.Call(func=ast.Name(id="std"), args=[ast.Subscript() as ref]):
                 return std(self.seeds(_ref(ref)))
+            case ast.Call(func=ast.Name(id="reach"), args=[ast.Subscript() as ref, share]):
+                return self.reach(_ref(ref), self.value(share))
             case ast.Call(func=ast.Name(id=name), args=args):
                 numbers = [self.value(arg) for arg in args]
                 return math.nan if any(map(math.isnan, numbers)) else FUNCTIONS[name](*numbers)
@@ -197,21 +217,22 @@ class _Fold(ast.NodeTransformer):
         return ast.Name(f"{self.value(node):.{self.digits}f}")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        return ast.Name(f"{self.value(node):.{self.digits}f}") if _is_std(node) else self.generic_visit(node)
+        return ast.Name(f"{self.value(node):.{self.digits}f}") if _calls(node, "std", "reach") else self.generic_visit(node)
 
 
-def _is_std(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "std"
+def _calls(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) -> Claim:
     """Does the line hold? INCOMPLETE while one of its results lacks one of ``seeds`` seeds, or if it takes the std of one seed."""
     tree = parse(line)
     fold = _Fold(results, x_values)
-    finished = {str(ref): len(fold.seeds(ref)) for ref in _refs(tree)}
+    refs = [*_refs(tree), *(on for call in ast.walk(tree) if _calls(call, "reach") for ref in _refs(call) for on in fold.way(ref))]
+    finished = {str(ref): len(fold.seeds(ref)) for ref in refs}
     if absent := [name for name, n in finished.items() if not n]:
         return Claim(line, INCOMPLETE, f"no result of {_join(absent)}")
-    if any(len(fold.seeds(ref)) < 2 for call in ast.walk(tree) if _is_std(call) for ref in _refs(call)):
+    if any(len(fold.seeds(ref)) < 2 for call in ast.walk(tree) if _calls(call, "std") for ref in _refs(call)):
         return Claim(line, INCOMPLETE, "std needs at least two seeds")
     nodes = [tree.left, *tree.comparators]
     sides = tuple(fold.value(node) for node in nodes)

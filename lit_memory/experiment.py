@@ -3,7 +3,8 @@
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
 (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
 (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm; a scale's ``seeds``,
-``grid`` and ``expect`` replace the experiment's own.
+``grid`` and ``expect`` replace the experiment's own. ``extends: other`` starts from the file beside it: sections, scales, paper and
+report are taken over key by key; arms (with what scales say of them), grid, seeds and claims as a whole.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -380,12 +381,40 @@ class Resolver:
         self.check_together(model, task_class(staged))
 
 
+WHOLE = ("arms", "grid")
+"""Mappings of a file that replace those of the one that it extends."""
 TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", "expect")
 
 
 def load(path: str | Path) -> Experiment:
     """Read and check an experiment file. Raises ConfigError: one line with file, key, what was expected."""
-    return parse(read(Path(path)), str(path))
+    return parse(extended(Path(path)), str(path))
+
+
+def extended(path: Path, *above: Path) -> Any:
+    """The content of a YAML, over that of the one that it extends."""
+    tree = read(path)
+    if not isinstance(tree, dict) or "extends" not in tree:
+        return tree
+    name = tree.pop("extends")
+    file_name(name, str(path), "extends")
+    other = path.with_name(f"{name}.yaml")
+    if other in (path, *above):
+        raise ConfigError(str(path), "extends", f"{name!r} extends this file; expected no circle")
+    below = extended(other, path, *above)
+    if not isinstance(below, dict):
+        raise ConfigError(str(other), "", "expected a mapping: an experiment")
+    if "arms" in tree:  # what is said of the old ones goes with them
+        below["scales"] = {scale: split_arm(values, "")[0] for scale, values in mappings(below.get("scales"), str(other), "scales").items()}
+    below.pop("experiment", None)  # names a folder of its own
+    return overlaid(below, tree, 2)
+
+
+def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:
+    """``tree`` over ``below``, key by key, so many mappings deep; what is alone of its kind replaces the other as a whole."""
+    both = [k for k, v in tree.items() if k not in WHOLE and isinstance(v, dict) and isinstance(below.get(k), dict)]
+    deeper = {k: overlaid(below[k], tree[k], depth - 1) for k in both if depth}
+    return below | tree | deeper
 
 
 def read(path: Path) -> Any:

@@ -19,6 +19,7 @@ CELLS = {
     "b": {50: [float("nan"), 1.0, 1.0], 100: [0.2, 0.2, 0.2]},
     "a.capacity": {50: [40, 40, 40]},
     "c": {50: [1.0]},
+    "d": {50: [0.9], 100: [0.85], 200: [0.7], 500: [0.9]},
 }
 
 
@@ -46,10 +47,26 @@ CELLS = {
         ("a[50] - b[last] > b[200]", INCOMPLETE, "no result of b[last], b[200]"),
         ("b.capacity[50] > 1", INCOMPLETE, "no result of b.capacity[50]"),
         ("std(c[50]) < 1", INCOMPLETE, "std needs at least two seeds"),
+        ("reach(a[50], 0.3) < 1", INCOMPLETE, "no result of a[200]"),
+        ("a[50] > reach(c[50], 0.9)", INCOMPLETE, "no result of c[100], c[200], c[500]"),
     ],
 )
 def test_a_line_in_numbers(line, verdict, numbers):
     claim = answer(line, CELLS)
+    assert (claim.verdict, claim.numbers) == (verdict, numbers)
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict", "numbers"),
+    [
+        ("reach(d[first], 0.9) >= 100", REPRODUCED, "100.000 >= 100 ✓"),  # what comes after the fall does not count
+        ("reach(d[first], 0.7) > reach(d[50], 1)", REPRODUCED, "500.000 > 50.000 ✓"),
+        ("reach(d[200], 0.9) / 2 > 250", NOT_REPRODUCED, "500.000 / 2 = 250.000 > 250 ✗"),
+        ("reach(d[first], 1.1) > 1", NOT_REPRODUCED, "nan > 1 ✗"),
+    ],
+)
+def test_how_far_a_result_reaches(line, verdict, numbers):
+    claim = answer(line, CELLS, seeds=1)
     assert (claim.verdict, claim.numbers) == (verdict, numbers)
 
 
@@ -59,7 +76,7 @@ def test_std_is_that_of_a_sample():
 
 FORBIDDEN = """gamma > 1|gamma[50]|gamma[50] == 1|gamma[50] != 1|gamma[50] > 1 and no_gamma[50] > 1|not gamma[50] > 1|gamma[50] ** 2 > 1|gamma[50] % 2 > 1
 __import__('os').system('true') > 1|gamma.__class__.__base__[50] > 1|gamma[50].real > 1|(lambda: 1)() > gamma[50]|[x for x in (1,)] > gamma[50]
-open('f')[50] > 1
+open('f')[50] > 1|reach(gamma[50]) > 1|reach(1, 0.9) > 1|reach(gamma[50], gamma[50]) > 1
 gamma[50:100] > 1|gamma[50, 100] > 1|gamma[no_gamma] > 1|gamma['50'] > 1|gamma[True] > 1|gamma[50] > True|gamma[50] > 'a'|gamma[50] > 1j|gamma[50] > 1e999
 std(gamma[50] + 1) > 1|std(1) > 1|abs() > 1|abs(gamma[50], 1) > 1|min(gamma[50]) > 1|max(*gamma[50]) > 1|abs(x=gamma[50]) > 1|round(gamma[50]) > 1
 (x := gamma[50]) > 1|gamma[50] > 1 if 1 else 2|gamma[50] is 1|gamma[50] in [1]|(gamma[50] > 1) > 0|f'{gamma[50]}' > 1|1 < 2||(gamma[50] > 1|gamma[50] = 1

@@ -350,6 +350,20 @@ def test_files_that_are_not_experiments(tmp_path, monkeypatch, text):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_extends_another(tree, tmp_path):
+    """Sections, scales, paper and report key by key; arms, grid, seeds and claims as a whole, and what scales say of the old arms goes."""
+    tree["scales"] = {"cpu": {"train.lr": 0.5, "model.width": 8, "arms.a.train.lr": 0.1}, "paper": {}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {"extends": "one", "experiment": "two", "base": {"task": {"pairs": 1}}, "scales": {"cpu": {"train.lr": 0.25}}, "arms": {"c": {}}, "expect": []}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    (tmp_path / "three.yaml").write_text(yaml.safe_dump({"extends": "two", "experiment": "three", "seeds": [7], "paper": {"claim": "other"}}))
+    whole = {**tree, "experiment": "three", "arms": {"c": {}}, "expect": [], "seeds": [7]}
+    whole["base"]["task"]["pairs"] = 1
+    whole["paper"]["claim"] = "other"
+    whole["scales"] = {"cpu": {"train.lr": 0.25, "model.width": 8}, "paper": {}}
+    assert load(tmp_path / "three.yaml") == parse(whole, str(tmp_path / "three.yaml"))
+
+
 def test_files_and_scales_that_do_not_exist(tmp_path, tree):
     (tmp_path / "tiny.yaml").touch()
     for name, expected in {"tinny.yaml": "did you mean", "no/such.yaml": "no such file"}.items():
