@@ -19,9 +19,10 @@ from lit_memory.checkpoint import locked
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
 from lit_memory.files import disk_full
-from lit_memory.job import Job, duration
+from lit_memory.job import Job, duration, new_tracker, root_of
 from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.provenance import provenance
+from lit_memory.summary import Summary
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
     job = None
     try:
-        job = Job.prepare(parser().parse_intermixed_args(argv))
+        args = parser().parse_intermixed_args(argv)
+        if Summary.wanted(args.experiment):
+            return summarize(args, console)
+        job = Job.prepare(args)
         return run(job, console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
@@ -79,7 +83,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
     if job.args.dry_run:
         console.print(plan_table(job))
         return 0
-    tracker = tracker or job.create_tracker()
+    tracker = tracker or new_tracker(job.root)
     job.close_stale(tracker)
     code = 0
     if todo:
@@ -92,6 +96,25 @@ def run(job: Job, console: Console, errors: Console) -> int:
         console.print(f"report   {shown(job.report_folder / 'README.md')}", highlight=False, soft_wrap=True)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
+
+
+def summarize(args: argparse.Namespace, console: Console) -> int:
+    """Write the report of marks over other experiments' reports; there is nothing to train."""
+    for flag, value in {"key=value": args.overrides, "--arms": args.arms, "--seeds": args.seeds, "--fresh": args.fresh}.items():
+        if value:
+            raise ConfigError("command line", flag, f"{args.experiment} reads the reports of other experiments and trains nothing; leave it out")
+    root = root_of(args)
+    summary = Summary.load(args.experiment, root, args.scale)
+    count = f"{len(summary.names)} report{'s' if len(summary.names) != 1 else ''}"
+    console.print(f"[bold]{summary.name}[/] ({summary.scale_shown}): from {count}, {len(summary.missing)} missing", highlight=False)
+    if args.dry_run:
+        return 0
+    done = summary.report(root, f"python run.py {args.experiment}" + (f" --scale {args.scale}" if args.scale else ""))
+    tracker = new_tracker(root)
+    tracker.publish(tracker.parent(summary.name, summary.scale or "default", {}), done.paths["README.md"].parent, done.verdict)
+    console.print(done.text, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def plan_table(job: Job) -> Table:

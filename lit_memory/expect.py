@@ -4,7 +4,7 @@
     sum  = + - * / and unary minus over terms and parentheses
     term = number | ref | std(ref) | reach(ref, share) | abs(sum) | min(sum, sum, ...) | max(sum, sum, ...)
     ref  = arm[x] | arm.metric[x]                    mean over seeds; x is a tested number, first or last
-    reach(ref, share)                                the largest tested x up to which the mean stays at share * ref or more
+    reach(ref, share)                                how many times its x the mean stays at share * ref or more, at all tested x up to there
 
     gamma[200] - no_gamma[200] > 0.2
     armt[50] - rmt[50] > std(armt[50]) + std(rmt[50])
@@ -183,9 +183,11 @@ class _Fold(ast.NodeTransformer):
         return [ref._replace(x=x) for x in sorted(self.x_values) if x >= self.x(ref)]
 
     def reach(self, ref: Ref, share: float) -> float:
-        """The largest x on the way before the mean falls below ``share`` of what it is at ``ref``; NaN if it does so at once."""
-        least = share * mean(self.seeds(ref))
-        return max((self.x(on) for on in itertools.takewhile(lambda on: mean(self.seeds(on)) >= least, self.way(ref))), default=math.nan)
+        """The largest x on the way before the mean falls below ``share`` of what it is at ``ref``, over that of ``ref``; NaN if it
+        does so at once."""
+        least, start = share * mean(self.seeds(ref)), self.x(ref)
+        on = list(itertools.takewhile(lambda on: mean(self.seeds(on)) >= least, self.way(ref)))
+        return self.x(on[-1]) / start if on and start else math.nan
 
     def value(self, node: ast.expr) -> float:
         """The number that a sum comes to. Division by zero and min or max with NaN are NaN."""

@@ -8,7 +8,7 @@ global state, and the same results give the same bytes.
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,6 +84,36 @@ def draw(results: "Results", status: str) -> dict[str, bytes]:
         if config.time:
             figures["time"] = _figure(KINDS[config.kind], results.of_time("seconds"), status)
         return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
+
+
+AGREES = {True: "#D9F0E3", False: "#FBE0D2", None: "#EFEFEF"}
+"""Ground of a mark that is, or is not, the paper's, or that cannot be compared."""
+
+
+def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str, str]]) -> dict[str, bytes]:
+    """figure.png and figure.pdf of a table: (row, column) -> the mark measured, and the paper's, which stands in brackets."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
+
+    rows, columns = (list(dict.fromkeys(part)) for part in zip(*marks, strict=True))
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(WIDTH, 1.6 + 0.5 * len(rows)), dpi=200, layout="constrained")
+        axes = figure.add_subplot(xlim=(0, len(columns)), ylim=(len(rows), 0))
+        for (row, column), (mark, paper) in marks.items():
+            x, y, agrees = columns.index(column), rows.index(row), None if "?" in (mark, paper) else mark == paper
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=AGREES[agrees], edgecolor="white", lw=2))
+            axes.text(x + 0.5, y + 0.5, f"{mark}  ({paper})", ha="center", va="center", fontsize=12)
+        axes.set_xticks([i + 0.5 for i in range(len(columns))], columns)
+        axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)
+        axes.tick_params(length=0, labelsize=10.5, labeltop=True, labelbottom=False)
+        axes.spines[:].set_visible(False)
+        axes.grid(False)
+        axes.set_title(f"{name}\n", loc="left", fontsize=12, fontweight="bold", pad=16)
+        axes.annotate(status, (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
+        words = {True: "as in the paper", False: "not as in the paper", None: "not comparable"}
+        figure.legend([Patch(facecolor=AGREES[key]) for key in words], words.values(), loc="outside lower center", ncols=3)
+        return {f"figure.{suffix}": _bytes(figure, suffix) for suffix in METADATA}
 
 
 def _figure(paint: Callable[[Any, "Results"], None], results: "Results", status: str) -> Any:

@@ -43,10 +43,7 @@ class Job:
         experiment = loaded.at(args.scale)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
-        if args.root == "":
-            raise ConfigError("command line", "--root", "'': expected a folder")
-        root = Path(args.root).absolute() if args.root else default_root()
-        check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
+        root = root_of(args)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
         kernel_cache()
         specs = experiment.plan(args.overrides)  # from here on with torch
@@ -84,15 +81,7 @@ class Job:
         """The tracker, or None where there is no database yet: a dry run creates nothing."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
         path = database(self.root, uri)
-        return None if path is not None and not path.is_file() else self.create_tracker()
-
-    def create_tracker(self) -> Any:
-        check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
-        make_root(self.root)
-        font_cache(self.root)
-        from lit_memory.tracking import Tracker
-
-        return Tracker(self.root)
+        return None if path is not None and not path.is_file() else new_tracker(self.root)
 
     def look_up(self, tracker: Any) -> None:
         if tracker is not None:
@@ -169,9 +158,7 @@ class Job:
             files.sweep(self.report_folder)
             done = report.render(self.report_plan(shown), frame(tracker, shown, self.runs), self.report_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
-            tracker.write_folder(parent, self.report_folder)
-            tracker.tag(parent, {"verdict": done.verdict})
-            tracker.end(parent, "FINISHED")
+            tracker.publish(parent, self.report_folder, done.verdict)
         return done
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:
@@ -227,6 +214,25 @@ class Job:
         if x is not None and sizes.get("state_growth"):
             sizes["segments"] = build("task", {**spec.task, self.experiment.report.x.removeprefix("test_"): x}).written
         return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+
+
+def new_tracker(root: Path) -> Any:
+    """The tracker of a root that may be new."""
+    check_server(os.environ.get("MLFLOW_TRACKING_URI") or "")
+    make_root(root)
+    font_cache(root)
+    from lit_memory.tracking import Tracker
+
+    return Tracker(root)
+
+
+def root_of(args: argparse.Namespace) -> Path:
+    """Where the command writes. Raises ConfigError for a place where it cannot."""
+    if args.root == "":
+        raise ConfigError("command line", "--root", "'': expected a folder")
+    root = Path(args.root).absolute() if args.root else default_root()
+    check_root(root, "--root" if args.root else "LIT_MEMORY_ROOT", write=not args.dry_run)
+    return root
 
 
 def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:

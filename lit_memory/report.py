@@ -241,7 +241,7 @@ def _table(results: Results) -> str:
         rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
-    return f"{caption}\n\n{_markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
+    return f"{caption}\n\n{markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -260,7 +260,7 @@ def _intervals(results: Results) -> str:
         if samples:
             bounds = [wilson(mean(g), len(g) * samples) if g else None for g in groups]
             rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{samples} x {min(map(len, groups))} seeds"])
-    return _markdown(["arm", *map(short, plan.x_values), "samples"], rows)
+    return markdown(["arm", *map(short, plan.x_values), "samples"], rows)
 
 
 def _csv(results: Results) -> str:
@@ -284,7 +284,7 @@ def _times(results: Results) -> str:
     for arm in plan.arms if plan.config.time else ():
         groups = [results.values(arm, "seconds", x) for x in plan.x_values]
         rows.append([arm, *(f"{mean(g):.3g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
-    return _markdown(["arm", *map(short, plan.x_values)], rows) if rows else ""
+    return markdown(["arm", *map(short, plan.x_values)], rows) if rows else ""
 
 
 def _json(plan: ReportPlan, report: Report) -> str:
@@ -300,7 +300,7 @@ def _count(number: float | None) -> str:
     return "–" if number is None else f"{number:,.0f}"
 
 
-def _markdown(header: list[str], rows: list[list[Any]]) -> str:
+def markdown(header: list[str], rows: list[list[Any]]) -> str:
     """A Markdown table, padded so that it reads as plain text too."""
     lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -325,7 +325,7 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
         f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}.",
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _second_figure(plan),
-        _markdown(["expected", "measured", "holds"], claims) if claims else "",
+        markdown(["expected", "measured", "holds"], claims) if claims else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
         f"## Time\n\n{TIME}\n\n{times}" if times else "",
@@ -366,7 +366,7 @@ def _paper(config: ReportConfig) -> str:
             source = re.sub(r"[.,]? *\bseed \d{3}\b", "", row["note"]).strip()  # how the CSV names the text it was copied from
             value = row["value"] + (f" ± {row['std']}" if row["std"] else "") or "–"
             found.append([row["table"], row["arm"], row["condition"], row["metric"], value, source])
-    table = _markdown(["where", "model", "condition", "metric", "value", "note"], found) if found else ""
+    table = markdown(["where", "model", "condition", "metric", "value", "note"], found) if found else ""
     return "\n".join([table, *images]).strip() or "No values of the paper are attached to this experiment."
 
 
@@ -376,7 +376,7 @@ def _runs(plan: ReportPlan) -> str:
         steps = _count(run.get("steps")) + (f" ({' + '.join(map(_count, run['stage_steps']))})" if len(run.get("stage_steps") or ()) > 1 else "")
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, _count(run.get("seconds")), key, run_id])
-    return _markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
+    return markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
 
 
 def _provenance(provenance: dict[str, Any]) -> str:

@@ -181,6 +181,12 @@ class Tracker:
         """All files of a folder as artifacts below ``report/``."""
         self.client.log_artifacts(run_id, str(folder), artifact_path="report")
 
+    def publish(self, run_id: str, folder: Path, verdict: str) -> None:
+        """A report into the parent run, which ends with it."""
+        self.write_folder(run_id, folder)
+        self.tag(run_id, {"verdict": verdict})
+        self.end(run_id, "FINISHED")
+
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
         """(metric, x, value) rows of a run's test; those of its times have the ``prefix`` "time/"."""
         names = [name for name in run.metrics if name.startswith(prefix)]

@@ -59,9 +59,9 @@ def test_a_line_in_numbers(line, verdict, numbers):
 @pytest.mark.parametrize(
     ("line", "verdict", "numbers"),
     [
-        ("reach(d[first], 0.9) >= 100", REPRODUCED, "100.000 >= 100 ✓"),  # what comes after the fall does not count
-        ("reach(d[first], 0.7) > reach(d[50], 1)", REPRODUCED, "500.000 > 50.000 ✓"),
-        ("reach(d[200], 0.9) / 2 > 250", NOT_REPRODUCED, "500.000 / 2 = 250.000 > 250 ✗"),
+        ("reach(d[first], 0.9) >= 2", REPRODUCED, "2.000 >= 2 ✓"),  # what comes after the fall does not count
+        ("reach(d[first], 0.7) > reach(d[50], 1)", REPRODUCED, "10.000 > 1.000 ✓"),
+        ("reach(d[200], 0.9) / 2 > 1.25", NOT_REPRODUCED, "2.500 / 2 = 1.250 > 1.25 ✗"),
         ("reach(d[first], 1.1) > 1", NOT_REPRODUCED, "nan > 1 ✗"),
     ],
 )

@@ -17,8 +17,9 @@ from lit_memory.config import ConfigError, TrainConfig
 from lit_memory.experiment import ADDED, RunSpec, differences, load, parse
 from lit_memory.models import MODELS
 from lit_memory.registry import load_class, model_size
+from lit_memory.summary import Summary
 
-EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
+EXPERIMENTS = [path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))]
 
 
 def change(tree, edits):

@@ -46,7 +46,8 @@ RULES = {
     "tracking.py": "mlflow filelock sqlalchemy config experiment files",
     "engine.py": "torch lightning filelock checkpoint files experiment lit registry seeds tracking",
     "job.py": "checkpoint config experiment files places provenance registry",
-    "cli.py": "rich checkpoint config experiment files job launch provenance registry",
+    "summary.py": "config expect experiment figures files provenance registry report",
+    "cli.py": "rich checkpoint config experiment files job launch provenance registry summary",
 }
 # What it may import besides inside a function, where it costs nothing until it is needed.
 LAZY = {
@@ -72,6 +73,7 @@ PURE = (
     "experiment.py",
     "expect.py",
     "report.py",
+    "summary.py",
     "figures.py",
     "placing.py",
 )

@@ -1,0 +1,113 @@
+"""Marks over the reports of other experiments."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_memory import summary as module
+from lit_memory.cli import main
+from lit_memory.config import ConfigError
+from lit_memory.summary import Summary
+from lit_memory.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+ROOT = Path(__file__).parents[1]
+SUMMARIES = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if Summary.wanted(str(path))]
+
+
+@pytest.fixture
+def place(tree, tmp_path, monkeypatch):
+    """An experiment ``tiny`` with arms a and b, its report for two seeds, and a summary of it; nothing comes with the project."""
+    monkeypatch.setattr(module, "PROJECT", tmp_path / "project")
+    tree |= {"experiment": "tiny", "seeds": [0, 1]}
+    tree["base"]["task"]["test_pairs"] = [2, 4]
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    rows = ["arm,x,metric,mean,std,n,seed_0,seed_1", "a,2,exact_match,0.95,0,2,0.9,1.0", "a,4,exact_match,0.9,0,2,0.9,0.9"]
+    rows += ["b,2,exact_match,0.5,0,2,0.4,0.6", "b,4,exact_match,0.5,0,1,0.5,"]
+    (tmp_path / "reports" / "tiny").mkdir(parents=True)
+    (tmp_path / "reports" / "tiny" / "table.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+def write(place, **changes):
+    abilities = {
+        "Working Memory": {"experiment": "tiny", "+": "model[2] >= 0.4", "++": ["model[2] >= 0.9", "model[4] >= 0.9"]},
+        "Length extrapolation": {"experiment": "tiny", "+": "model[last] >= 0.8"},
+    }
+    marks = {"paper_values": "armt_table2_abilities", "models": {"a": "ARMT", "b": "RMT"}, "abilities": abilities}
+    tree = {"experiment": "marks", "paper": {"title": "A paper", "item": "Table 2", "claim": "a has more"}, "marks": marks | changes}
+    (place / "marks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    return str(place / "marks.yaml")
+
+
+def test_a_mark_is_the_strongest_whose_lines_hold(place):
+    found = Summary.load(write(place), place)
+    cells = {(a, arm): found.cell(a, arm) for a in found.config.abilities for arm in "ab"}
+    assert {key: (cell.mark, cell.paper, cell.agrees) for key, cell in cells.items()} == {
+        ("Working Memory", "a"): ("++", "+", False),
+        ("Working Memory", "b"): ("+", "+", True),
+        ("Length extrapolation", "a"): ("+", "++", False),
+        ("Length extrapolation", "b"): ("?", "+", None),  # it lacks a seed
+    }
+    assert [claim.numbers for claim in cells["Length extrapolation", "a"].claims] == ["0.900 >= 0.8 ✓"]
+
+
+@pytest.mark.parametrize(
+    ("least", "verdict"),
+    [({"+": "model[2] >= 0.4"}, "REPRODUCED"), ({"++": "model[2] >= 0.4"}, "NOT REPRODUCED"), ({"+": "model[4] >= 0.4"}, "INCOMPLETE")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_verdict_compares_with_the_paper(place, capsys, least, verdict):
+    """Through the command, which trains nothing; the report lies on the disk and in MLflow."""
+    path = write(place, abilities={"Working Memory": {"experiment": "tiny"} | least})
+    assert main([path, "--root", str(place)]) == 0
+    out = capsys.readouterr().out
+    assert "marks (scale default): from 1 report, 0 missing" in out and verdict in out.splitlines()
+    folder = place / "reports" / "marks"
+    assert {p.name for p in folder.iterdir()} == {"README.md", "figure.png", "figure.pdf", "table.csv", "table.md", "verdict.json"}
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == verdict
+    tracker = Tracker(place)
+    assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict
+
+
+def test_a_report_that_does_not_exist_yet_is_named(place, capsys):
+    (place / "reports" / "tiny" / "table.csv").unlink()
+    assert main([write(place), "--root", str(place), "--dry-run"]) == 0
+    assert not (place / "reports" / "marks").exists()
+    done = Summary.load(write(place), place).report(place, "")
+    assert done.missing == ["reports/tiny: python run.py experiments/tiny.yaml"] and "? (+)" in done.table
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": {"c": "ARMT"}}, "marks.abilities.Working Memory: expect[0] 'c[2] >= 0.9': no arm 'c'"),
+        ({"abilities": {"A": {"experiment": "tiny"}}}, 'marks.abilities.A: expected an experiment and at least one of "+" and "++"'),
+        ({"abilities": {"A": {"experiment": "tiny", "+++": "model[2] > 0"}}}, "marks.abilities.A.+++: unknown key"),
+        ({"abilities": {"A": {"experiment": "tinny", "+": "model[2] > 0"}}}, "no such file; did you mean"),
+        ({"abilities": {"A": {"experiment": "tiny", "+": "model[3] > 0"}}}, "a[3]: 3 is not tested"),
+        ({"paper_values": "nothing"}, "marks: paper_values=nothing: expected one of"),
+        ({"models": []}, "marks.models: "),
+    ],
+)
+def test_wrong_files(place, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        Summary.load(write(place, **changes), place)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", [["--arms", "a"], ["--fresh"], ["train.lr=1"]])
+def test_flags_of_training_are_refused(place, capsys, flag):
+    assert main([write(place), "--root", str(place), *flag]) == 2
+    assert "reads the reports of other experiments and trains nothing; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])
+@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.stem)
+def test_every_summary_fits_its_experiments(path, scale, tmp_path):
+    found = Summary.load(str(path), tmp_path, scale)
+    conditions = {row["condition"] for row in found.paper_marks()}
+    assert found.name == path.stem and set(found.config.abilities) <= conditions
+    assert set(found.config.models.values()) <= {row["arm"] for row in found.paper_marks()}
