@@ -35,6 +35,7 @@ def small(lit):
 DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
+    "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 3], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
 }
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
