@@ -77,8 +77,8 @@ class Needle(BABILong):
     class Config:
         variant: Literal["pk", "n", "w"] = "n"
         """Hay and value: a repeated line and a number, books and a number, or books and a uuid."""
-        value: Literal["", "number", "word", "uuid"] = ""
-        """A number; a word, of an adjective and a noun; or a uuid. Default: that of ``variant``."""
+        value: Literal["auto", "number", "word", "uuid"] = "auto"
+        """A number; a word, of an adjective and a noun; a uuid; or that of ``variant``."""
         digits: int = 7
         """Of a number, whose first one is not 0."""
         note: bool = True
@@ -121,7 +121,7 @@ class Needle(BABILong):
         @property
         def kind(self) -> str:
             """Of the values."""
-            return self.value or KINDS[self.variant]
+            return KINDS[self.variant] if self.value == "auto" else self.value
 
         def texts(self, key: str, value: str) -> list[str]:
             """The note, unless it is left out, the needle, the question with its prefix, and the answer."""
