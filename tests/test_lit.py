@@ -35,6 +35,7 @@ def small(lit):
 DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
+    "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 4], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
 }
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
@@ -141,7 +142,7 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    assert len(scored) == 3 * 2 * asked
+    assert len(scored) == 3 * asked * (3 if data.task_name == "needle" else 2)  # a needle has two digits and EOS, the others one token and EOS
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     module._trainer = SimpleNamespace(datamodule=samples)
     found = module.evaluate(batch)

@@ -24,6 +24,10 @@ TASK_CASES = {
         {"task": "qa1", "segments": 8, "segment_len": 48, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
         {"task": "qa5", "segments": 9, "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5, "test_segments": [9]},
     ],
+    "needle": [
+        {"variant": "pk", "digits": 4, "note": False, "segments": 8, "segment_len": 64, "margin": 38, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
+        {"variant": "w", "segments": 7, "segment_len": 160, "books": 2, "vocab_size": 512, "vary": 0.5, "test_segments": [7]},
+    ],
 }
 CASES = [(name, config) for name, configs in TASK_CASES.items() for config in configs]
 

@@ -111,5 +111,11 @@ class BabiData(BABILongData):
         super().__init__(segments=segments, **options)
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData)}
+class NeedleData(LitData):
+    """A number, word or uuid that one sentence of a long text has told."""
+
+    task_name = "needle"
+
+
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData, NeedleData)}
 """Registered name of a task -> its LightningDataModule."""

@@ -7,4 +7,5 @@ offers what ``tasks/base.py`` describes.
 TASKS = {
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
+    "needle": "lit_memory.tasks.needle:Needle",
 }

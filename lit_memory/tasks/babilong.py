@@ -172,7 +172,7 @@ class BABILong(Task):
             tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
             targets_BS[i, prompt_B[i] : end] = sample.answer
         context = self.contexts(samples) if most > 1 else ()
-        meta = {"segments": torch.tensor([s.segments for s in samples]), "asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
+        meta = self.meta(samples) | {"asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
         test = split == "test"
         return Batch(
             torch.from_numpy(tail_BS),
@@ -183,6 +183,10 @@ class BABILong(Task):
             context=context if test else tuple(context),
             prompt_B=meta["prompt"] if test else None,
         )
+
+    def meta(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """What kind of sample each one is, numbers (B,)."""
+        return {"segments": torch.tensor([sample.segments for sample in samples])}
 
     def contexts(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
         """The segments (b, S) before the last one; the samples, the longest first, end together."""
