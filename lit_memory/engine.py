@@ -147,17 +147,17 @@ class Progress(L.Callback):
             batch.context = map(self.count, batch.context)
 
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-        for part_BT in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
-            self.count(part_BT)
+        for part in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
+            self.count(part)
 
-    def count(self, ids_BT):
+    def count(self, segment):
         """Pass on a segment of a test, and tell about once a second what share has been read and how fast."""
-        self.read += ids_BT.numel()
+        self.read += int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel()
         now = time.monotonic()
         if now - self.last > 1 and now - self.began > 1:
             self.last = now
             self.send({"event": "testing", "share": min(1.0, self.read / self.total), "tokens": self.read, "tokens_per_s": self.read / (now - self.began)})
-        return ids_BT
+        return segment
 
     def tell(self, trainer, **values):
         self.last = time.monotonic()

@@ -186,7 +186,8 @@ class Job:
     def train_x(self) -> float | None:
         """The largest x that any arm was trained on."""
         axis = self.experiment.report.x.removeprefix("test_")
-        return max((stage["task"].get(axis, s.task[axis]) for s in self.everything for stage in s.stages if axis in s.task), default=None)
+        values = (stage["task"].get(axis, s.task.get(axis)) for s in self.everything for stage in s.stages)
+        return max((x for x in values if x is not None), default=None)
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""

@@ -89,7 +89,11 @@ class LitData(L.LightningDataModule):
         return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, cuts=cuts), batch_size=None)
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.evaluation_batch(task, split, samples), samples, cuts=cuts), batch_size=None)
+
+    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
+        """Contexts per batch of a validation or a test of so many ``samples``."""
+        return self.eval_batch_size
 
 
 class AssociativeRetrievalData(LitData):
@@ -99,9 +103,20 @@ class AssociativeRetrievalData(LitData):
 
 
 class BABILongData(LitData):
-    """Questions of bAbI whose facts lie between the sentences of books."""
+    """Questions of bAbI whose facts lie between the sentences of books; a test may ask those of a distributed set (``eval_set``)."""
 
     task_name = "babilong"
+
+    def prepare_data(self) -> None:
+        """Fetch what the test reads from a set, so that one out of reach or too small is told before the training."""
+        tasks: list[Any] = [task for _, task in self.test_conditions if task.config.eval_set]
+        for task in tasks:
+            task.rows(self.test_size - 1, 1)
+
+    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
+        """Batch k of a set is its k-th part: where ``eval_batch_size`` would leave a rest, the largest number below it that leaves none."""
+        whole = split == "test" and task.config.eval_set
+        return max(n for n in range(1, self.eval_batch_size + 1) if samples % n == 0) if whole else self.eval_batch_size
 
 
 class BabiData(BABILongData):
