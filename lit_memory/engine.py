@@ -140,7 +140,7 @@ class Progress(L.Callback):
     def on_test_start(self, trainer, pl_module):
         data: Any = pl_module.data
         self.read, self.began = 0, time.monotonic()
-        self.total = data.test_size * sum((task.written + 1) * task.segment_len for _, task in data.test_conditions)
+        self.total = sum(n * (task.written + 1) * task.segment_len for n, (_, task) in zip(data.test_sizes, data.test_conditions, strict=True))
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if not isinstance(batch.context, tuple):

@@ -344,7 +344,11 @@ class Resolver:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
-        """Check segments of the test's own against task and model."""
+        """Check the sizes of the test against its values, and segments of its own against task and model."""
+        try:
+            sampler.test_sizes(train.test_size)
+        except ValueError as error:
+            raise self.error("train", "test_size", str(error)) from None
         if train.test_cuts and not sampler.any_segments:
             raise self.error("train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none")
         for length in train.test_cuts:

@@ -205,7 +205,7 @@ class Job:
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
         facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
-        facts["samples"] = spec.train["test_size"]
+        facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
         if run is None:
             return facts
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}

@@ -265,6 +265,7 @@ BROKEN = {
     "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
     "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
+    "sizes of the test": ({"base/train/test_size": [8]}, "FILE (arm a): train.test_size: test_size=[8]: expected one number, or 2 of them, one for each of"),
     "segments of the test": ({"base/train/test_cuts": [0, 1]}, "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens"),
     "segments of the test and positions": (
         {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},

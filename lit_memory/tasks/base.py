@@ -134,6 +134,14 @@ class Task:
         except ValueError as error:
             raise ValueError(f"test_{error}") from None
 
+    def test_sizes(self, test_size: int | Sequence[int]) -> list[int]:
+        """Contexts at every value of the test, of which ``test_size`` has one number for all or one for each. Raises ValueError for another count."""
+        values = self.test_axis()[1]
+        sizes = [test_size] * len(values) if isinstance(test_size, int) else list(test_size)
+        if len(sizes) != len(values):
+            raise ValueError(f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}")
+        return sizes
+
     def test_axis(self) -> tuple[str, list]:
         """Name of the field that the test varies, and its values (default: that of the task itself)."""
         for name, values in vars(self.config).items():
