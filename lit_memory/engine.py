@@ -366,6 +366,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
             tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
         ends = [0, *(entry["step"] for entry in curriculum.history)]
         tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
+        tracker.tag(run_id, {"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
         steps, data.task = trainer.global_step, data.whole_task
         trainer.test(module, datamodule=data, verbose=False)

@@ -177,7 +177,11 @@ class Job:
             x_values=e.test_values(self.everything),
             config=e.report,
             expect=e.expect,
-            deviations=[*self.deviations(), *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point)],
+            deviations=[
+                *self.deviations(),
+                *self.remarks(),
+                *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point),
+            ],
             runs=[self.run_facts(s) for s in shown],
             command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
             provenance=self.origin(),
@@ -195,6 +199,11 @@ class Job:
         if self.scale == "paper" or "paper" not in everything.scales:
             return []
         return differences(self.everything, everything.at("paper").plan())
+
+    def remarks(self) -> list[str]:
+        """What the finished runs tell about their tests, each line once."""
+        found = (run.tags.get("lit.remarks", "").splitlines() for run in self.runs.values() if run.status == "FINISHED")
+        return list(dict.fromkeys(line for lines in found for line in lines))
 
     def origin(self) -> dict[str, str]:
         """Commit, versions and hardware of the finished runs; all of them where they differ."""

@@ -130,6 +130,16 @@ class BABILong(Task):
     def test_axis(self) -> tuple[str, list]:
         return ("length", self.config.test_length) if self.config.eval_set else super().test_axis()
 
+    def remarks(self) -> list[str]:
+        """Where contexts of the test are longer than the haystack, and so have sentences more than once."""
+        c = self.config
+        budgets = {task.config.segments: task.config.segments * c.segment_len - c.margin for _, task in self.test_conditions()}
+        if c.eval_set or not any(budgets):
+            return []
+        noise = load_noise(self.tokenizer, c.haystack, c.books, "test", c.leading_space)
+        told = [f"up to {-(-budget // len(noise))} times at {segments} segments" for segments, budget in budgets.items() if noise.repeats(budget)]
+        return [f"The haystack of the test has {len(noise):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
+
     @property
     def tokenizer(self) -> Tokenizer:
         c = self.config

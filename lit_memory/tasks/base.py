@@ -122,6 +122,10 @@ class Task:
         """Metrics that follow from the means over a whole split (an estimated capacity, say), to be added to them."""
         return {}
 
+    def remarks(self) -> list[str]:
+        """What a reader of the test's results has to know besides the configuration, a line each."""
+        return []
+
     def at(self, **changes: Any) -> Self:
         """The same task with other fields: a stage of a curriculum, or one condition of a test."""
         return type(self)(replace(self.config, **changes))
