@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 
 
 def at_least(least: int, config: Any, *names: str) -> None:
-    """Raise ValueError for a field of ``config`` below ``least``, which is 1 for a count and 0 for a size or a rate."""
+    """Raise ValueError for a field of ``config`` that is, or in a list has, less than ``least``: 1 for a count, 0 for a size or a rate."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < least:
+        if any(n is not None and n < least for n in (value if isinstance(value, list) else [value])):
             raise ValueError(f"{name}={value}: expected {f'at least {least}' if least else '0 or more'}")
 
 

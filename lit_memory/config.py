@@ -66,7 +66,8 @@ class TrainConfig:
     valid_every: int = 100
     """Steps between two validations; also the work that a killed run can lose."""
     valid_size: int = 256
-    test_size: int = 1000
+    test_size: int | list[int] = 1000
+    """One number for all values of the test, or a list with one for each: fewer where contexts are longest."""
     eval_batch_size: int = 250
     test_cuts: list[int] = field(default_factory=list)
     """Tokens of the segments in which a test writes its contexts, where not those of the task: the last one repeats, and 0 is all that

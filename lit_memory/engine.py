@@ -140,24 +140,24 @@ class Progress(L.Callback):
     def on_test_start(self, trainer, pl_module):
         data: Any = pl_module.data
         self.read, self.began = 0, time.monotonic()
-        self.total = data.test_size * sum((task.written + 1) * task.segment_len for _, task in data.test_conditions)
+        self.total = sum(n * (task.written + 1) * task.segment_len for n, (_, task) in zip(data.test_sizes, data.test_conditions, strict=True))
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if not isinstance(batch.context, tuple):
             batch.context = map(self.count, batch.context)
 
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-        for part_BT in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
-            self.count(part_BT)
+        for part in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
+            self.count(part)
 
-    def count(self, ids_BT):
+    def count(self, segment):
         """Pass on a segment of a test, and tell about once a second what share has been read and how fast."""
-        self.read += ids_BT.numel()
+        self.read += int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel()
         now = time.monotonic()
         if now - self.last > 1 and now - self.began > 1:
             self.last = now
             self.send({"event": "testing", "share": min(1.0, self.read / self.total), "tokens": self.read, "tokens_per_s": self.read / (now - self.began)})
-        return ids_BT
+        return segment
 
     def tell(self, trainer, **values):
         self.last = time.monotonic()
@@ -366,6 +366,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
             tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
         ends = [0, *(entry["step"] for entry in curriculum.history)]
         tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
+        tracker.tag(run_id, {"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
         steps, data.task = trainer.global_step, data.whole_task
         trainer.test(module, datamodule=data, verbose=False)

@@ -29,15 +29,15 @@ from yaml import YAMLError
 
 from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.expect import check_expect
-from lit_memory.registry import REGISTRIES, load_class, model_size, nearest
+from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest
 from lit_memory.report import TIMES, ReportConfig
 
 LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-ADDED: dict[str, Any] = {"test_cuts": []}
-"""Fields of ``train`` that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
+ADDED: dict[str, Any] = {"train.test_cuts": [], "task.eval_set": "", "task.eval_revision": None, "task.length": None, "task.test_length": []}
+"""Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
 def key_folder(root: Path, key: str) -> Path:
@@ -62,8 +62,8 @@ class RunSpec:
     @property
     def key(self) -> str:
         """Identity of everything that changes the numbers; names and reports are outside."""
-        train = {name: value for name, value in self.train.items() if name not in ADDED or value != ADDED[name]}
-        content = {"version": KEY_VERSION, "model": self.model, "task": self.task, "train": train, "seed": self.seed}
+        sections = {section: {k: v for k, v in getattr(self, section).items() if (f"{section}.{k}", v) not in ADDED.items()} for section in SECTIONS}
+        content = {"version": KEY_VERSION, **sections, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -188,6 +188,8 @@ class Experiment:
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         x_values = self.test_values(specs)
+        for axis in {build("task", spec.task).test_axis()[0] for spec in specs} - {self.report.x.removeprefix("test_")}:
+            raise ConfigError(self.file, "report.x", f"{self.report.x!r}: the test of a task varies {axis!r}; expected 'test_{axis}'")
         try:
             self.report.state_value(x_values)
         except ValueError as error:
@@ -342,7 +344,11 @@ class Resolver:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
-        """Check segments of the test's own against task and model."""
+        """Check the sizes of the test against its values, and segments of its own against task and model."""
+        try:
+            sampler.test_sizes(train.test_size)
+        except ValueError as error:
+            raise self.error("train", "test_size", str(error)) from None
         if train.test_cuts and not sampler.any_segments:
             raise self.error("train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none")
         for length in train.test_cuts:

@@ -177,7 +177,11 @@ class Job:
             x_values=e.test_values(self.everything),
             config=e.report,
             expect=e.expect,
-            deviations=[*self.deviations(), *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point)],
+            deviations=[
+                *self.deviations(),
+                *self.remarks(),
+                *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point),
+            ],
             runs=[self.run_facts(s) for s in shown],
             command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
             provenance=self.origin(),
@@ -186,7 +190,8 @@ class Job:
     def train_x(self) -> float | None:
         """The largest x that any arm was trained on."""
         axis = self.experiment.report.x.removeprefix("test_")
-        return max((stage["task"].get(axis, s.task[axis]) for s in self.everything for stage in s.stages if axis in s.task), default=None)
+        values = (stage["task"].get(axis, s.task.get(axis)) for s in self.everything for stage in s.stages)
+        return max((x for x in values if x is not None), default=None)
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""
@@ -194,6 +199,11 @@ class Job:
         if self.scale == "paper" or "paper" not in everything.scales:
             return []
         return differences(self.everything, everything.at("paper").plan())
+
+    def remarks(self) -> list[str]:
+        """What the finished runs tell about their tests, each line once."""
+        found = (run.tags.get("lit.remarks", "").splitlines() for run in self.runs.values() if run.status == "FINISHED")
+        return list(dict.fromkeys(line for lines in found for line in lines))
 
     def origin(self) -> dict[str, str]:
         """Commit, versions and hardware of the finished runs; all of them where they differ."""
@@ -204,7 +214,7 @@ class Job:
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
         facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
-        facts["samples"] = spec.train["test_size"]
+        facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
         if run is None:
             return facts
         sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}

@@ -168,7 +168,7 @@ def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[i
 
 def unroll(
     model: SegmentRecurrent,
-    ids_BT: Tensor | tuple[Tensor, ...] | Iterable[Tensor],
+    ids_BT: Tensor | tuple[Tensor, ...] | Iterable[Tensor | tuple[Tensor, Tensor]],
     segment_len: int | None = None,
     *,
     mask_BT: Tensor | None = None,
@@ -183,7 +183,7 @@ def unroll(
 
     ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an iterator of them,
         which is consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``). Segments
-        may gain samples, which begin there, behind those that are under way.
+        may gain samples, which begin there, behind those that are under way; one of an iterator may be a pair (ids, mask).
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
@@ -204,7 +204,8 @@ def unroll(
         if read_only or mask_BT is not None or schedule != "sequential" or bptt is not None:
             raise ValueError("an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown")
         return _sequential(model, ids_BT, None, state, keep, None)
-    ids, masks = ids_BT, None
+    ids: Any = ids_BT
+    masks = None
     if isinstance(ids, Tensor):
         lengths = segment_lengths(ids.shape[1], segment_len or ids.shape[1], align)
         ids, masks = ids.split(lengths, dim=1), mask_BT.split(lengths, dim=1) if mask_BT is not None else None
@@ -231,13 +232,14 @@ def unroll(
 
 def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int | None) -> Unrolled:
     hidden: deque[Tensor] = deque(maxlen=keep)
-    for i, ids in enumerate(segments):
+    for i, segment in enumerate(segments):
+        ids, mask = segment if isinstance(segment, tuple) else (segment, masks and masks[i])
         if state is None:
             state = model.init_state(ids.shape[0], ids.device)
         if bptt is not None and 0 < i <= len(segments) - bptt:  # i = 0: a learned initial memory is trained
             state = detach(state)
         state = _grown(model, state, ids)
-        h_BTD, state = _masked_step(model, state, ids, masks[i] if masks is not None else None)
+        h_BTD, state = _masked_step(model, state, ids, mask)
         if keep != 0:
             hidden.append(h_BTD)
     return Unrolled(_join(model, hidden, state), state)

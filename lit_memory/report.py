@@ -97,7 +97,7 @@ class ReportPlan:
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, segments (that the test at ``state_x``
-    writes; of a state that grows), samples (of the test, at every x), steps, stage_steps, seconds."""
+    writes; of a state that grows), samples (of the test, a number for every x), steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -115,6 +115,10 @@ class ReportPlan:
     def sizes(self, arm: str) -> dict[str, Any]:
         """The facts of the arm's runs that are the same in all of them, from the first one that has them."""
         return next((run for run in self.runs if run["arm"] == arm and not run.keys().isdisjoint({"parameters", "state_floats"})), {})
+
+    def samples(self, arm: str) -> list[int]:
+        """Contexts of the test at every x, of one seed; empty as long as no run tells."""
+        return next((run["samples"] for run in self.runs if run["arm"] == arm and "samples" in run), [])
 
     def state(self, arm: str) -> float | None:
         """Floats of state that one sample carries when the test at ``state_x`` asks; None as long as no run tells."""
@@ -229,8 +233,9 @@ def _status(plan: ReportPlan, report: Report) -> str:
 
 
 def _table(results: Results) -> str:
-    """The y metric in Markdown: an arm per row, a tested value per column."""
+    """The y metric in Markdown: an arm per row, a tested value per column; with the samples of the test where they differ."""
     plan, config, rows = results.plan, results.plan.config, []
+    differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in plan.x_values]
         run = plan.sizes(arm)
@@ -238,10 +243,17 @@ def _table(results: Results) -> str:
         state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a segment" if run.get("state_growth") else "")
         if run.get("state_growth") and plan.state_x is not None:
             state += f" ({_count(plan.state(arm))} at {short(plan.state_x)})"
-        rows.append([arm, *cells, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
+        samples = [_numbers(plan.samples(arm))] if differ else []
+        rows.append([arm, *cells, *samples, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
-    return f"{caption}\n\n{markdown(['arm', *map(short, plan.x_values), 'seeds', 'parameters', 'state floats'], rows)}"
+    header = ["arm", *map(short, plan.x_values), *["samples"] * differ, "seeds", "parameters", "state floats"]
+    return f"{caption}\n\n{markdown(header, rows)}"
+
+
+def _numbers(samples: Sequence[int]) -> str:
+    """One number if all are equal, else all."""
+    return ", ".join(map(str, samples if len(set(samples)) > 1 else samples[:1]))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -255,11 +267,10 @@ def _intervals(results: Results) -> str:
     """Wilson intervals in Markdown: an arm per row, a tested value per column."""
     plan, rows = results.plan, []
     for arm in plan.arms:
-        samples = next((run["samples"] for run in plan.runs if run["arm"] == arm and "samples" in run), None)
         groups = [results.values(arm, None, x) for x in plan.x_values]
-        if samples:
-            bounds = [wilson(mean(g), len(g) * samples) if g else None for g in groups]
-            rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{samples} x {min(map(len, groups))} seeds"])
+        if samples := plan.samples(arm):
+            bounds = [wilson(mean(g), len(g) * n) if g else None for g, n in zip(groups, samples, strict=True)]
+            rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{_numbers(samples)} x {min(map(len, groups))} seeds"])
     return markdown(["arm", *map(short, plan.x_values), "samples"], rows)
 
 

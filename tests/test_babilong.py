@@ -192,6 +192,15 @@ def test_a_haystack_may_be_shorter_than_the_context():
     assert len(row) == 2000 * S - task.config.margin
 
 
+def test_a_haystack_that_repeats_says_so():
+    size = len(make(books=1).samples(0, "test", 0, 1)[0].noise)
+    once, often = size // S, 3 * size // S
+    assert make(books=1, test_segments=[0, 2, once]).remarks() == make(segments=0).remarks() == []
+    says = f"The haystack of the test has {size:,} tokens, so that its sentences come "
+    told = f"{says}up to 2 times at {once + 2} segments, up to 3 times at {often} segments."
+    assert make(books=1, test_segments=[2, once + 2, often]).remarks() == [told]
+
+
 @pytest.mark.parametrize(("start", "end"), [(0.0, 0.25), (0.5, 1.0), (0.4, 0.6)])
 def test_facts_lie_in_their_part(start, end):
     task = make(task="qa1", segments=40, facts_from=start, facts_to=end)

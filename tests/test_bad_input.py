@@ -1,7 +1,5 @@
-"""Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, and what only looks wrong.
-
-There is no case of a malformed data file: no task reads one yet.
-"""
+"""Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, what only looks wrong, and data
+that cannot be read (more of that in test_corpus.py, test_babi.py and test_babilong_sets.py)."""
 
 import http.server
 import os
@@ -14,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_memory import engine, experiment, places
+from lit_memory import BABILongData, engine, experiment, places
 from lit_memory.cli import main
 from lit_memory.config import ConfigError
 from lit_memory.experiment import OURS, parse, point_name, trainer_arguments
+from lit_memory.tasks import babilong
 from lit_memory.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -251,3 +250,53 @@ def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
         patch.setattr(engine.L, "Trainer", spy)
         engine.make_trainer(make_spec(), tmp_path, False)
     assert set(seen) - {"devices"} <= set(OURS) <= set(trainer_arguments()) and seen["default_root_dir"] == tmp_path
+
+
+# Data, which a run reads after its file has been found right
+
+DATA_FILES = {
+    "empty books": ({}, {"haystack": ""}, "FOLDER: no .txt file for split 'train'; expected books in it, or in FOLDER/train and FOLDER/test"),
+    "binary book": ({"train/a.txt": b"\x89PNG\r\n"}, {"haystack": ""}, "FOLDER/train/a.txt: not UTF-8 text (byte 0 is 0x89); convert it, or take it out of"),
+    "NUL in a book": ({"train.txt": b"text\0"}, {"haystack": ""}, "FOLDER/train.txt: not text (byte 4 is 0x00); take it out of the folder"),
+    "books without text": ({"train.txt": b"\n", "test.txt": b""}, {"haystack": ""}, "FOLDER, split train: no sentence left of min_tokens=10 tokens or more"),
+    "no stories": ({}, {"stories": ""}, "FOLDER: no qa1_single-supporting-fact_train.txt; expected the files of bAbI, en-10k for example"),
+    "corrupt story": (
+        {"qa1_single-supporting-fact_train.txt": b"1 Mary moved to the garden.\n2 Where is Mary garden\n"},
+        {"stories": ""},
+        "FOLDER/qa1_single-supporting-fact_train.txt:2: expected 'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; got '2 Where is Mary garden'",
+    ),
+    "contexts below the facts": (
+        {},
+        {"task": "qa3", "segment_len": 32, "tokens_per_fact": 1},
+        "segments=1: no question of qa3 among 50 has facts that",
+    ),
+    "no network": (
+        {},
+        {"haystack": "pg19"},
+        "pg19: emozilla/pg19 is not in reach on the Hugging Face hub (ConnectionError); check the network",
+    ),
+    "no network for a set": ({}, {"eval_set": "a/b", "test_length": [0]}, "a/b 0k qa1: not in reach on the Hugging Face hub (ConnectionError: offline"),
+    "no network for a tokenizer": ({}, {"tokenizer": "gpt2"}, "tokenizer 'gpt2': expected word, char, bpe, a folder with a tokenizer, or a name in reach"),
+}
+
+
+@pytest.mark.parametrize("name", DATA_FILES)
+def test_data_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch, name):
+    """As the first batch of a training would; the engine writes the same line beside the run."""
+
+    def offline(*_, **__):
+        raise ConnectionError("offline\nand more")
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    monkeypatch.setattr(babilong, "TRIES", 50)
+    files, settings, says = DATA_FILES[name]
+    for path, content in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    settings = {field: str(tmp_path) if value == "" else value for field, value in settings.items()}
+    data = BABILongData(**{"segments": 1, "segment_len": 64, "margin": 12, "books": 1, "vocabulary": "noise", **settings})
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        data.prepare_data()
+        next(iter(data.train_dataloader()))
+    assert str(caught.value).startswith(says.replace("FOLDER", str(tmp_path))) and "\n" not in str(caught.value)

@@ -176,6 +176,18 @@ def test_arms_and_seeds_select_runs(write, flags, runs):
     assert " ".join(f"{s.arm}{s.seed}" for s in job.specs) == runs and len(job.everything) == 4
 
 
+def test_the_report_has_the_remarks_of_the_runs(write, root):
+    """Each once; an unfinished run has no say."""
+    job, tracker = prepare(write(seeds=[0, 1]), "--root", root), Tracker(root)
+    parent = tracker.parent("tiny", "default", {})
+    for spec, line in zip(job.specs, ("One.\nTwo.", "Two.", "Three."), strict=False):
+        run_id = tracker.start(spec, None, parent, {}, {})
+        tracker.tag(run_id, {"remarks": line})
+        tracker.end(run_id, "KILLED" if line == "Three." else "FINISHED")
+    job.look_up(tracker)
+    assert job.report_plan(job.specs).deviations == ["One.", "Two."]
+
+
 def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, capsys):
     file = write(seeds=[0, 1])
     job, tracker = prepare(file), Tracker(root)

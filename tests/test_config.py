@@ -111,6 +111,13 @@ def test_numbers_of_the_training_are_checked(name, value, expected):
         TrainConfig(**{name: value})
 
 
+@pytest.mark.parametrize("value", [[0], [8, -1]])
+def test_sizes_of_the_test_are_checked(value):
+    with pytest.raises(ValueError, match=rf"^test_size={re.escape(str(value))}: expected at least 1"):
+        TrainConfig(test_size=value)
+    assert TrainConfig(test_size=[8, 1]).test_size == [8, 1]
+
+
 def test_only_one_kind_of_clipping():
     with pytest.raises(ValueError, match=r"^clip_value=0\.5: .*choose one"):
         TrainConfig(clip_norm=1.0, clip_value=0.5)

@@ -103,11 +103,25 @@ def test_the_key_changes_with_every_setting(make_spec):
 
 
 def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
-    spec = make_spec()
-    for name, before in ADDED.items():
-        assert spec.train[name] == before
-        without = dataclasses.replace(spec, train={k: v for k, v in spec.train.items() if k != name})
-        assert spec.key == without.key != dataclasses.replace(spec, train=spec.train | {name: "changed"}).key
+    spec = make_spec("task={name: babilong}")
+    for setting, before in ADDED.items():
+        section, _, name = setting.partition(".")
+        values = getattr(spec, section)
+        assert values[name] == before
+        without = dataclasses.replace(spec, **{section: {k: v for k, v in values.items() if k != name}})
+        assert spec.key == without.key != dataclasses.replace(spec, **{section: values | {name: "changed"}}).key
+
+
+def test_keys_are_what_they_were(make_spec):
+    """Another field or default would train everything anew, without a word; see ``ADDED`` and ``KEY_VERSION``."""
+    assert (make_spec().key[:12], make_spec("task={name: babilong}").key[:12]) == ("6f4240874ab5", "5b10acd6b92b")
+
+
+def test_the_x_axis_is_what_the_test_varies(tree):
+    task = {"name": "babilong", "eval_set": "a/b", "test_length": [0, 1000], "test_segments": [2]}
+    experiment = parse(tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml")
+    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments': the test of a task varies 'length'; expected 'test_length'"):
+        experiment.check_report(experiment.plan())
 
 
 def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
@@ -251,6 +265,7 @@ BROKEN = {
     "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
     "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
+    "sizes of the test": ({"base/train/test_size": [8]}, "FILE (arm a): train.test_size: test_size=[8]: expected one number, or 2 of them, one for each of"),
     "segments of the test": ({"base/train/test_cuts": [0, 1]}, "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens"),
     "segments of the test and positions": (
         {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},

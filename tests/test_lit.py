@@ -244,6 +244,10 @@ def test_loaders_have_their_sizes(data):
     assert [len(b.ids_BT) for b in samples.val_dataloader()] == [4, 2]
     assert [[len(b.ids_BT) for b in loader] for loader in samples.test_dataloader()] == [[4, 1], [4, 1]]
     assert [x for x, _ in samples.test_conditions] == [2, 4]
+    fewer = make_data(data, test_size=[5, 2], eval_batch_size=4).test_dataloader()
+    assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[4, 1], [2]] and equal(fewer[0].dataset[0], samples.test_dataloader()[0].dataset[0])
+    with pytest.raises(ValueError, match=r"test_size=\[5\]: expected one number, or 2 of them, one for each of \[2, 4\]"):
+        make_data(data, test_size=[5])
     steps = samples.val_dataloader().dataset
     assert len(steps) == 2
     for index in (-1, 2):

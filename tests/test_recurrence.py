@@ -316,6 +316,18 @@ def test_samples_that_begin_later(model, tokens, schedule):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_an_iterator_may_have_masks(model, tokens):
+    """Pairs of ids and a mask read as one tensor with its mask does, and samples may begin in one."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
+    mask[0, 2:N] = mask[1, N + 1 : 2 * N] = False
+    first, second, third = zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True)
+    streamed, whole = unroll(model, iter([first, second, third[0]])), unroll(model, ids, N, mask_BT=mask)
+    assert same(streamed.hidden_BTD[mask], whole.hidden_BTD[mask]) and same(streamed.state, whole.state)
+    later = unroll(model, iter([(first[0][:1], first[1][:1]), second, third[0]]), keep=1)
+    alone = unroll(model, ids[1:, N:], N, mask_BT=mask[1:, N:], keep=1)
+    assert same(later.hidden_BTD, torch.cat([whole.hidden_BTD[:1, 2 * N :], alone.hidden_BTD]))
+
+
 # --- read-only segments and what is kept
 
 

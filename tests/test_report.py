@@ -440,11 +440,24 @@ def test_wilson_intervals(share, n, low, high):
 def test_the_table_of_intervals(tmp_path):
     """Samples of all seeds count together; without the option, or what a test has read, there is none."""
     plan = make_plan(config=ReportConfig(intervals=True))
-    plan = dataclasses.replace(plan, runs=[run | {"samples": 200} for run in plan.runs])
+    plan = dataclasses.replace(plan, runs=[run | {"samples": [200] * 4} for run in plan.runs])
     frame = make_frame()
     render(plan, frame[~((frame.arm == "no_gamma") & (frame.seed == 2))], tmp_path)
     page = (tmp_path / "README.md").read_text()
     low, high = report.wilson(0.991, 600)
     assert f"| gamma    | {low:.3f} to {high:.3f} |" in page and "200 x 3 seeds" in page and "200 x 2 seeds" in page
+    assert "| samples |" not in (tmp_path / "table.md").read_text()
     render(make_plan(), frame, tmp_path)
     assert "Wilson" not in (tmp_path / "README.md").read_text()
+
+
+def test_fewer_samples_at_some_values(tmp_path):
+    """Intervals count those of their own value, and both tables say how many there are."""
+    plan = make_plan(config=ReportConfig(intervals=True))
+    plan = dataclasses.replace(plan, runs=[run | {"samples": [200, 200, 50, 10]} for run in plan.runs])
+    table = render(plan, make_frame(), tmp_path).table
+    page = (tmp_path / "README.md").read_text()
+    cells = ["{:.3f} to {:.3f}".format(*report.wilson(0.991, 3 * n)) for n in (200, 200, 50, 10)]
+    assert f"| gamma    | {' | '.join(cells)} | 200, 200, 50, 10 x 3 seeds |" in page
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]

@@ -40,8 +40,8 @@ class LitData(L.LightningDataModule):
     """Batches of one task.
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
-    validations. valid_size, test_size: contexts per validation, and per condition of the test. eval_batch_size: contexts per
-    batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
+    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each).
+    eval_batch_size: contexts per batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
     """
@@ -55,7 +55,7 @@ class LitData(L.LightningDataModule):
         batch_size: int = 64,
         epoch_steps: int = 100,
         valid_size: int = 256,
-        test_size: int = 1000,
+        test_size: int | Sequence[int] = 1000,
         eval_batch_size: int = 250,
         test_cuts: Sequence[int] = (),
         workers: int = 0,
@@ -69,7 +69,8 @@ class LitData(L.LightningDataModule):
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
-        self.valid_size, self.test_size, self.eval_batch_size, self.test_cuts = valid_size, test_size, eval_batch_size, test_cuts
+        self.valid_size, self.eval_batch_size, self.test_cuts = valid_size, eval_batch_size, test_cuts
+        self.test_sizes = self.task.test_sizes(test_size)
 
     def set_task(self, task: Task) -> None:
         """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
@@ -86,10 +87,14 @@ class LitData(L.LightningDataModule):
         return self._evaluation(self.task, "valid", self.valid_size, ())
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(task, "test", self.test_size, self.test_cuts) for _, task in self.test_conditions]
+        return [self._evaluation(task, "test", size, self.test_cuts) for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.eval_batch_size, samples, cuts=cuts), batch_size=None)
+        return DataLoader(Steps(task, EVALUATION_SEED, split, self.evaluation_batch(task, split, samples), samples, cuts=cuts), batch_size=None)
+
+    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
+        """Contexts per batch of a validation or a test of so many ``samples``."""
+        return self.eval_batch_size
 
 
 class AssociativeRetrievalData(LitData):
@@ -99,9 +104,20 @@ class AssociativeRetrievalData(LitData):
 
 
 class BABILongData(LitData):
-    """Questions of bAbI whose facts lie between the sentences of books."""
+    """Questions of bAbI whose facts lie between the sentences of books; a test may ask those of a distributed set (``eval_set``)."""
 
     task_name = "babilong"
+
+    def prepare_data(self) -> None:
+        """Fetch what the test reads from a set, so that one out of reach or too small is told before the training."""
+        tasks: list[Any] = [task for _, task in self.test_conditions if task.config.eval_set]
+        for task, size in zip(tasks, self.test_sizes, strict=bool(tasks)):
+            task.rows(size - 1, 1)
+
+    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
+        """Batch k of a set is its k-th part: where ``eval_batch_size`` would leave a rest, the largest number below it that leaves none."""
+        whole = split == "test" and task.config.eval_set
+        return max(n for n in range(1, self.eval_batch_size + 1) if samples % n == 0) if whole else self.eval_batch_size
 
 
 class BabiData(BABILongData):

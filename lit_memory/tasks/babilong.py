@@ -15,6 +15,8 @@ Deviations
 3. White space within a sentence of noise is one space: line ends would tell noise from facts.
 4. A long sample is a slice of the cached tokens of the books, with the facts let in; a test reads it segment by segment and never
    builds it. Passages repeat where the books are shorter than the context.
+5. A test may take its samples from a distributed set instead (``eval_set``, ``babilong_sets.py``). Their contexts are tokenized as ours are,
+   sentence by sentence without line ends, and have any length: the first segment is then short, and padded under a mask.
 
 Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
 """
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,50 +39,15 @@ from lit_memory.checks import at_least, one_of
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
-from lit_memory.tasks.base import Batch, Task
-from lit_memory.text.corpus import HUB, load_corpus
+from lit_memory.tasks.babilong_sample import Sample, padded
+from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
+from lit_memory.tasks.base import Batch, Segment, Task
+from lit_memory.text.corpus import HUB, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
 RULES = tuple(FEWEST_FACTS)
 SOURCES = ("noise", *HUB)
-
-
-class Sample(NamedTuple):
-    """One sample whose context is not there yet: what it takes to read any part of it."""
-
-    noise: Haystack | None
-    """None where there are facts alone."""
-    position: int
-    """Where its noise begins in the haystack."""
-    facts: list[np.ndarray]
-    starts_F: np.ndarray
-    """Offsets of the facts in the context."""
-    segments: int
-    context: int
-    """Tokens of the context."""
-    question: np.ndarray
-    """With GEN."""
-    answer: np.ndarray
-    """With EOS."""
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens ``start .. start + count`` of the context."""
-        out, at, end = np.empty(count, np.int64), start, start + count
-        ends_F = self.starts_F + [len(fact) for fact in self.facts]
-        i = int(np.searchsorted(ends_F, start, side="right"))
-        before = sum(len(fact) for fact in self.facts[:i])
-        while at < end:
-            upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
-            if at < upcoming and self.noise:
-                stop = min(upcoming, end)
-                out[at - start : stop - start] = self.noise.tokens(self.position + at - before, stop - at)
-            else:
-                stop = min(int(ends_F[i]), end)
-                out[at - start : stop - start] = self.facts[i][at - upcoming : stop - upcoming]
-                before, i = before + len(self.facts[i]), i + 1
-            at = stop
-        return out
 
 
 class BABILong(Task):
@@ -118,6 +85,14 @@ class BABILong(Task):
         """Facts lie in this part of the context."""
         test_segments: list[int] = field(default_factory=list)
         """Segments of the samples that the test visits; default: ``segments``."""
+        eval_set: str = ""
+        """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see ``babilong_sets.load_set``."""
+        eval_revision: str | None = None
+        """Branch, tag or commit of ``eval_set`` on the hub."""
+        length: int | None = None
+        """What the samples of ``eval_set`` are called by: 64000 for 64k, 1000000 for 1M. Set by the test."""
+        test_length: list[int] = field(default_factory=list)
+        """The lengths of ``eval_set`` that the test visits, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
             one_of(self)
@@ -135,6 +110,8 @@ class BABILong(Task):
                 raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
             if not 0 <= self.facts_from < self.facts_to <= 1:
                 raise ValueError(f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1")
+            check_set(self.eval_set, self.test_length)
+            part_name(self.length or 0)
 
     @property
     def vocab_size(self) -> int:
@@ -146,7 +123,22 @@ class BABILong(Task):
 
     @property
     def written(self) -> int:
-        return max(self.config.segments - 1, 0)
+        """Of an ``eval_set``, what its name says: its samples differ."""
+        c = self.config
+        return max((c.segments if c.length is None else -(-c.length // c.segment_len)) - 1, 0)
+
+    def test_axis(self) -> tuple[str, list]:
+        return ("length", self.config.test_length) if self.config.eval_set else super().test_axis()
+
+    def remarks(self) -> list[str]:
+        """Where contexts of the test are longer than the haystack, and so have sentences more than once."""
+        c = self.config
+        budgets = {task.config.segments: task.config.segments * c.segment_len - c.margin for _, task in self.test_conditions()}
+        if c.eval_set or not any(budgets):
+            return []
+        noise = load_noise(self.tokenizer, c.haystack, c.books, "test", c.leading_space)
+        told = [f"up to {-(-budget // len(noise))} times at {segments} segments" for segments, budget in budgets.items() if noise.repeats(budget)]
+        return [f"The haystack of the test has {len(noise):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -164,11 +156,11 @@ class BABILong(Task):
         targets_BS = np.full((size, length), -100, np.int64)
         asked_B, prompt_B = np.empty(size, np.int64), np.empty(size, np.int64)
         for i, sample in enumerate(samples):
-            start = (sample.segments - 1) * length
-            asked_B[i] = sample.context - start
+            context = sample.segment(sample.segments - 1, length, self.config.margin)
+            asked_B[i] = len(context)
             prompt_B[i] = asked_B[i] + len(sample.question)
             end = prompt_B[i] + len(sample.answer)
-            tail_BS[i, : asked_B[i]] = sample.read(start, sample.context - start)
+            tail_BS[i, : asked_B[i]] = context
             tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
             targets_BS[i, prompt_B[i] : end] = sample.answer
         context = self.contexts(samples) if most > 1 else ()
@@ -188,22 +180,40 @@ class BABILong(Task):
         """What kind of sample each one is, numbers (B,)."""
         return {"segments": torch.tensor([sample.segments for sample in samples])}
 
-    def contexts(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+    def contexts(self, samples: Sequence[Sample]) -> Iterator[Segment]:
         """The segments (b, S) before the last one; the samples, the longest first, end together."""
-        length, most = self.config.segment_len, samples[0].segments
+        c, most = self.config, samples[0].segments
         for s in range(most - 1):
             begun = [sample for sample in samples if s >= most - sample.segments]
-            yield torch.from_numpy(np.stack([sample.read((s - most + sample.segments) * length, length) for sample in begun]))
+            parts = [sample.segment(s - most + sample.segments, c.segment_len, c.margin) for sample in begun]
+            yield padded(parts, c.segment_len, self.tokenizer.pad_id)
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         """Samples in the order in which they are drawn."""
         c = self.config
+        if split == "test" and c.eval_set:
+            return [self.distributed(row) for row in self.rows(step * size, size)]
         rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
         noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
         stream = questions(c.task, seed, split, step, size, c.stories)
         varied = rng.random(size) < (c.vary if split == "train" else 0)
         counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
         return [self.place(self.fitting(stream, int(n)), int(n), noise, rng) for n in counts]
+
+    def rows(self, first: int, count: int) -> list[dict[str, str]]:
+        """Rows ``first .. first + count`` of ``eval_set``, as they are. Raises ValueError where there are fewer."""
+        c = self.config
+        rows, place = load_set(c.eval_set, c.length or 0, c.task, c.eval_revision, cache_folder() / "sets")
+        if first + count > len(rows):
+            raise ValueError(f"{place}: {len(rows)} samples, and number {first + count} is asked for; lower test_size")
+        return [sample_row(rows, i, place) for i in range(first, first + count)]
+
+    def distributed(self, row: dict[str, str]) -> Sample:
+        """A row of ``eval_set`` as a sample without noise, whose context is one fact."""
+        c = self.config
+        context = np.concatenate(encoded(self.tokenizer, sentences(row["input"]), c.leading_space))
+        full = max(len(context) - (c.segment_len - c.margin), 0)
+        return Sample(None, 0, [context], np.zeros(1, np.int64), 1 - (-full // c.segment_len), len(context), *self.tail(row["question"], row["target"]))
 
     def fitting(self, stream: Iterator[Question], segments: int) -> tuple[Question, list[np.ndarray]]:
         """The next question whose facts fit into so many segments, and the tokens of the facts."""
@@ -227,11 +237,15 @@ class BABILong(Task):
             position = noise.place(rng)
             chosen_F = np.sort(rng.integers(*self.gaps(noise, position, tokens, told), len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - told)
-        asked, answer = encoded(self.tokenizer, [question.text, question.answer], self.config.leading_space)
-        asked, answer = np.append(asked, self.tokenizer.gen_id), np.append(answer, self.tokenizer.eos_id)
-        if len(asked) + len(answer) > self.config.margin:
-            raise ValueError(f"margin={self.config.margin}: expected at least {len(asked) + len(answer)}, the tokens of a question, GEN, its answer and EOS")
-        return Sample(noise, position, facts, gaps_F + np.cumsum(lengths) - lengths, max(segments, 1), tokens, asked, answer)
+        starts_F = gaps_F + np.cumsum(lengths) - lengths
+        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, *self.tail(question.text, question.answer))
+
+    def tail(self, question: str, answer: str) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the question with GEN, and of the answer with EOS."""
+        asked, told = encoded(self.tokenizer, [question, answer], self.config.leading_space)
+        if len(asked) + len(told) + 2 > self.config.margin:
+            raise ValueError(f"margin={self.config.margin}: expected at least {len(asked) + len(told) + 2}, the tokens of a question, GEN, its answer and EOS")
+        return np.append(asked, self.tokenizer.gen_id), np.append(told, self.tokenizer.eos_id)
 
     def gaps(self, noise: Haystack, position: int, tokens: int, told: int) -> tuple[int, int]:
         """From which gap on, and before which, facts may lie: gap k is in front of sentence k, and one more at the end of the context."""

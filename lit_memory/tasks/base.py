@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lit_memory.seeds import mixed_seed
 
+Segment = Tensor | tuple[Tensor, Tensor]
+"""Token ids (b, T), or a pair of them and a mask that is True at real tokens."""
+
 
 def generator(seed: int, split: str, step: int) -> torch.Generator:
     """A CPU generator that depends on its arguments alone: the same bits on any machine, in any process, in any order."""
@@ -28,7 +31,7 @@ class Batch:
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
     context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
-        iterable that makes them as it goes, once. Samples are ordered so that the longest come first: b grows up to B.
+        iterable that makes them as it goes, once, some with a mask. Samples are ordered so that the longest come first: b grows up to B.
     prompt_B: tokens of ``ids_BT`` that a test gives to the model, which then goes on by itself; None where ``targets_BT`` say it all.
     """
 
@@ -37,14 +40,14 @@ class Batch:
     segment_len: int | None = None
     read_only: int = 0
     meta: dict[str, Tensor] = field(default_factory=dict)
-    context: Iterable[Tensor] = ()
+    context: Iterable[Segment] = ()
     prompt_B: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
         move = partial(Tensor.to, device=device, non_blocking=non_blocking)
         moved = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        context = map(move, self.context)
+        context = (tuple(map(move, part)) if isinstance(part, tuple) else move(part) for part in self.context)
         return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
 
     def recut(self, lengths: Sequence[int]) -> "Batch":
@@ -119,6 +122,10 @@ class Task:
         """Metrics that follow from the means over a whole split (an estimated capacity, say), to be added to them."""
         return {}
 
+    def remarks(self) -> list[str]:
+        """What a reader of the test's results has to know besides the configuration, a line each."""
+        return []
+
     def at(self, **changes: Any) -> Self:
         """The same task with other fields: a stage of a curriculum, or one condition of a test."""
         return type(self)(replace(self.config, **changes))
@@ -130,6 +137,14 @@ class Task:
             return [(value, self.at(**{axis: value})) for value in values]
         except ValueError as error:
             raise ValueError(f"test_{error}") from None
+
+    def test_sizes(self, test_size: int | Sequence[int]) -> list[int]:
+        """Contexts at every value of the test, of which ``test_size`` has one number for all or one for each. Raises ValueError for another count."""
+        values = self.test_axis()[1]
+        sizes = [test_size] * len(values) if isinstance(test_size, int) else list(test_size)
+        if len(sizes) != len(values):
+            raise ValueError(f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}")
+        return sizes
 
     def test_axis(self) -> tuple[str, list]:
         """Name of the field that the test varies, and its values (default: that of the task itself)."""
