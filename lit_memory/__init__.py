@@ -41,6 +41,8 @@ _NAMES = {
     "BABILong": "lit_memory.tasks.babilong",
     "BABILongData": "lit_memory.lit.data",
     "BabiData": "lit_memory.lit.data",
+    "DNA": "lit_memory.tasks.dna",
+    "DNAData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

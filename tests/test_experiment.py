@@ -381,7 +381,16 @@ def test_every_scale_plans_and_builds(path, scale):
 
 
 SMALL = ["train.steps=2", "train.valid_every=2", "train.valid_size=4", "train.test_size=4", "train.batch_size=4", "train.eval_batch_size=4"]
-SMALL += ["train.stages=[]", "task.pairs?=2", "task.test_pairs?=[2, 3]", "task.segments?=2", "task.test_segments?=[2, 3]", "task.books?=2"]
+SMALL += [
+    "train.stages=[]",
+    "task.pairs?=2",
+    "task.test_pairs?=[2, 3]",
+    "task.segments?=2",
+    "task.test_segments?=[2, 3]",
+    "task.books?=2",
+    "task.length?=40",
+    "task.test_length?=[40, 48]",
+]
 DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in reversed(load(path).at().plan(SMALL))}
 
 

@@ -35,7 +35,10 @@ def small(lit):
 DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
+    "dna": {"length": 44, "test_length": [40, 50], "segment_len": 16},
 }
+ANSWER = {"dna": 1}
+"""Tokens of an answer, where not two."""
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
 all_modules = pytest.mark.parametrize("lit", LIT_MODULES.values(), ids=LIT_MODULES)
@@ -141,7 +144,7 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    assert len(scored) == 3 * 2 * asked
+    assert len(scored) == 3 * ANSWER.get(data.task_name, 2) * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     module._trainer = SimpleNamespace(datamodule=samples)
     found = module.evaluate(batch)
@@ -242,7 +245,7 @@ def test_loaders_have_their_sizes(data):
     assert [len(b.ids_BT) for b in samples.train_dataloader()] == [4, 4, 4]
     assert [len(b.ids_BT) for b in samples.val_dataloader()] == [4, 2]
     assert [[len(b.ids_BT) for b in loader] for loader in samples.test_dataloader()] == [[4, 1], [4, 1]]
-    assert [x for x, _ in samples.test_conditions] == [2, 4]
+    assert [x for x, _ in samples.test_conditions] == DATA[data.task_name][f"test_{samples.task.test_axis()[0]}"]
     steps = samples.val_dataloader().dataset
     assert len(steps) == 2
     for index in (-1, 2):
@@ -268,10 +271,10 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
 def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples = make_data(data)
     before = next(iter(samples.test_dataloader()[1]))
-    axis, _ = samples.task.test_axis()
-    samples.set_task(samples.whole_task.at(**{axis: 1}))
-    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
-    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == 4
+    axis, (first, last) = samples.task.test_axis()
+    samples.set_task(samples.whole_task.at(**{axis: first - 1}))
+    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {first - 1}
+    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == last
 
 
 def test_babi_is_babilong_without_noise():

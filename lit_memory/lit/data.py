@@ -111,5 +111,11 @@ class BabiData(BABILongData):
         super().__init__(segments=segments, **options)
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData)}
+class DNAData(LitData):
+    """Classes of DNA sequences: GenomicsBenchmarks, or a stand-in with motifs."""
+
+    task_name = "dna"
+
+
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData, DNAData)}
 """Registered name of a task -> its LightningDataModule."""

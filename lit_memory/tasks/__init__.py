@@ -7,4 +7,5 @@ offers what ``tasks/base.py`` describes.
 TASKS = {
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
+    "dna": "lit_memory.tasks.dna:DNA",
 }
