@@ -41,6 +41,8 @@ _NAMES = {
     "BABILong": "lit_memory.tasks.babilong",
     "BABILongData": "lit_memory.lit.data",
     "BabiData": "lit_memory.lit.data",
+    "LanguageModeling": "lit_memory.tasks.language_modeling",
+    "LanguageModelingData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

@@ -7,4 +7,5 @@ offers what ``tasks/base.py`` describes.
 TASKS = {
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
+    "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
 }
