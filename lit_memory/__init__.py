@@ -43,6 +43,8 @@ _NAMES = {
     "BabiData": "lit_memory.lit.data",
     "DNA": "lit_memory.tasks.dna",
     "DNAData": "lit_memory.lit.data",
+    "LanguageModeling": "lit_memory.tasks.language_modeling",
+    "LanguageModelingData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

@@ -28,7 +28,7 @@ from yaml import YAMLError
 
 from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.expect import check_expect
-from lit_memory.registry import REGISTRIES, load_class, model_size, nearest
+from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest
 from lit_memory.report import TIMES, ReportConfig
 
 LARGEST_FILE = 1_000_000
@@ -167,32 +167,40 @@ class Experiment:
         return Resolver(self.file, arm, origin).resolve(tree)
 
     def test_values(self, specs: Sequence[RunSpec]) -> list:
-        """The x axis: values of the report's ``test_<field>``, the same in every run. Raises ConfigError."""
+        """The x axis: values of the report's ``test_<field>``, or places of a curve, the same in every run. Raises ConfigError."""
         axis = self.report.x
-        values = [spec.task.get(axis) or [spec.task.get(axis.removeprefix("test_"))] for spec in specs]
-        if values[0] == [None] or any(v != values[0] for v in values):
-            raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
+        values = [build("task", spec.task).x_values(axis) for spec in specs]
+        if not values[0] or any(v != values[0] for v in values):
+            known = " or ".join(["a test_<field>", *load_class("task", specs[0].task["name"]).curves])
+            raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected {known}")
         if len(set(values[0])) < len(values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected different values")
         if not all(type(v) is int for v in values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)")
         return values[0]
 
+    def metrics(self, specs: Sequence[RunSpec]) -> list[str]:
+        """What there is along the report's x axis, times aside."""
+        task = load_class("task", specs[0].task["name"])
+        return [*task.curves.get(self.report.x, (*task.metrics, *task.derived, "loss")), "steps"]
+
     def check_report(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
-        task = load_class("task", specs[0].task["name"])
-        metrics = [*task.metrics, *task.derived, "loss", "steps"]
+        metrics, times = self.metrics(specs), TIMES if self.report.x.startswith("test_") else ()
         if self.report.y in TIMES:
             raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: true beside another metric")
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         x_values = self.test_values(specs)
+        for name, wanted in (("time", self.report.time), ("state_x", self.report.state_x is not None)):
+            if wanted and not times:
+                raise ConfigError(self.file, f"report.{name}", f"{getattr(self.report, name)}: expected none where x={self.report.x} is no test_<field>")
         try:
             self.report.state_value(x_values)
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
         try:
-            check_expect(self.expect, list(self.arms), x_values, [*metrics, *TIMES])
+            check_expect(self.expect, list(self.arms), x_values, [*metrics, *times])
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 

@@ -121,21 +121,21 @@ def folder(tmp_path):
     return tmp_path
 
 
-def told(task, split, size, step=0):
-    batch = task.batch(0, split, step, size)
+def told(task, split):
+    batch = task.take(split, range(task.count(split)))
     return list(zip(texts(batch), batch.meta["class"].tolist(), strict=True))
 
 
 def test_folders(folder):
-    """Every sequence comes once before any comes again, with the class of its folder, file or row, cut to ``length``."""
+    """Every sequence has the class of its folder, file or row, and is cut to ``length``; training draws from them."""
     task = make(source=str(folder), length=8)
     expected = [(sequence[:8], label) for label, name in enumerate(READS) for sequence in READS[name]]
-    assert sorted(told(task, "train", 5)) == sorted(told(task, "train", 5, step=1)) == sorted(expected) != told(task, "train", 5)
-    assert sorted(told(task, "valid", 3)) == [("A", 0), ("ACGT", 0), ("TTT", 1)]
-    assert sorted(told(task, "test", 2)) == [("ACGTA", 1), ("GGG", 0)]
-    first = task.batch(0, "train", 0, 4)
-    assert torch.equal(first.ids_BT, make(source=str(folder), length=8).batch(0, "train", 0, 4).ids_BT) and task.vocab_size == 9
+    assert sorted(told(task, "train")) == sorted(expected)
+    assert sorted(told(task, "valid")) == [("A", 0), ("ACGT", 0), ("TTT", 1)] and sorted(told(task, "test")) == [("ACGTA", 1), ("GGG", 0)]
+    first = task.batch(0, "train", 0, 40)
+    assert torch.equal(first.ids_BT, make(source=str(folder), length=8).batch(0, "train", 0, 40).ids_BT) and task.vocab_size == 9
     rows = dict(zip(texts(first), first.ids_BT.tolist(), strict=True))
+    assert set(rows) == {text for text, _ in expected} and make().count("test") is None
     assert all(row[:-2] == [dna.PAD] * (8 - len(text)) + [BASES.index(c) for c in text] and row[-2] == dna.ASK for text, row in rows.items())
 
 
@@ -204,7 +204,7 @@ def test_the_hub(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split)) or rows[split])
     load_sequences.cache_clear()
     task = make(source="human_nontata_promoters", length=10)
-    assert told(task, "test", 1) == [("ACGT", 1)] and ("ACGTN", 0) in told(task, "train", 20)
+    assert told(task, "test") == [("ACGT", 1)] and ("ACGTN", 0) in told(task, "train")
     assert set(asked) == {("katarinagresova/Genomic_Benchmarks_human_nontata_promoters", part) for part in ("train", "test")}
     rows["train"] = [{"sequence": "A"}]
     with pytest.raises(ValueError, match="has the columns sequence; expected seq and label among them"):

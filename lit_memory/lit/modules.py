@@ -3,7 +3,7 @@
 ``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
 ``LitMemory``: unroll over the batch's segments, cross-entropy on the positions that the task scores, the task's own metric.
 
-Shape suffixes: B batch, T tokens, N scored positions, V vocabulary.
+Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
 
 import math
@@ -13,10 +13,14 @@ import lightning as L
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence import unroll
 from lit_memory.registry import build_config, load_class
-from lit_memory.tasks.base import Batch
+from lit_memory.tasks.base import Batch, Task
+
+MOST_LOGITS = 2**25
+"""How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
 
 
 class LitMemory(L.LightningModule):
@@ -98,7 +102,7 @@ class LitMemory(L.LightningModule):
         return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
 
     def answers(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (N, V) and targets (N,) of the scored positions, and where those lie in (B, T); ``state`` is that of ``read``."""
+        """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T); ``state`` is that of ``read``."""
         out = unroll(
             self.model,
             batch.ids_BT,
@@ -111,18 +115,40 @@ class LitMemory(L.LightningModule):
         )
         scored_BT = batch.targets_BT != -100
         tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
-        return self.model.logits(out.hidden_BTD[:, :-1][tail[:, 1:]]), batch.targets_BT[scored_BT], scored_BT
+        return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
+
+    def cross_entropy(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+        """The mean loss, or with ``reduction`` "none" every loss (N,). Where there are more than ``MOST_LOGITS`` logits, they are computed part by
+        part, and once more in the backward pass."""
+
+        def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
+            return F.cross_entropy(self.model.logits(hidden_ND), targets_N, reduction=reduction)
+
+        rows = max(1, MOST_LOGITS // self.model.config.vocab_size)
+        if len(targets_N) <= rows:
+            return loss(hidden_ND, targets_N, reduction)
+        part = "sum" if reduction == "mean" else "none"
+        pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
+        return torch.stack(losses).sum() / len(targets_N) if reduction == "mean" else torch.cat(losses)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits_NV, targets_N, _ = self.answers(batch, self.read(batch))
-        loss = F.cross_entropy(logits_NV, targets_N)
+        hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
+        loss = self.cross_entropy(hidden_ND, targets_N)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
-    def evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and the task's metrics, means over the batch. A batch with prompts is scored by what the model says, token after token."""
+    def evaluate(self, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. A batch with prompts is
+        scored by what the model says, token after token."""
         task, state = self.data.task, self.read(batch)
-        logits_NV, targets_N, scored_BT = self.answers(batch, state)
+        hidden_ND, targets_N, scored_BT = self.answers(batch, state)
+        if task.scores_losses:
+            losses_N = self.cross_entropy(hidden_ND, targets_N, "none")
+            loss_BT = losses_N.new_full(scored_BT.shape, math.nan).masked_scatter(scored_BT, losses_N)
+            values = task.score_losses(loss_BT, batch)
+            return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
+        logits_NV = self.model.logits(hidden_ND)
         if batch.prompt_B is None:
             predicted_BT = batch.targets_BT.clone()
             predicted_BT[scored_BT] = logits_NV.argmax(-1)
@@ -131,17 +157,33 @@ class LitMemory(L.LightningModule):
             mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
             options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
             scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
-        return {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+        means = {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+        return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, value in self.evaluate(batch).items():
-            self.log(f"valid/{name}", value, batch_size=len(batch.ids_BT))
+        for name, (value, weight) in self.evaluate(batch).items():
+            if "[" not in name:  # curves are for the test
+                self.log(f"valid/{name}", value, batch_size=weight)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_summary(self.data.task, "valid/{}")
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/<metric>@<x>`` for every condition x of the test."""
         x = self.data.test_conditions[dataloader_idx][0]
-        for name, value in self.evaluate(batch).items():
-            self.log(f"test/{name}@{x}", value, batch_size=len(batch.ids_BT), add_dataloader_idx=False)
+        for name, (value, weight) in self.evaluate(batch).items():
+            self.log(f"test/{name}@{x}", value, batch_size=weight, add_dataloader_idx=False)
+
+    def on_test_epoch_end(self) -> None:
+        for x, task in self.data.test_conditions:
+            self.log_summary(task, f"test/{{}}@{x}")
+
+    def log_summary(self, task: Task, pattern: str) -> None:
+        """Log, by names of this pattern, those of the task's metrics that follow from the means over a split."""
+        before, after = pattern.split("{}")
+        means = {k[len(before) : len(k) - len(after)]: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith(before) and k.endswith(after)}
+        found = task.summarize(means)
+        self.log_dict({pattern.format(name): found[name] for name in task.metrics if name in found})
 
 
 class LitTransformer(LitMemory):

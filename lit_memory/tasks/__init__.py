@@ -8,4 +8,5 @@ TASKS = {
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "dna": "lit_memory.tasks.dna:DNA",
+    "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
 }

@@ -18,7 +18,7 @@ Shape suffixes: B batch, L bases of a sample, T tokens.
 
 import csv
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -92,10 +92,28 @@ class DNA(Task):
     def written(self) -> int:
         return -(-(self.config.length + 2) // self.segment_len) - 1
 
+    def sequences(self, split: str) -> "Sequences":
+        return load_sequences(self.config.source, split, self.config.classes)
+
+    def count(self, split: str) -> int | None:
+        return None if self.config.source == "motifs" else len(self.sequences(split).classes)
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
-        c = self.config
-        draw = draw_motifs if c.source == "motifs" else draw_sequences
-        bases_BL, class_B = draw(c, seed, split, step, size)
+        if self.config.source != "motifs":
+            return super().batch(seed, split, step, size)
+        return self.lay_out(split, *draw_motifs(self.config.length, seed, split, step, size))
+
+    def take(self, split: str, numbers: Sequence[int]) -> Batch:
+        found, length = self.sequences(split), self.config.length
+        bases_BL = np.full((len(numbers), length), PAD)
+        for row, i in zip(bases_BL, numbers, strict=True):
+            sequence = found.bases[found.starts[i] : found.starts[i + 1]][:length]
+            row[length - len(sequence) :] = sequence
+        return self.lay_out(split, bases_BL, found.classes[numbers])
+
+    def lay_out(self, split: str, bases_BL: np.ndarray, class_B: np.ndarray) -> Batch:
+        """Samples in segments, with padding in front of those that are shorter."""
+        c, size = self.config, len(class_B)
         ids_BT = torch.full((size, (self.written + 1) * self.segment_len), PAD)
         ids_BT[:, -c.length - 2 : -2] = torch.from_numpy(bases_BL)
         ids_BT[:, -2] = ASK
@@ -172,13 +190,13 @@ def has_pair(bases_BL: np.ndarray) -> np.ndarray:
     return found_B
 
 
-def draw_motifs(config: DNA.Config, seed: int, split: str, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_motifs(length: int, seed: int, split: str, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Bases (B, L) and classes (B,) of the stand-in."""
     rng = Generator(PCG64(mixed_seed(seed, f"dna/{split}", step)))
-    class_B, bases_BL = rng.integers(2, size=size), np.empty((size, config.length), np.int64)
+    class_B, bases_BL = rng.integers(2, size=size), np.empty((size, length), np.int64)
     wrong = np.arange(size)
     while len(wrong):
-        bases_BL[wrong] = draw_background(rng, len(wrong), config.length)
+        bases_BL[wrong] = draw_background(rng, len(wrong), length)
         for i in wrong:
             plant(rng, bases_BL[i], class_B[i])
         wrong = wrong[has_pair(bases_BL[wrong]) != class_B[wrong]]
@@ -196,20 +214,6 @@ class Sequences(NamedTuple):
     classes: np.ndarray
     names: list[str]
     """Of the classes."""
-
-
-def draw_sequences(config: DNA.Config, seed: int, split: str, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bases (B, L), padded in front, and classes (B,) of a source's own sequences: each once before any comes again."""
-    found = load_sequences(config.source, split, config.classes)
-    lap, skip = divmod(step * size, len(found.classes))
-    laps = range(lap, lap - (-(skip + size) // len(found.classes)))
-    order = np.concatenate([Generator(PCG64(mixed_seed(seed, f"order/{split}", i))).permutation(len(found.classes)) for i in laps])
-    chosen = order[skip : skip + size]
-    bases_BL = np.full((size, config.length), PAD)
-    for row, i in zip(bases_BL, chosen, strict=True):
-        sequence = found.bases[found.starts[i] : found.starts[i + 1]][: config.length]
-        row[len(row) - len(sequence) :] = sequence
-    return bases_BL, found.classes[chosen]
 
 
 @lru_cache(maxsize=8)
