@@ -45,6 +45,8 @@ _NAMES = {
     "DNAData": "lit_memory.lit.data",
     "LanguageModeling": "lit_memory.tasks.language_modeling",
     "LanguageModelingData": "lit_memory.lit.data",
+    "TimeSeries": "lit_memory.tasks.time_series",
+    "TimeSeriesData": "lit_memory.lit.data",
     "unroll": "lit_memory.recurrence",
     "generate": "lit_memory.recurrence",
     "load_reference": "lit_memory.interop",

@@ -35,8 +35,8 @@ LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-ADDED: dict[str, Any] = {"test_cuts": []}
-"""Fields of ``train`` that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
+ADDED: dict[str, dict[str, Any]] = {"train": {"test_cuts": []}, "model": {"inputs": 0}}
+"""Fields that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
 def key_folder(root: Path, key: str) -> Path:
@@ -61,8 +61,8 @@ class RunSpec:
     @property
     def key(self) -> str:
         """Identity of everything that changes the numbers; names and reports are outside."""
-        train = {name: value for name, value in self.train.items() if name not in ADDED or value != ADDED[name]}
-        content = {"version": KEY_VERSION, "model": self.model, "task": self.task, "train": train, "seed": self.seed}
+        sections = {s: {k: v for k, v in getattr(self, s).items() if k not in ADDED.get(s, {}) or v != ADDED[s][k]} for s in SECTIONS}
+        content = {"version": KEY_VERSION, **sections, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -329,7 +329,10 @@ class Resolver:
         return cls, strict(cls.Config, {k: v for k, v in values.items() if k != "name"}, self.where, kind, others)
 
     def check_together(self, model: Any, sampler: Any) -> None:
-        """Fill in the vocabulary and check that the task fits the model."""
+        """Fill in vocabulary and inputs, and check that the task fits the model."""
+        model.inputs = model.inputs or sampler.inputs
+        if model.inputs != sampler.inputs:
+            raise self.error("model", "inputs", f"{model.inputs}: a token of the task has {sampler.inputs} numbers; expected 0, which takes the task's")
         if not model.vocab_size:
             model.vocab_size = sampler.vocab_size
         if model.vocab_size < sampler.vocab_size:

@@ -103,10 +103,11 @@ def test_the_key_changes_with_every_setting(make_spec):
 
 def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
     spec = make_spec()
-    for name, before in ADDED.items():
-        assert spec.train[name] == before
-        without = dataclasses.replace(spec, train={k: v for k, v in spec.train.items() if k != name})
-        assert spec.key == without.key != dataclasses.replace(spec, train=spec.train | {name: "changed"}).key
+    for section, name, before in [(section, name, value) for section, fields in ADDED.items() for name, value in fields.items()]:
+        settings = getattr(spec, section)
+        assert settings[name] == before
+        without = dataclasses.replace(spec, **{section: {k: v for k, v in settings.items() if k != name}})
+        assert spec.key == without.key != dataclasses.replace(spec, **{section: settings | {name: "changed"}}).key
 
 
 def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
@@ -390,6 +391,8 @@ SMALL += [
     "task.books?=2",
     "task.length?=40",
     "task.test_length?=[40, 48]",
+    "task.horizon?=4",
+    "task.test_horizon?=[3, 4]",
 ]
 DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in reversed(load(path).at().plan(SMALL))}
 

@@ -138,5 +138,12 @@ class LanguageModelingData(LitData):
     task_name = "language_modeling"
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData)}
+class TimeSeriesData(LitData):
+    """Forecasts of time series: ETT, a CSV file, or a stand-in."""
+
+    task_name = "time_series"
+
+
+_ALL = (AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, TimeSeriesData)
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in _ALL}
 """Registered name of a task -> its LightningDataModule."""

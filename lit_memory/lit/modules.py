@@ -1,7 +1,7 @@
 """A LightningModule per architecture.
 
 ``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
-``LitMemory``: unroll over the batch's segments, cross-entropy on the positions that the task scores, the task's own metric.
+``LitMemory``: unroll over the batch's segments, cross-entropy (of numbers: squared error) on the positions that the task scores, the task's own metric.
 
 Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
@@ -23,13 +23,25 @@ MOST_LOGITS = 2**25
 """How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
 
 
+def predicted(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """The likeliest ids (N,); or numbers (N, H), where the targets are that, of which a model may say more."""
+    return outputs_NV[:, : targets_N.shape[1]].to(targets_N.dtype) if targets_N.is_floating_point() else outputs_NV.argmax(-1)
+
+
+def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of ids (N,), or squared error of numbers (N, H); with ``reduction`` as in torch."""
+    if targets_N.is_floating_point():
+        return F.mse_loss(outputs_NV[:, : targets_N.shape[1]], targets_N.to(outputs_NV.dtype), reduction=reduction)
+    return F.cross_entropy(outputs_NV, targets_N, reduction=reduction)
+
+
 class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
     lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
-    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` is
-    taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
+    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
+    are taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
     """
 
     model_name: ClassVar[str]
@@ -61,6 +73,8 @@ class LitMemory(L.LightningModule):
             options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
             if not options.get("vocab_size"):
                 options["vocab_size"] = self.hparams["vocab_size"] = self.data.task.vocab_size
+                if self.data.task.inputs:
+                    options["inputs"] = self.hparams["inputs"] = self.data.task.inputs
             self.model = self.model_class(self.model_class.Config(**options))
 
     @property
@@ -113,7 +127,7 @@ class LitMemory(L.LightningModule):
             bptt=self.hparams["bptt"],
             schedule=self.hparams["unroll_schedule"],
         )
-        scored_BT = batch.targets_BT != -100
+        scored_BT = batch.scored_BT
         tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
         return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
 
@@ -122,7 +136,7 @@ class LitMemory(L.LightningModule):
         part, and once more in the backward pass."""
 
         def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
-            return F.cross_entropy(self.model.logits(hidden_ND), targets_N, reduction=reduction)
+            return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
 
         rows = max(1, MOST_LOGITS // self.model.config.vocab_size)
         if len(targets_N) <= rows:
@@ -130,7 +144,7 @@ class LitMemory(L.LightningModule):
         part = "sum" if reduction == "mean" else "none"
         pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
         losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
-        return torch.stack(losses).sum() / len(targets_N) if reduction == "mean" else torch.cat(losses)
+        return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
@@ -151,13 +165,13 @@ class LitMemory(L.LightningModule):
         logits_NV = self.model.logits(hidden_ND)
         if batch.prompt_B is None:
             predicted_BT = batch.targets_BT.clone()
-            predicted_BT[scored_BT] = logits_NV.argmax(-1)
+            predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
             scores = task.score(predicted_BT, batch)
         else:
             mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
             options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
             scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
-        means = {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+        means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

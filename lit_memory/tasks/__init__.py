@@ -9,4 +9,5 @@ TASKS = {
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "dna": "lit_memory.tasks.dna:DNA",
     "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
+    "time_series": "lit_memory.tasks.time_series:TimeSeries",
 }

@@ -24,6 +24,7 @@ class Batch:
     """What a model reads and what it is asked.
 
     ids_BT: token ids. targets_BT: the id at every position that is scored, -100 elsewhere; position p is predicted from p-1.
+        Numbers in place of ids: see ``Task.inputs``.
     segment_len: tokens per segment where the task fixes it (None: the whole sequence).
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
@@ -39,6 +40,11 @@ class Batch:
     meta: dict[str, Tensor] = field(default_factory=dict)
     context: Iterable[Tensor] = ()
     prompt_B: Tensor | None = None
+
+    @property
+    def scored_BT(self) -> Tensor:
+        """True at the positions that are scored."""
+        return self.targets_BT != -100 if self.targets_BT.dim() == 2 else ~self.targets_BT[..., 0].isnan()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
@@ -95,6 +101,12 @@ class Task:
     def vocab_size(self) -> int:
         """Token ids run from 0 to ``vocab_size - 1``."""
         raise NotImplementedError
+
+    @property
+    def inputs(self) -> int:
+        """Numbers that a token is made of. 0: tokens are ids. If positive, ``ids_BT`` is (B, T, inputs), ``targets_BT`` is (B, T, H), nan where
+        nothing is scored, ``vocab_size`` is the largest H, the loss is the squared error, and ``score`` gets what was predicted."""
+        return 0
 
     @property
     def segment_len(self) -> int | None:
