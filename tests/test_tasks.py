@@ -24,6 +24,7 @@ TASK_CASES = {
         {"task": "qa1", "segments": 8, "segment_len": 48, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
         {"task": "qa5", "segments": 9, "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5, "test_segments": [9]},
     ],
+    "language_modeling": [{"segments": 4, "segment_len": 16, "books": 1, "vocab_size": 512, "test_segments": [2, 4]}],
 }
 CASES = [(name, config) for name, configs in TASK_CASES.items() for config in configs]
 
@@ -132,7 +133,9 @@ def test_batch_is_well_formed(task):
 
 
 def test_splits_are_disjoint(task):
-    """No sample of one split, of 1500 each, occurs in another; nor twice in its own."""
+    """No sample of one split, of 1500 each, occurs in another; nor twice in its own. What has a number is tested with its task."""
+    if task.count("train") is not None:
+        return
     seen = [tuple(row) for split in ("train", "valid", "test") for step in range(3) for row in whole(task.batch(0, split, step, 500))]
     samples = [s for s in seen if len(s) >= 6 * task.segment_len]  # with few pairs, chance repeats some
     assert len(samples) > 2000 and len(set(samples)) == len(samples)
