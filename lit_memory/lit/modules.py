@@ -1,7 +1,7 @@
 """A LightningModule per architecture.
 
 ``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
-``LitMemory``: unroll over the batch's segments, cross-entropy (of numbers: squared error) on the positions that the task scores, the task's own metric.
+``LitMemory``: unroll over the batch's segments, cross-entropy (or, of numbers, squared error) on the positions that the task scores, its own metric.
 
 Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
@@ -41,7 +41,7 @@ class LitMemory(L.LightningModule):
     lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
-    are taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
+    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have.
     """
 
     model_name: ClassVar[str]
@@ -152,14 +152,15 @@ class LitMemory(L.LightningModule):
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
-    def evaluate(self, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
         """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. A batch with prompts is
         scored by what the model says, token after token."""
-        task, state = self.data.task, self.read(batch)
+        state = self.read(batch)
         hidden_ND, targets_N, scored_BT = self.answers(batch, state)
         if task.scores_losses:
             losses_N = self.cross_entropy(hidden_ND, targets_N, "none")
-            loss_BT = losses_N.new_full(scored_BT.shape, math.nan).masked_scatter(scored_BT, losses_N)
+            loss_BT = losses_N.new_full(scored_BT.shape, math.nan)
+            loss_BT[scored_BT] = losses_N
             values = task.score_losses(loss_BT, batch)
             return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
         logits_NV = self.model.logits(hidden_ND)
@@ -175,29 +176,28 @@ class LitMemory(L.LightningModule):
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, (value, weight) in self.evaluate(batch).items():
+        for name, (value, weight) in self.evaluate(batch, self.data.task).items():
             if "[" not in name:  # curves are for the test
                 self.log(f"valid/{name}", value, batch_size=weight)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_summary(self.data.task, "valid/{}")
+        self.log_summary(self.data.task, "valid/")
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/<metric>@<x>`` for every condition x of the test."""
-        x = self.data.test_conditions[dataloader_idx][0]
-        for name, (value, weight) in self.evaluate(batch).items():
+        x, task = self.data.test_conditions[dataloader_idx]
+        for name, (value, weight) in self.evaluate(batch, task).items():
             self.log(f"test/{name}@{x}", value, batch_size=weight, add_dataloader_idx=False)
 
     def on_test_epoch_end(self) -> None:
         for x, task in self.data.test_conditions:
-            self.log_summary(task, f"test/{{}}@{x}")
+            self.log_summary(task, "test/", f"@{x}")
 
-    def log_summary(self, task: Task, pattern: str) -> None:
-        """Log, by names of this pattern, those of the task's metrics that follow from the means over a split."""
-        before, after = pattern.split("{}")
-        means = {k[len(before) : len(k) - len(after)]: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith(before) and k.endswith(after)}
-        found = task.summarize(means)
-        self.log_dict({pattern.format(name): found[name] for name in task.metrics if name in found})
+    def log_summary(self, task: Task, prefix: str, suffix: str = "") -> None:
+        """Log those of the task's metrics that follow from the means over a split, which have been logged under such names."""
+        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items() if name.startswith(prefix) and name.endswith(suffix)}
+        found = task.summarize({name.removeprefix(prefix).removesuffix(suffix): value for name, value in logged.items()})
+        self.log_dict({f"{prefix}{name}{suffix}": found[name] for name in task.metrics if name in found})
 
 
 class LitTransformer(LitMemory):

@@ -74,7 +74,7 @@ class LanguageModeling(Task):
             if self.window < 2:
                 raise ValueError(f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored")
             for name, known in (("source", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not Path(value).is_dir():
+                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
                     raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(SOURCES)}")
 
         @property
