@@ -36,6 +36,8 @@ class BackboneConfig:
     family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
+    inputs: int = 0
+    """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
     layers: int = 4
     width: int = 128
     heads: int = 4
@@ -63,6 +65,7 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         one_of(self)
         at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
+        at_least(0, self, "inputs")
         if self.layers > 1000:
             raise ValueError(f"layers={self.layers}: expected at most 1000")
         if self.width % self.heads:
@@ -210,6 +213,18 @@ class Block(nn.Module):
         return self.attend(x_BTD, mask, None)[0]
 
 
+class Numbers(nn.Linear):
+    """The embedding of tokens that are numbers, (B, T, N) -> (B, T, D)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+def embedding(config: Any) -> nn.Embedding | Numbers:
+    """Rows (B, T, D) of token ids (B, T), or of ``config.inputs`` numbers per token, (B, T, N)."""
+    return Numbers(config.inputs, config.width) if config.inputs else nn.Embedding(config.vocab_size, config.width)
+
+
 class Decoder(nn.Module):
     """Embeddings, layers, final norm and head. Architectures wire its parts; ``forward`` is the plain model.
 
@@ -221,7 +236,7 @@ class Decoder(nn.Module):
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.tokens = embedding(config)
         wrapped = config.rows(0) if config.wrap_pos else 0  # the rows of an empty segment are those of the memory
         self.positions = nn.Embedding(config.positions + wrapped, config.width) if config.family == "gpt2" else None
         self.dropout = nn.Dropout(config.dropout)
@@ -230,14 +245,14 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.reset_parameters()
         tie = config.family == "gpt2" if config.tie_embeddings is None else config.tie_embeddings
-        if tie:
+        if tie and not config.inputs:
             self.head.weight = self.tokens.weight
 
     def reset_parameters(self) -> None:
         """Blocks and head N(0, init_std), embeddings N(0, embedding_std), biases 0, norms 1."""
         embedding_std = self.config.init_std if self.config.embedding_std is None else self.config.embedding_std
         for module in self.modules():
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding | Numbers):
                 nn.init.normal_(module.weight, std=embedding_std)
             elif isinstance(module, Block):
                 for linear in (part for part in module.modules() if isinstance(part, nn.Linear)):

@@ -162,7 +162,7 @@ class Execution:
                     elif event["event"] == "warning":
                         self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
                     elif event.get("news") and not self.console.is_terminal:
-                        self.console.print("  ".join(part for part in self.line(child) if part), highlight=False)
+                        self.console.print("  ".join(part for part in self.line(child) if part), highlight=False, soft_wrap=True)
         except Interrupted as signum:
             self.launch.stop()  # the signal may have come while a line was printed, outside of events()
             for child in self.launch.running:

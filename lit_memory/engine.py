@@ -76,7 +76,7 @@ class StepSeed(L.Callback):
 
 class Curriculum(L.Callback):
     """Walks through the stages of a run: each changes fields of the task and ends after its steps, or as soon as a validation
-    reaches all metrics of its ``until``."""
+    reaches all metrics of its ``until``, from below or, if less is better, from above."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.stages, self.valid_every = spec.stages, spec.train["valid_every"]
@@ -111,9 +111,9 @@ class Curriculum(L.Callback):
 
     def on_validation_end(self, trainer, pl_module):
         self.step = trainer.global_step
-        stage = self.stages[self.stage]
+        stage, data = self.stages[self.stage], cast(LitData, pl_module.data)
         reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
-        solved = bool(reached) and all(reached[name] >= least for name, least in stage["until"].items())
+        solved = bool(reached) and all(data.task.better(name, reached[name], goal) for name, goal in stage["until"].items())
         if solved or trainer.global_step - self.first_step >= stage["steps"]:
             self.history = [*self.history, {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved}]
             self.stage, self.first_step = self.stage + 1, trainer.global_step
@@ -140,7 +140,9 @@ class Progress(L.Callback):
     def on_test_start(self, trainer, pl_module):
         data: Any = pl_module.data
         self.read, self.began = 0, time.monotonic()
-        self.total = sum(n * (task.written + 1) * task.segment_len for n, (_, task) in zip(data.test_sizes, data.test_conditions, strict=True))
+        loaders: Any = trainer.test_dataloaders
+        read = zip(loaders, data.test_conditions, strict=True)
+        self.total = sum(loader.dataset.samples * (task.written + 1) * task.segment_len for loader, (_, task) in read)
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if not isinstance(batch.context, tuple):
@@ -375,11 +377,15 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
 
 
 def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:
-    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them."""
+    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them. ``metric[place]`` is a value of
+    a curve, whose x is its place; a test with several conditions has the curve of its last one."""
     out = []
     for x, task in data.test_conditions:
         means = {name.removeprefix("test/").removesuffix(f"@{x}"): float(v) for name, v in metrics.items() if name.endswith(f"@{x}")}
-        out += [(name, x, value) for name, value in (means | task.summarize(means)).items()]
+        for name, value in (means | task.summarize(means)).items():
+            metric, on_curve, place = name.removesuffix("]").partition("[")
+            if not on_curve or x == data.test_conditions[-1][0]:
+                out.append((metric, int(place) if on_curve else x, value))
     return out
 
 

@@ -36,7 +36,7 @@ LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-ADDED: dict[str, Any] = {"train.test_cuts": [], "task.eval_set": "", "task.eval_revision": None, "task.length": None, "task.test_length": []}
+ADDED: dict[str, Any] = {"train.test_cuts": [], "model.inputs": 0, "task.eval_set": "", "task.eval_revision": None, "task.length": None, "task.test_length": []}
 """Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
@@ -168,34 +168,43 @@ class Experiment:
         return Resolver(self.file, arm, origin).resolve(tree)
 
     def test_values(self, specs: Sequence[RunSpec]) -> list:
-        """The x axis: values of the report's ``test_<field>``, the same in every run. Raises ConfigError."""
+        """The x axis: values of the report's ``test_<field>``, or places of a curve, the same in every run. Raises ConfigError."""
         axis = self.report.x
-        values = [spec.task.get(axis) or [spec.task.get(axis.removeprefix("test_"))] for spec in specs]
-        if values[0] == [None] or any(v != values[0] for v in values):
-            raise ConfigError(self.file, "report.x", f"{axis!r} is not a field of every arm's task with the same values; expected a test_<field>")
+        tasks = [build("task", spec.task) for spec in specs]
+        values = [task.x_values(axis) for task in tasks]
+        known = " or ".join([f"test_{tasks[0].test_axis()[0]}", *tasks[0].curves])
+        if not values[0]:
+            raise ConfigError(self.file, "report.x", f"{axis!r} is not what the test of {specs[0].task['name']} varies; expected {known}")
+        if any(v != values[0] for v in values):
+            raise ConfigError(self.file, "report.x", f"{axis!r} has not the same values in every arm; expected {known} with the same")
         if len(set(values[0])) < len(values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected different values")
         if not all(type(v) is int for v in values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)")
         return values[0]
 
+    def metrics(self, specs: Sequence[RunSpec]) -> list[str]:
+        """What there is along the report's x axis, times aside."""
+        task = load_class("task", specs[0].task["name"])
+        return [*task.curves.get(self.report.x, (*task.metrics, *task.derived, "loss")), "steps"]
+
     def check_report(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
-        task = load_class("task", specs[0].task["name"])
-        metrics = [*task.metrics, *task.derived, "loss", "steps"]
+        metrics, times = self.metrics(specs), TIMES if self.report.x.startswith("test_") else ()
         if self.report.y in TIMES:
             raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: true beside another metric")
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         x_values = self.test_values(specs)
-        for axis in {build("task", spec.task).test_axis()[0] for spec in specs} - {self.report.x.removeprefix("test_")}:
-            raise ConfigError(self.file, "report.x", f"{self.report.x!r}: the test of a task varies {axis!r}; expected 'test_{axis}'")
+        for name, wanted in (("time", self.report.time), ("state_x", self.report.state_x is not None)):
+            if wanted and not times:
+                raise ConfigError(self.file, f"report.{name}", f"{getattr(self.report, name)}: expected none where x={self.report.x} is no test_<field>")
         try:
             self.report.state_value(x_values)
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
         try:
-            check_expect(self.expect, list(self.arms), x_values, [*metrics, *TIMES])
+            check_expect(self.expect, list(self.arms), x_values, [*metrics, *times])
         except ValueError as error:
             raise ConfigError(self.file, "expect", str(error)) from None
 
@@ -324,7 +333,10 @@ class Resolver:
         return cls, strict(cls.Config, {k: v for k, v in values.items() if k != "name"}, self.where, kind, others)
 
     def check_together(self, model: Any, sampler: Any) -> None:
-        """Fill in the vocabulary and check that the task fits the model."""
+        """Fill in vocabulary and inputs, and check that the task fits the model."""
+        model.inputs = model.inputs or sampler.inputs
+        if model.inputs != sampler.inputs:
+            raise self.error("model", "inputs", f"{model.inputs}: a token of the task has {sampler.inputs} numbers; expected 0, which takes the task's")
         if not model.vocab_size:
             model.vocab_size = sampler.vocab_size
         if model.vocab_size < sampler.vocab_size:

@@ -134,13 +134,14 @@ class Job:
 
     def selected(self) -> dict[str, str]:
         """The grid point of every arm: the best mean over seeds of the last validation; test results play no part."""
-        metric = f"valid/{load_class('task', self.everything[0].task['name']).metrics[0]}"
+        task = load_class("task", self.everything[0].task["name"])
+        metric, best_of = f"valid/{task.metrics[0]}", min if task.metrics[0] in task.lower else max
         points: dict[str, dict[str, list[float]]] = {}
         for spec in self.everything:
             run = self.runs.get(spec.key)
             if run is not None and run.status == "FINISHED" and metric in run.metrics:
                 points.setdefault(spec.arm, {}).setdefault(spec.point, []).append(run.metrics[metric])
-        best = {arm: max(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()}
+        best = {arm: best_of(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()}
         return {arm: best.get(arm, next(self.experiment.grid_points(arm))[0]) for arm in self.experiment.arms}
 
     def report(self, tracker: Any) -> Any:
@@ -156,7 +157,9 @@ class Job:
             points = self.selected()
             shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
             files.sweep(self.report_folder)
-            done = report.render(self.report_plan(shown), frame(tracker, shown, self.runs), self.report_folder)
+            rows = frame(tracker, shown, self.runs)
+            rows = rows[rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])]  # a curve has another x than the rest
+            done = report.render(self.report_plan(shown), rows, self.report_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
             tracker.publish(parent, self.report_folder, done.verdict)
         return done
@@ -189,9 +192,12 @@ class Job:
 
     def train_x(self) -> float | None:
         """The largest x that any arm was trained on."""
-        axis = self.experiment.report.x.removeprefix("test_")
-        values = (stage["task"].get(axis, s.task.get(axis)) for s in self.everything for stage in s.stages)
-        return max((x for x in values if x is not None), default=None)
+        axis = self.experiment.report.x
+        field = axis.removeprefix("test_")
+        trained = [s.task | stage["task"] for s in self.everything for stage in s.stages]
+        if field == axis:
+            return max(x for task in {json.dumps(task): task for task in trained}.values() for x in build("task", task).places(axis))
+        return max((task[field] for task in trained if task.get(field) is not None), default=None)
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""

@@ -102,7 +102,7 @@ def test_keys_name_the_content(tmp_path, monkeypatch):
     keys |= {load_corpus("noise", split, books).key for split in SPLITS for books in (None, 7)}
     keys |= {load_corpus("pg19", split, books, revision).key for split in SPLITS for books in (None, 7) for revision in (None, "abc")}
     keys |= {load_corpus(name, split).key for name in HUB for split in SPLITS if name != "pg19"}
-    assert len(keys) == 6 + 6 + 12 + 12
+    assert len(keys) == 6 + 6 + 12 + 18
     old = load_corpus("noise", "train").key
     monkeypatch.setattr(noise_module, "PARAGRAPHS", 3)
     assert load_corpus("noise", "train").key != old
@@ -121,7 +121,7 @@ def hub(monkeypatch):
 
     def load_dataset(name, config, *, split, revision, streaming):
         asked.append((name, config, split, revision, streaming))
-        if config is None:
+        if config is None or "wikitext" not in config:
             return ({"short_book_title": "?", "text": f"{split} {i}"} for i in range(1000))
         lines = ["", " = A = \n", " text \n", " = = part = = \n", " text \n", " = B = \n", " text \n"]
         return ({"text": line} for line in lines)
@@ -142,6 +142,30 @@ def test_wikitext(hub):
     assert texts("wikitext-2-v1", "valid") == articles
     assert texts("wikitext-103-raw-v1", "test", books=1) == articles[:1]
     assert hub == [("Salesforce/wikitext", "wikitext-2-v1", "validation", None, True), ("Salesforce/wikitext", "wikitext-103-raw-v1", "test", None, True)]
+
+
+def test_fineweb(hub):
+    """It has one part: validation and test have its first pages."""
+    parts = [texts("fineweb-edu", split, books=30, revision="v1") for split in ("valid", "test", "train")]
+    assert [text for part in parts for text in part] == [f"train {i}" for i in range(36)] and list(map(len, parts)) == [3, 3, 30]
+    assert hub == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "v1", True)] * 3
+    assert texts("fineweb-edu-100bt", "valid", books=10) == ["train 0"] and hub[-1][1] == "sample-100BT"
+
+
+def test_the_files_of_wikitext(tmp_path):
+    """A folder with the official files has the articles that the hub has, line ends of any kind kept."""
+    lines = [" \n", " = A = \n", " text \x0b = no title \n", " = = part = = \n", " = B = \n", " text \n"]
+    for split in SPLITS:
+        (tmp_path / f"wiki.{split}.tokens").write_text("".join(lines).replace("text", split))
+    for split in SPLITS:
+        articles = [f" \n = A = \n {split} \x0b = no title \n = = part = = \n", f" = B = \n {split} \n"]
+        assert texts(tmp_path, split) == articles and texts(tmp_path, split, books=1) == articles[:1]
+    corpus = load_corpus(str(tmp_path), "test")
+    assert (
+        list(corpus.texts()) == list(corpus.texts()) and corpus.key != load_corpus(str(tmp_path), "test", 1).key != load_corpus(str(tmp_path), "valid", 1).key
+    )
+    (tmp_path / "wiki.test.tokens").rename(tmp_path / "wiki.test.raw")
+    assert len(texts(tmp_path, "test")) == 2
 
 
 def refused(error, words, source, split="train", **options):

@@ -120,7 +120,7 @@ def test_keys_are_what_they_were(make_spec):
 def test_the_x_axis_is_what_the_test_varies(tree):
     task = {"name": "babilong", "eval_set": "a/b", "test_length": [0, 1000], "test_segments": [2]}
     experiment = parse(tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments': the test of a task varies 'length'; expected 'test_length'"):
+    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_length"):
         experiment.check_report(experiment.plan())
 
 
@@ -411,7 +411,18 @@ def test_every_scale_plans_and_builds(path, scale):
 
 
 SMALL = ["train.steps=2", "train.valid_every=2", "train.valid_size=4", "train.test_size=4", "train.batch_size=4", "train.eval_batch_size=4"]
-SMALL += ["train.stages=[]", "task.pairs?=2", "task.test_pairs?=[2, 3]", "task.segments?=2", "task.test_segments?=[2, 3]", "task.books?=2"]
+SMALL += [
+    "train.stages=[]",
+    "task.pairs?=2",
+    "task.test_pairs?=[2, 3]",
+    "task.segments?=2",
+    "task.test_segments?=[2, 3]",
+    "task.books?=2",
+    "task.length?=40",
+    "task.test_length?=[40, 48]",
+    "task.horizon?=4",
+    "task.test_horizon?=[3, 4]",
+]
 DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in reversed(load(path).at().plan(SMALL))}
 
 

@@ -36,6 +36,9 @@ DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
     "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 4], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
+    "time_series": {"horizon": 5, "test_horizon": [3, 4], "segment_len": 5},
+    "dna": {"length": 44, "test_length": [40, 50], "segment_len": 16},
+    "language_modeling": {"segments": 3, "test_segments": [2, 4], "segment_len": 8, "books": 1, "vocab_size": 256},
 }
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 modules_and_data = pytest.mark.parametrize(("lit", "data"), [(m, d) for m in LIT_MODULES.values() for d in LIT_DATA.values()], ids=lambda c: c.__name__)
@@ -138,18 +141,26 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
             hidden, state = module.model.step(state, ids[b : b + 1], write=i < len(segments) - batch.read_only)
             own.append(module.model.logits(hidden))
         logits.append(torch.cat(own, dim=1))
+    if samples.task.inputs:
+        expected = (torch.cat(logits)[:, -2] - batch.targets_BT[:, -1]).square().mean()
+        torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
+        found = module.evaluate(batch, samples.task)
+        assert found["loss"] == found["mse"] and float(found["loss"][0]) == pytest.approx(float(expected))
+        return
     log_p = torch.cat(logits).log_softmax(-1)
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    assert len(scored) == 3 * asked * (3 if data.task_name == "needle" else 2)  # a needle has two digits and EOS, the others one token and EOS
+    each = {"dna": 1, "language_modeling": 23, "needle": 3}.get(data.task_name, 2)
+    assert len(scored) == 3 * each * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
-    module._trainer = SimpleNamespace(datamodule=samples)
-    found = module.evaluate(batch)
-    torch.testing.assert_close(found["loss"], expected, atol=1e-10, rtol=0)
+    found = module.evaluate(batch, samples.task)
+    torch.testing.assert_close(found["loss"][0], expected, atol=1e-10, rtol=0)
+    if samples.task.scores_losses:
+        return
     right = [log_p[b, p - 1].argmax() == batch.targets_BT[b, p] for b, p in scored]
     answers = torch.tensor(right).view(3, asked, -1).all(-1).double().mean()
-    assert float(found[samples.task.metrics[0]]) == pytest.approx(float(answers))
+    assert float(found[samples.task.metrics[0]][0]) == pytest.approx(float(answers))
 
 
 @all_modules
@@ -234,7 +245,7 @@ def test_a_share_of_endless_steps_is_an_error():
 
 
 def equal(a, b) -> bool:
-    return torch.equal(a.ids_BT, b.ids_BT) and torch.equal(a.targets_BT, b.targets_BT)
+    return torch.equal(a.ids_BT, b.ids_BT) and torch.equal(a.targets_BT.nan_to_num(), b.targets_BT.nan_to_num())
 
 
 @all_data
@@ -243,10 +254,12 @@ def test_loaders_have_their_sizes(data):
     assert [len(b.ids_BT) for b in samples.train_dataloader()] == [4, 4, 4]
     assert [len(b.ids_BT) for b in samples.val_dataloader()] == [4, 2]
     assert [[len(b.ids_BT) for b in loader] for loader in samples.test_dataloader()] == [[4, 1], [4, 1]]
-    assert [x for x, _ in samples.test_conditions] == [2, 4]
+    axis = samples.task.test_axis()[0]
+    values = DATA[data.task_name][f"test_{axis}"]
+    assert [x for x, _ in samples.test_conditions] == values
     fewer = make_data(data, test_size=[5, 2], eval_batch_size=4).test_dataloader()
     assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[4, 1], [2]] and equal(fewer[0].dataset[0], samples.test_dataloader()[0].dataset[0])
-    with pytest.raises(ValueError, match=r"test_size=\[5\]: expected one number, or 2 of them, one for each of \[2, 4\]"):
+    with pytest.raises(ValueError, match=rf"test_size=\[5\]: expected one number, or 2 of them, one for each of \{values}"):
         make_data(data, test_size=[5])
     steps = samples.val_dataloader().dataset
     assert len(steps) == 2
@@ -266,17 +279,19 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
         assert len(loader) == 2 * devices * accumulated and equal(next(iter(loader)), seven.task.batch(7, "train", first, 4))
     for ours, theirs in zip([samples.val_dataloader(), *samples.test_dataloader()], [seven.val_dataloader(), *seven.test_dataloader()], strict=True):
         assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert equal(next(iter(samples.val_dataloader())), samples.task.batch(0, "valid", 0, 4))
+    count = samples.task.count("valid")
+    first = samples.task.batch(0, "valid", 0, 4) if count is None else samples.task.take("valid", [i * count // 6 for i in range(4)])
+    assert equal(next(iter(samples.val_dataloader())), first)
 
 
 @all_data
 def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples = make_data(data)
     before = next(iter(samples.test_dataloader()[1]))
-    axis, _ = samples.task.test_axis()
-    samples.set_task(samples.whole_task.at(**{axis: 1}))
-    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {1}
-    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == 4
+    axis, (first, last) = samples.task.test_axis()
+    samples.set_task(samples.whole_task.at(**{axis: first - 1}))
+    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {first - 1}
+    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == last
 
 
 def test_babi_is_babilong_without_noise():

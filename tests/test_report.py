@@ -401,7 +401,6 @@ def test_the_section_of_the_yaml_is_strict():
         with pytest.raises(OmegaConfBaseException):
             OmegaConf.merge(schema, wrong)
     wrong = [
-        ({"x": "pairs"}, "test_<field>"),
         ({"paper_values": "armt"}, "expected one of armt_table1_babilong"),
         ({"paper_rows": ["Fig 2b"]}, "name the file"),
         ({"state_x": "lst"}, "state_x='lst': expected a tested number without quotes, first or last"),

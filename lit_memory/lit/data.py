@@ -19,11 +19,14 @@ EVALUATION_SEED = 0
 
 class Steps(Dataset):
     """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``cuts``:
-    see ``Batch.recut``."""
+    see ``Batch.recut``. With ``count``, that of the split, the samples are not drawn: they lie at equal distances, in order."""
 
-    def __init__(self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = ()) -> None:
-        self.task, self.seed, self.split = task, seed, split
-        self.batch_size, self.samples, self.first, self.cuts = batch_size, samples, first, cuts
+    def __init__(
+        self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = (), count: int | None = None
+    ) -> None:
+        self.task, self.seed, self.split, self.count = task, seed, split, count
+        self.batch_size, self.first, self.cuts = batch_size, first, cuts
+        self.samples = samples if count is None else min(samples, count)
 
     def __len__(self) -> int:
         return -(-self.samples // self.batch_size)
@@ -31,8 +34,12 @@ class Steps(Dataset):
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        size = min(self.batch_size, self.samples - index * self.batch_size)
-        batch = self.task.batch(self.seed, self.split, self.first + index, size)
+        start = index * self.batch_size
+        size = min(self.batch_size, self.samples - start)
+        if self.count is None:
+            batch = self.task.batch(self.seed, self.split, self.first + index, size)
+        else:
+            batch = self.task.take(self.split, [i * self.count // self.samples for i in range(start, start + size)])
         return batch.recut(self.cuts) if self.cuts else batch
 
 
@@ -40,7 +47,7 @@ class LitData(L.LightningDataModule):
     """Batches of one task.
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
-    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each).
+    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each), at most.
     eval_batch_size: contexts per batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
@@ -76,6 +83,13 @@ class LitData(L.LightningDataModule):
         """Train and validate on ``task`` from the next epoch on (a stage of a curriculum); the test stays as it was."""
         self.task = task
 
+    def setup(self, stage: str) -> None:
+        """Find out how many samples there are, so that what is wrong with the data of a test is told before the training, not after it."""
+        for split in ("train", "valid"):
+            self.task.count(split)
+        for _, task in self.test_conditions:
+            task.count("test")
+
     def train_dataloader(self) -> DataLoader:
         step, per_step = 0, 1  # an optimizer step reads one batch per device and accumulation
         if self.trainer:
@@ -90,7 +104,8 @@ class LitData(L.LightningDataModule):
         return [self._evaluation(task, "test", size, self.test_cuts) for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
-        return DataLoader(Steps(task, EVALUATION_SEED, split, self.evaluation_batch(task, split, samples), samples, cuts=cuts), batch_size=None)
+        steps = Steps(task, EVALUATION_SEED, split, self.evaluation_batch(task, split, samples), samples, cuts=cuts, count=task.count(split))
+        return DataLoader(steps, batch_size=None)
 
     def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
         """Contexts per batch of a validation or a test of so many ``samples``."""
@@ -133,5 +148,24 @@ class NeedleData(LitData):
     task_name = "needle"
 
 
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in (AssociativeRetrievalData, BABILongData, NeedleData)}
+class DNAData(LitData):
+    """Classes of DNA sequences: GenomicsBenchmarks, or a stand-in with motifs."""
+
+    task_name = "dna"
+
+
+class LanguageModelingData(LitData):
+    """Windows of text: books, WikiText, FineWeb-Edu, or synthetic prose."""
+
+    task_name = "language_modeling"
+
+
+class TimeSeriesData(LitData):
+    """Forecasts of time series: ETT, a CSV file, or a stand-in."""
+
+    task_name = "time_series"
+
+
+_ALL = (AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, TimeSeriesData)
+LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in _ALL}
 """Registered name of a task -> its LightningDataModule."""

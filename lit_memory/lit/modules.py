@@ -1,9 +1,9 @@
 """A LightningModule per architecture.
 
 ``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
-``LitMemory``: unroll over the batch's segments, cross-entropy on the positions that the task scores, the task's own metric.
+``LitMemory``: unroll over the batch's segments, cross-entropy (or, of numbers, squared error) on the positions that the task scores, its own metric.
 
-Shape suffixes: B batch, T tokens, N scored positions, V vocabulary.
+Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
 
 import math
@@ -13,10 +13,26 @@ import lightning as L
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence import unroll
 from lit_memory.registry import build_config, load_class
-from lit_memory.tasks.base import Batch
+from lit_memory.tasks.base import Batch, Task
+
+MOST_LOGITS = 2**25
+"""How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
+
+
+def predicted(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """The likeliest ids (N,); or numbers (N, H), where the targets are that, of which a model may say more."""
+    return outputs_NV[:, : targets_N.shape[1]].to(targets_N.dtype) if targets_N.is_floating_point() else outputs_NV.argmax(-1)
+
+
+def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of ids (N,), or squared error of numbers (N, H); with ``reduction`` as in torch."""
+    if targets_N.is_floating_point():
+        return F.mse_loss(outputs_NV[:, : targets_N.shape[1]], targets_N.to(outputs_NV.dtype), reduction=reduction)
+    return F.cross_entropy(outputs_NV, targets_N, reduction=reduction)
 
 
 class LitMemory(L.LightningModule):
@@ -24,8 +40,8 @@ class LitMemory(L.LightningModule):
 
     lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
-    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` is
-    taken from the data if it is not given. Raises TypeError for an argument that the model does not have.
+    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
+    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have.
     """
 
     model_name: ClassVar[str]
@@ -57,6 +73,8 @@ class LitMemory(L.LightningModule):
             options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
             if not options.get("vocab_size"):
                 options["vocab_size"] = self.hparams["vocab_size"] = self.data.task.vocab_size
+                if self.data.task.inputs:
+                    options["inputs"] = self.hparams["inputs"] = self.data.task.inputs
             self.model = self.model_class(self.model_class.Config(**options))
 
     @property
@@ -98,7 +116,7 @@ class LitMemory(L.LightningModule):
         return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
 
     def answers(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (N, V) and targets (N,) of the scored positions, and where those lie in (B, T); ``state`` is that of ``read``."""
+        """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T); ``state`` is that of ``read``."""
         out = unroll(
             self.model,
             batch.ids_BT,
@@ -109,39 +127,77 @@ class LitMemory(L.LightningModule):
             bptt=self.hparams["bptt"],
             schedule=self.hparams["unroll_schedule"],
         )
-        scored_BT = batch.targets_BT != -100
+        scored_BT = batch.scored_BT
         tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
-        return self.model.logits(out.hidden_BTD[:, :-1][tail[:, 1:]]), batch.targets_BT[scored_BT], scored_BT
+        return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
+
+    def cross_entropy(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+        """The mean loss, or with ``reduction`` "none" every loss (N,). Where there are more than ``MOST_LOGITS`` logits, they are computed part by
+        part, and once more in the backward pass."""
+
+        def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
+            return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
+
+        rows = max(1, MOST_LOGITS // self.model.config.vocab_size)
+        if len(targets_N) <= rows:
+            return loss(hidden_ND, targets_N, reduction)
+        part = "sum" if reduction == "mean" else "none"
+        pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
+        return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits_NV, targets_N, _ = self.answers(batch, self.read(batch))
-        loss = F.cross_entropy(logits_NV, targets_N)
+        hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
+        loss = self.cross_entropy(hidden_ND, targets_N)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
-    def evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and the task's metrics, means over the batch. A batch with prompts is scored by what the model says, token after token."""
-        task, state = self.data.task, self.read(batch)
-        logits_NV, targets_N, scored_BT = self.answers(batch, state)
+    def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
+        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. A batch with prompts is
+        scored by what the model says, token after token."""
+        state = self.read(batch)
+        hidden_ND, targets_N, scored_BT = self.answers(batch, state)
+        if task.scores_losses:
+            losses_N = self.cross_entropy(hidden_ND, targets_N, "none")
+            loss_BT = losses_N.new_full(scored_BT.shape, math.nan)
+            loss_BT[scored_BT] = losses_N
+            values = task.score_losses(loss_BT, batch)
+            return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
+        logits_NV = self.model.logits(hidden_ND)
         if batch.prompt_B is None:
             predicted_BT = batch.targets_BT.clone()
-            predicted_BT[scored_BT] = logits_NV.argmax(-1)
+            predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
             scores = task.score(predicted_BT, batch)
         else:
             mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
             options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
             scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
-        return {"loss": F.cross_entropy(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+        means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
+        return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, value in self.evaluate(batch).items():
-            self.log(f"valid/{name}", value, batch_size=len(batch.ids_BT))
+        for name, (value, weight) in self.evaluate(batch, self.data.task).items():
+            if "[" not in name:  # curves are for the test
+                self.log(f"valid/{name}", value, batch_size=weight)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_summary(self.data.task, "valid/")
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Logs ``test/<metric>@<x>`` for every condition x of the test."""
-        x = self.data.test_conditions[dataloader_idx][0]
-        for name, value in self.evaluate(batch).items():
-            self.log(f"test/{name}@{x}", value, batch_size=len(batch.ids_BT), add_dataloader_idx=False)
+        x, task = self.data.test_conditions[dataloader_idx]
+        for name, (value, weight) in self.evaluate(batch, task).items():
+            self.log(f"test/{name}@{x}", value, batch_size=weight, add_dataloader_idx=False)
+
+    def on_test_epoch_end(self) -> None:
+        for x, task in self.data.test_conditions:
+            self.log_summary(task, "test/", f"@{x}")
+
+    def log_summary(self, task: Task, prefix: str, suffix: str = "") -> None:
+        """Log those of the task's metrics that follow from the means over a split, which have been logged under such names."""
+        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items() if name.startswith(prefix) and name.endswith(suffix)}
+        found = task.summarize({name.removeprefix(prefix).removesuffix(suffix): value for name, value in logged.items()})
+        self.log_dict({f"{prefix}{name}{suffix}": found[name] for name in task.metrics if name in found})
 
 
 class LitTransformer(LitMemory):

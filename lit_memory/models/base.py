@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lit_memory.backbone import embedding
 from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
 
@@ -23,13 +24,15 @@ class TokenRecurrentConfig:
 
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
+    inputs: int = 0
+    """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
     layers: int = 4
     width: int = 128
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width")
-        at_least(0, self, "vocab_size", "norm_eps")
+        at_least(0, self, "vocab_size", "inputs", "norm_eps")
 
     def rows(self, segment_len: int) -> int:
         """Rows that one segment occupies: its tokens."""
@@ -46,7 +49,7 @@ class Stack(nn.Module):
         super().__init__()
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.tokens = embedding(config)
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)

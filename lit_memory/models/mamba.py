@@ -126,7 +126,7 @@ class Mamba(TokenRecurrent):
         layers = [MambaLayer(config) for _ in range(config.layers)]
         self.decoder = Stack(config, layers, nn.RMSNorm(config.width, config.norm_eps))
         nn.init.normal_(self.decoder.tokens.weight, std=config.embedding_std)
-        if config.tie_embeddings:
+        if config.tie_embeddings and not config.inputs:
             self.decoder.head.weight = self.decoder.tokens.weight
 
     @property

@@ -134,7 +134,7 @@ class Titans(TokenRecurrent):
         c = self.config = config
         self.decoder = Stack(c, [self.layer_class(c) for _ in range(c.layers)], RMSNorm(c.width, c.norm_eps))
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
-        if c.tie_embeddings:
+        if c.tie_embeddings and not c.inputs:
             self.decoder.head.weight = self.decoder.tokens.weight
 
     def init_state(self, batch, device=None, dtype=None):

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.backbone import attention_mask
+from lit_memory.backbone import attention_mask, embedding
 from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
 
@@ -137,7 +137,7 @@ class XLDecoder(nn.Module):
         super().__init__()
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.tokens, self.scale = embedding(config), config.width**0.5
         self.dropout = nn.Dropout(config.dropout)
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
         self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
@@ -147,12 +147,12 @@ class XLDecoder(nn.Module):
                 nn.init.zeros_(parameter)
             elif ".norm" not in name:
                 nn.init.normal_(parameter, std=config.init_std)
-        if config.tie_embeddings:
+        if config.tie_embeddings and not config.inputs:
             self.head.weight = self.tokens.weight
 
     def embed(self, ids_BT: Tensor) -> Tensor:
         """Rows that enter the first layer, (B, T, D)."""
-        return self.dropout(self.tokens(ids_BT) * self.tokens.embedding_dim**0.5)
+        return self.dropout(self.tokens(ids_BT) * self.scale)
 
 
 class XL(LayerRecurrent):
@@ -164,6 +164,8 @@ class XL(LayerRecurrent):
 
         vocab_size: int = 0
         """Number of token ids; 0 takes the task's."""
+        inputs: int = 0
+        """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
         layers: int = 6
         width: int = 128
         heads: int = 6
@@ -181,7 +183,7 @@ class XL(LayerRecurrent):
 
         def __post_init__(self) -> None:
             at_least(1, self, "layers", "width", "heads", "head_width", "ff_width")
-            at_least(0, self, "mem_len", "clamp_len", "norm_eps", "init_std")
+            at_least(0, self, "inputs", "mem_len", "clamp_len", "norm_eps", "init_std")
             if self.width % 2:
                 raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:

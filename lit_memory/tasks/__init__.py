@@ -8,4 +8,7 @@ TASKS = {
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "needle": "lit_memory.tasks.needle:Needle",
+    "dna": "lit_memory.tasks.dna:DNA",
+    "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
+    "time_series": "lit_memory.tasks.time_series:TimeSeries",
 }

@@ -31,26 +31,22 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.random import PCG64, Generator
-from torch import Tensor
 
 from lit_memory.checks import at_least, one_of
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
-from lit_memory.tasks.babilong_sample import Sample, padded
 from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
-from lit_memory.tasks.base import Batch, Segment, Task
-from lit_memory.text.corpus import HUB, load_corpus, sentences
+from lit_memory.tasks.hidden import Hidden, Sample, encoded
+from lit_memory.text.corpus import SOURCES, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
 RULES = tuple(FEWEST_FACTS)
-SOURCES = ("noise", *HUB)
 
 
-class BABILong(Task):
+class BABILong(Hidden):
     """Answer a bAbI question whose facts lie between the sentences of books."""
 
     metrics = ("exact_match", "babilong_compare")
@@ -114,14 +110,6 @@ class BABILong(Task):
             part_name(self.length or 0)
 
     @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def segment_len(self) -> int:
-        return self.config.segment_len
-
-    @property
     def written(self) -> int:
         """Of an ``eval_set``, what its name says: its samples differ."""
         c = self.config
@@ -144,49 +132,6 @@ class BABILong(Task):
     def tokenizer(self) -> Tokenizer:
         c = self.config
         return load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
-
-    @property
-    def stop_id(self) -> int:
-        return self.tokenizer.eos_id
-
-    def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
-        samples = sorted(self.samples(seed, split, step, size), key=lambda sample: -sample.segments)
-        length, most = self.config.segment_len, samples[0].segments
-        tail_BS = np.full((size, length), self.tokenizer.pad_id, np.int64)
-        targets_BS = np.full((size, length), -100, np.int64)
-        asked_B, prompt_B = np.empty(size, np.int64), np.empty(size, np.int64)
-        for i, sample in enumerate(samples):
-            context = sample.segment(sample.segments - 1, length, self.config.margin)
-            asked_B[i] = len(context)
-            prompt_B[i] = asked_B[i] + len(sample.question)
-            end = prompt_B[i] + len(sample.answer)
-            tail_BS[i, : asked_B[i]] = context
-            tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
-            targets_BS[i, prompt_B[i] : end] = sample.answer
-        context = self.contexts(samples) if most > 1 else ()
-        meta = self.meta(samples) | {"asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
-        test = split == "test"
-        return Batch(
-            torch.from_numpy(tail_BS),
-            torch.from_numpy(targets_BS),
-            length,
-            read_only=1,
-            meta=meta,
-            context=context if test else tuple(context),
-            prompt_B=meta["prompt"] if test else None,
-        )
-
-    def meta(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """What kind of sample each one is, numbers (B,)."""
-        return {"segments": torch.tensor([sample.segments for sample in samples])}
-
-    def contexts(self, samples: Sequence[Sample]) -> Iterator[Segment]:
-        """The segments (b, S) before the last one; the samples, the longest first, end together."""
-        c, most = self.config, samples[0].segments
-        for s in range(most - 1):
-            begun = [sample for sample in samples if s >= most - sample.segments]
-            parts = [sample.segment(s - most + sample.segments, c.segment_len, c.margin) for sample in begun]
-            yield padded(parts, c.segment_len, self.tokenizer.pad_id)
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         """Samples in the order in which they are drawn."""
@@ -256,38 +201,13 @@ class BABILong(Task):
             raise ValueError(f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range")
         return first, last
 
-    def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        said = [row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)]
-        return self._score(said, batch)
-
-    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return self._score(list(said_BN), batch)
-
-    def _score(self, said: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
-        scores: dict[str, list[float]] = {name: [] for name in self.metrics}
-        labels, tokenizer = labels_of(self.config.task, self.config.stories), self.tokenizer
-        rows = zip(said, batch.ids_BT.tolist(), batch.targets_BT.tolist(), batch.meta["asked"].tolist(), batch.meta["prompt"].tolist(), strict=True)
-        for answer, ids, targets, asked, prompt in rows:
-            target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
-            spoken, ended = until(answer.tolist(), tokenizer.eos_id)
-            text = tokenizer.decode(spoken)
-            scores["exact_match"].append(float(ended and text.strip() == target))
-            scores["babilong_compare"].append(float(babilong_compare(target, text, tokenizer.decode(ids[asked : prompt - 1]), labels)))
-        return {name: torch.tensor(values, device=batch.ids_BT.device) for name, values in scores.items()}
+    def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
+        found = babilong_compare(target, said, question, labels_of(self.config.task, self.config.stories))
+        return super().judge(target, said, ended, question) | {"babilong_compare": float(found)}
 
 
 TRIES = 10_000
 """Questions that are looked at for one that fits."""
-
-
-def until(ids: list[int], stop: int) -> tuple[list[int], bool]:
-    """What comes before ``stop``, and whether it came."""
-    return (ids[: ids.index(stop)], True) if stop in ids else (ids, False)
-
-
-def encoded(tokenizer: Tokenizer, texts: Sequence[str], leading_space: bool) -> list[np.ndarray]:
-    """Token ids of every text by itself."""
-    return tokenizer.encode_batch([f" {text}" if leading_space else text for text in texts])
 
 
 def babilong_compare(target: str, output: str, question: str, labels: Sequence[str]) -> bool:

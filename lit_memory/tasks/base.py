@@ -27,6 +27,7 @@ class Batch:
     """What a model reads and what it is asked.
 
     ids_BT: token ids. targets_BT: the id at every position that is scored, -100 elsewhere; position p is predicted from p-1.
+        Numbers in place of ids: see ``Task.inputs``.
     segment_len: tokens per segment where the task fixes it (None: the whole sequence).
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
@@ -42,6 +43,11 @@ class Batch:
     meta: dict[str, Tensor] = field(default_factory=dict)
     context: Iterable[Segment] = ()
     prompt_B: Tensor | None = None
+
+    @property
+    def scored_BT(self) -> Tensor:
+        """True at the positions that are scored."""
+        return self.targets_BT != -100 if self.targets_BT.dim() == 2 else ~self.targets_BT[..., 0].isnan()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
@@ -68,15 +74,26 @@ class Batch:
 class Task:
     """A pure sampler and its metric.
 
-    ``batch(seed, split, step, size)`` returns the same bits for the same arguments. ``Config.test_<field>`` lists the values of
-    ``<field>`` that the test visits; the x axis of a figure is one of those fields.
+    ``batch(seed, split, step, size)`` returns the same bits for the same arguments. A split may have an end (``count``): then validation
+    and test take its samples in order, each at most once. ``Config.test_<field>`` lists the values of ``<field>`` that the test visits.
+
+    Metrics are means over a whole split, exact for batches of any size: ``score`` returns one value per sample, from predicted ids; a
+    task with ``scores_losses`` gets the loss at every position in place of them, and returns the values that are averaged, of any number,
+    per name. ``summarize`` adds what follows from the means. The x axis of a figure is a field that the test varies, or the axis of one of
+    ``curves``: metrics of which one test has a value at every place, under the name ``metric[place]``.
     """
 
     Config: ClassVar[type]
     metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
-    """Names of what ``score`` returns; the first selects grid points and is shown while a run is on. Higher is better."""
+    """Names of what validation and test measure, one by one or by ``summarize``; the first selects grid points and is shown while a run is on."""
+    lower: ClassVar[tuple[str, ...]] = ()
+    """Those of the metrics of which less is better."""
     derived: ClassVar[tuple[str, ...]] = ()
-    """Names of what ``summarize`` adds."""
+    """Names of what ``summarize`` adds to a test alone."""
+    curves: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Axis -> the metrics along it; ``places`` has its values."""
+    scores_losses: ClassVar[bool] = False
+    """Whether ``score_losses`` takes the place of ``score``."""
     any_segments: ClassVar[bool] = False
     """Whether a test may write its contexts in segments of any length (``Batch.recut``)."""
 
@@ -89,6 +106,12 @@ class Task:
         raise NotImplementedError
 
     @property
+    def inputs(self) -> int:
+        """Numbers that a token is made of. 0: tokens are ids. If positive, ``ids_BT`` is (B, T, inputs), ``targets_BT`` is (B, T, H), nan where
+        nothing is scored, ``vocab_size`` is the largest H, the loss is the squared error, and ``score`` gets what was predicted."""
+        return 0
+
+    @property
     def segment_len(self) -> int | None:
         """Tokens per segment where the task fixes it."""
         raise NotImplementedError
@@ -99,7 +122,18 @@ class Task:
         raise NotImplementedError
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
-        """``size`` samples of ``split`` ("train", "valid" or "test")."""
+        """``size`` samples of ``split`` ("train", "valid" or "test"). Default: drawn, with replacement, from the ``count`` that there are."""
+        count = self.count(split)
+        if count is None:
+            raise NotImplementedError
+        return self.take(split, torch.randint(count, (size,), generator=generator(seed, split, step)).tolist())
+
+    def count(self, split: str) -> int | None:
+        """Samples of a split that has an end, each with a number; None for one that makes as many as are asked for."""
+        return None
+
+    def take(self, split: str, numbers: Sequence[int]) -> Batch:
+        """The samples of these numbers, below ``count``."""
         raise NotImplementedError
 
     new_tokens: ClassVar[int] = 10
@@ -118,6 +152,10 @@ class Task:
         """Metrics per sample, (B,), from the predicted id at every target position (anything elsewhere)."""
         raise NotImplementedError
 
+    def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What is averaged, (n,) for any n, from the loss at every target position (nan elsewhere); "loss" is one of the names."""
+        raise NotImplementedError
+
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Metrics that follow from the means over a whole split (an estimated capacity, say), to be added to them."""
         return {}
@@ -125,6 +163,15 @@ class Task:
     def remarks(self) -> list[str]:
         """What a reader of the test's results has to know besides the configuration, a line each."""
         return []
+
+    @classmethod
+    def better(cls, metric: str, value: float, than: float) -> bool:
+        """Whether a metric that is ``value`` is better than one that is ``than``, or as good."""
+        return value <= than if metric in cls.lower else value >= than
+
+    def places(self, axis: str) -> list[int]:
+        """Where one test has values along the axis of one of ``curves``."""
+        raise NotImplementedError
 
     def at(self, **changes: Any) -> Self:
         """The same task with other fields: a stage of a curriculum, or one condition of a test."""
@@ -145,6 +192,16 @@ class Task:
         if len(sizes) != len(values):
             raise ValueError(f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}")
         return sizes
+
+    def x_values(self, x: str) -> list:
+        """Where a figure with this x axis has values: those of ``test_<field>``, or the places of a curve; [] for an axis that the task does not have.
+
+        A test with several conditions has the curve of its last one.
+        """
+        if x in self.curves:
+            return self.test_conditions()[-1][1].places(x)
+        axis, values = self.test_axis()
+        return values if x == f"test_{axis}" else []
 
     def test_axis(self) -> tuple[str, list]:
         """Name of the field that the test varies, and its values (default: that of the task itself)."""

@@ -11,7 +11,7 @@ Reference: github.com/NVIDIA/RULER, single_1 to single_3.
     n        niah_single_2 books                   number
     w        niah_single_3 books                   uuid
 
-Samples are laid out, streamed and prompted as in ``babilong.py``: the value and EOS are scored, and a test has the model say them.
+Samples are laid out, streamed and prompted as ``hidden.py`` says: the value and EOS are scored, and a test has the model say them.
 
 Deviations
 1. Keys and words are an adjective and a noun of ``text/lexicon.py``, 24,806 in all; the reference draws from the package wonderwords.
@@ -43,9 +43,8 @@ from lit_memory.checks import at_least, one_of
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import split_of
-from lit_memory.tasks.babilong import SOURCES, BABILong, Sample, encoded, until
-from lit_memory.tasks.base import Batch
-from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
+from lit_memory.tasks.hidden import Hidden, Sample, encoded
+from lit_memory.text.corpus import SOURCES, Corpus, content_key, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.lexicon import WORDS
 from lit_memory.text.tokenizers import WORD, Tokenizer, build_tokenizer
@@ -67,7 +66,7 @@ DEPTHS = np.linspace(0, 100, 40).round().astype(int)
 """Percent of the sentences that come before the needle."""
 
 
-class Needle(BABILong):
+class Needle(Hidden):
     """Say the value of a key that one sentence of a long text has told."""
 
     metrics = ("string_match_all", "exact_match")
@@ -170,16 +169,8 @@ class Needle(BABILong):
         before_B = [int(sample.starts_F[-1]) - sum(map(len, sample.facts[:-1])) for sample in samples]
         return super().meta(samples) | {"depth": 100 * torch.tensor(before_B) / torch.tensor(hay_B)}
 
-    def _score(self, said: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
-        scores: dict[str, list[float]] = {name: [] for name in self.metrics}
-        tokenizer = self.tokenizer
-        for answer, targets in zip(said, batch.targets_BT.tolist(), strict=True):
-            target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
-            spoken, ended = until(answer.tolist(), tokenizer.eos_id)
-            text = tokenizer.decode(spoken)
-            scores["string_match_all"].append(string_match_all(text, [target]))
-            scores["exact_match"].append(float(ended and text.strip() == target))
-        return {name: torch.tensor(values, device=batch.ids_BT.device) for name, values in scores.items()}
+    def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
+        return super().judge(target, said, ended, question) | {"string_match_all": string_match_all(said, [target])}
 
 
 def string_match_all(said: str, wanted: Sequence[str]) -> float:

@@ -12,6 +12,7 @@ Deviations
 
 import difflib
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +27,13 @@ SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
 HUB = {"pg19": ("emozilla/pg19", None)}
 HUB |= {name: ("Salesforce/wikitext", name) for name in ("wikitext-2-v1", "wikitext-2-raw-v1", "wikitext-103-v1", "wikitext-103-raw-v1")}
+HUB |= {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT"), "fineweb-edu-100bt": ("HuggingFaceFW/fineweb-edu", "sample-100BT")}
 """Source -> name on the Hugging Face hub, and configuration."""
-BOOKS = {"noise": 50, "pg19": 100}
-"""Books of a split where a source has more than anybody needs: about 2 million and 10 million words."""
+SOURCES = ("noise", *HUB)
+BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 100_000}
+"""Books of a split where a source has more than anybody needs: about 2, 10 and 70 million words."""
+LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
+"""Splits that a source does not have: they get the first of its training texts."""
 HELD_OUT = 10
 """One book in so many is held out, and at least one."""
 
@@ -61,10 +66,11 @@ def sentences(text: str) -> list[str]:
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
     """The books of one split. No text is in two splits.
 
-    source: "noise", which needs no download; "pg19" or a configuration of WikiText, whose "books" are articles, from the Hugging Face hub;
-        or a folder with ``train/*.txt`` and ``test/*.txt``, with ``train.txt`` and ``test.txt``, or with all books in one place, which are then
-        spread over the splits by a hash of their names. ``valid`` has a part of the training books where the folder has no such part.
-    books: most books of the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19.
+    source: "noise", which needs no download; "pg19", a configuration of WikiText, whose "books" are articles, or "fineweb-edu" (-100bt), whose
+        are web pages, from the Hugging Face hub; or a folder: with WikiText's own ``wiki.train.tokens`` (or ``.raw``) and so on; with ``train/*.txt``
+        and ``test/*.txt``; with ``train.txt`` and ``test.txt``; or with all books in one place, which are then spread over the splits by a hash of
+        their names. ``valid`` has a part of the training books where the folder has no such part.
+    books: most books of the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19, 100,000 of FineWeb-Edu.
     revision: branch, tag or commit on the hub.
     Raises ValueError for an unknown source or split; FileNotFoundError for a folder without text, and later, where ``texts`` is called,
     for a name that is not in reach on the hub; then also ValueError for a file that is not UTF-8.
@@ -79,9 +85,11 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
     if source in HUB:
         return Corpus(content_key(HUB[source], revision, split, books), lambda: _fetch(source, split, books, revision), f"{source}, split {split}")
     if not Path(source).is_dir():
-        known = ["noise", *HUB]
-        hint = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(source, known, 1))
-        raise ValueError(f"source={source!r}: no such folder; expected one with .txt books, or one of {', '.join(known)}{hint}")
+        hint = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(source, SOURCES, 1))
+        raise ValueError(f"source={source!r}: no such folder; expected one with .txt books, or one of {', '.join(SOURCES)}{hint}")
+    if wiki := next((path for end in ("tokens", "raw") if (path := Path(source, f"wiki.{split}.{end}")).is_file()), None):
+        key = content_key("wiki", files.digest(wiki), books)
+        return Corpus(key, lambda: islice(_articles(io.StringIO(_read(wiki, 0, 1))), books), f"{source}, split {split}")
     parts = _parts(Path(source), split)[:books]
     key = content_key(*((files.digest(path), share) for path, share in parts))
     return Corpus(key, lambda: (_read(path, *share) for path, share in parts), f"{source}, split {split}")
@@ -133,20 +141,19 @@ def _read(path: Path, start: float, stop: float) -> str:
 
 
 def _fetch(source: str, split: str, books: int | None, revision: str | None) -> Iterator[str]:
-    """Books of PG19, or articles of WikiText, as they arrive from the hub."""
+    """Books of PG19, articles of WikiText or pages of FineWeb-Edu, as they arrive from the hub."""
     from datasets import load_dataset
 
-    (name, config), start = HUB[source], 0
-    if source != "pg19":
-        part = {"valid": "validation"}.get(split, split)
-    elif split == "test":
-        part = "test"
-    else:  # the first training books are for validation
+    (name, config), start, part = HUB[source], 0, split
+    lacking = LACKING.get(source, ())
+    if split in ("train", *lacking) and lacking:
         part, held = "train", max(1, (books or 0) // HELD_OUT)
-        start, books = (0, held) if split == "valid" else (held, books)
+        start, books = (held * lacking.index(split), held) if split in lacking else (held * len(lacking), books)
+    elif split == "valid":
+        part = "validation"
     try:
         rows = (row["text"] for row in load_dataset(name, config, split=part, revision=revision, streaming=True))
-        yield from islice(rows if source == "pg19" else _articles(rows), start, None if books is None else start + books)
+        yield from islice(_articles(rows) if name.endswith("wikitext") else rows, start, None if books is None else start + books)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(f"{source}: {name} is not in reach on the Hugging Face hub ({kind}); check the network, or name a folder of books") from error

@@ -1,0 +1,178 @@
+"""What tasks share that hide facts in a text and ask about them: samples that are read part by part, their layout in segments, prompts.
+
+    context                                  tail
+    [noise ... fact ... noise, T tokens]     question answer EOS      T = segments * segment_len - margin
+
+The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS are scored.
+
+Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_memory.tasks.base import Batch, Segment, Task
+from lit_memory.text.haystack import Haystack
+from lit_memory.text.tokenizers import Tokenizer
+
+
+class Sample(NamedTuple):
+    """One sample whose context is not there yet: what it takes to read any part of it."""
+
+    noise: Haystack | None
+    """None where there are facts alone."""
+    position: int
+    """Where its noise begins in the haystack."""
+    facts: list[np.ndarray]
+    starts_F: np.ndarray
+    """Offsets of the facts in the context."""
+    segments: int
+    context: int
+    """Tokens of the context."""
+    question: np.ndarray
+    """With all that comes before the answer."""
+    answer: np.ndarray
+    """With EOS."""
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens ``start .. start + count`` of the context."""
+        out, at, end = np.empty(count, np.int64), start, start + count
+        ends_F = self.starts_F + [len(fact) for fact in self.facts]
+        i = int(np.searchsorted(ends_F, start, side="right"))
+        before = sum(len(fact) for fact in self.facts[:i])
+        while at < end:
+            upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
+            if at < upcoming and self.noise:
+                stop = min(upcoming, end)
+                out[at - start : stop - start] = self.noise.tokens(self.position + at - before, stop - at)
+            else:
+                stop = min(int(ends_F[i]), end)
+                out[at - start : stop - start] = self.facts[i][at - upcoming : stop - upcoming]
+                before, i = before + len(self.facts[i]), i + 1
+            at = stop
+        return out
+
+    def segment(self, k: int, segment_len: int, margin: int) -> np.ndarray:
+        """The part of the context that segment ``k`` has, counted back from the end: the last one leaves ``margin`` free, and the first may be short."""
+        first = self.context - (segment_len - margin) - (self.segments - 1 - k) * segment_len
+        start, stop = max(first, 0), min(first + segment_len, self.context)
+        return self.read(start, stop - start)
+
+
+def padded(rows: Sequence[np.ndarray], segment_len: int, pad_id: int) -> Segment:
+    """Rows of tokens as one full segment (b, S), with a mask of the real tokens where some are short.
+
+    A short one is never read as it is: what a model appends to a segment, memory tokens for example, lies where it lay in training, and no
+    sample depends on the others of its batch.
+    """
+    lengths = np.array([len(row) for row in rows])
+    if (lengths == segment_len).all():
+        return torch.from_numpy(np.stack(rows))
+    mask_bS = np.arange(segment_len) < lengths[:, None]
+    ids_bS = np.full(mask_bS.shape, pad_id, np.int64)
+    ids_bS[mask_bS] = np.concatenate(rows)
+    return torch.from_numpy(ids_bS), torch.from_numpy(mask_bS)
+
+
+class Hidden(Task):
+    """Say what facts tell that are hidden in a long text. ``Config`` has ``segments``, ``segment_len``, ``margin`` and ``vocab_size``."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def segment_len(self) -> int:
+        return self.config.segment_len
+
+    @property
+    def written(self) -> int:
+        return max(self.config.segments - 1, 0)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of texts, questions and answers."""
+        raise NotImplementedError
+
+    def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
+        """Samples in the order in which they are drawn."""
+        raise NotImplementedError
+
+    @property
+    def stop_id(self) -> int:
+        return self.tokenizer.eos_id
+
+    def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
+        samples = sorted(self.samples(seed, split, step, size), key=lambda sample: -sample.segments)
+        length, most = self.config.segment_len, samples[0].segments
+        tail_BS = np.full((size, length), self.tokenizer.pad_id, np.int64)
+        targets_BS = np.full((size, length), -100, np.int64)
+        asked_B, prompt_B = np.empty(size, np.int64), np.empty(size, np.int64)
+        for i, sample in enumerate(samples):
+            context = sample.segment(sample.segments - 1, length, self.config.margin)
+            asked_B[i] = len(context)
+            prompt_B[i] = asked_B[i] + len(sample.question)
+            end = prompt_B[i] + len(sample.answer)
+            tail_BS[i, : asked_B[i]] = context
+            tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
+            targets_BS[i, prompt_B[i] : end] = sample.answer
+        context = self.contexts(samples) if most > 1 else ()
+        meta = self.meta(samples) | {"asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
+        test = split == "test"
+        return Batch(
+            torch.from_numpy(tail_BS),
+            torch.from_numpy(targets_BS),
+            length,
+            read_only=1,
+            meta=meta,
+            context=context if test else tuple(context),
+            prompt_B=meta["prompt"] if test else None,
+        )
+
+    def meta(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """What kind of sample each one is, numbers (B,)."""
+        return {"segments": torch.tensor([sample.segments for sample in samples])}
+
+    def contexts(self, samples: Sequence[Sample]) -> Iterator[Segment]:
+        """The segments (b, S) before the last one; the samples, the longest first, end together."""
+        c, most = self.config, samples[0].segments
+        for s in range(most - 1):
+            begun = [sample for sample in samples if s >= most - sample.segments]
+            parts = [sample.segment(s - most + sample.segments, c.segment_len, c.margin) for sample in begun]
+            yield padded(parts, c.segment_len, self.tokenizer.pad_id)
+
+    def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
+        """Metrics of one answer: what is right, what a model said before EOS, whether EOS came, and what it was asked."""
+        return {"exact_match": float(ended and said.strip() == target)}
+
+    def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return self.judged([row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)], batch)
+
+    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return self.judged(list(said_BN), batch)
+
+    def judged(self, said: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        """``judge`` of every sample."""
+        scores: dict[str, list[float]] = {name: [] for name in self.metrics}
+        tokenizer = self.tokenizer
+        rows = zip(said, batch.ids_BT.tolist(), batch.targets_BT.tolist(), batch.meta["asked"].tolist(), batch.meta["prompt"].tolist(), strict=True)
+        for answer, ids, targets, asked, prompt in rows:
+            target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
+            spoken, ended = until(answer.tolist(), tokenizer.eos_id)
+            for name, value in self.judge(target, tokenizer.decode(spoken), ended, tokenizer.decode(ids[asked:prompt])).items():
+                scores[name].append(value)
+        return {name: torch.tensor(values, device=batch.ids_BT.device) for name, values in scores.items()}
+
+
+def until(ids: list[int], stop: int) -> tuple[list[int], bool]:
+    """What comes before ``stop``, and whether it came."""
+    return (ids[: ids.index(stop)], True) if stop in ids else (ids, False)
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], leading_space: bool) -> list[np.ndarray]:
+    """Token ids of every text by itself."""
+    return tokenizer.encode_batch([f" {text}" if leading_space else text for text in texts])

@@ -1,0 +1,161 @@
+"""Language modelling in windows of text, with a memory that is empty at the start of each.
+
+Paper:     Rodkin et al. 2024, arXiv 2407.04841, the figure of WikiText-103 by segment; Behrouz et al. 2025, arXiv 2501.00663, tables 1 and 5,
+           figure 7 (perplexity, also against length); spec 8.1, 8.3, 9.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, its WikiText scripts.
+
+    text     t0 t1 t2 ...                                        all books of a split, each with its end token
+    window   [s, s + segments * segment_len)                     read segment by segment; every token but the first is scored
+    training s is any place; validation and test: 0, stride, 2 * stride, ...
+
+    perplexity = exp(CE)    bits per byte = CE / ln 2 * tokens / bytes, both of the split    CE: nats, mean over all scored tokens
+
+The token at a segment's beginning is predicted from the end of the segment before, and counts as one of its own segment.
+
+Deviations
+1. A training window begins at any token, drawn with replacement; the reference's begin at multiples of 128, and it reads all once per epoch.
+2. Validation and test windows lie side by side by default, so that no token is scored twice; the reference's stride is a segment (``stride``).
+3. The first token of every segment but the first counts (the reference's curve leaves out all of them, its total none).
+4. No text is dropped: the last window ends in padding that is not scored. One token alone, which nothing predicts, is left out.
+5. ``<unk>`` of WikiText is text like any other; the reference makes it GPT-2's end of text in WikiText-103, not in WikiText-2.
+
+Shape suffixes: B batch, T tokens of a window.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_memory.checks import at_least
+from lit_memory.provenance import cache_folder
+from lit_memory.tasks.base import Batch, Task
+from lit_memory.text.corpus import SOURCES, load_corpus
+from lit_memory.text.stream import Stream, build_stream
+from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer, build_tokenizer
+
+
+class LanguageModeling(Task):
+    """Predict every token of a window of text."""
+
+    metrics = ("perplexity", "bits_per_byte")
+    lower = metrics
+    curves: ClassVar = {"segment": ("segment_loss", "segment_bits_per_byte")}
+    scores_losses = True
+
+    @dataclass
+    class Config:
+        source: str = "noise"
+        """Synthetic English; a folder of books or of WikiText; or a set of the hub, wikitext-..., fineweb-edu or pg19, see ``text.load_corpus``."""
+        books: int | None = None
+        """Most books (articles, pages) of a split; default: all of a folder and of WikiText, 50 of noise, 100,000 of FineWeb-Edu."""
+        tokenizer: str = "word"
+        """word, char, bpe, gpt2, or any folder or name on the hub. Bits per byte mean little with word, which leaves out white space and rare words."""
+        vocab_size: int = 4096
+        """Token ids at most; those of char are 259."""
+        vocabulary: str = ""
+        """Where the text comes from that word and bpe are trained on; default: ``source``. A trained model keeps its own."""
+        segments: int = 8
+        """Segments of a window."""
+        segment_len: int = 128
+        stride: int | None = None
+        """Tokens from the beginning of one window of validation and test to that of the next; default: all of the window."""
+        test_segments: list[int] = field(default_factory=list)
+        """Segments of the windows that the test visits; default: ``segments``."""
+
+        def __post_init__(self) -> None:
+            at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
+            if self.window < 2:
+                raise ValueError(f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored")
+            for name, known in (("source", SOURCES), ("vocabulary", ("", *SOURCES))):
+                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
+                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(SOURCES)}")
+
+        @property
+        def window(self) -> int:
+            """Tokens of a window."""
+            return self.segments * self.segment_len
+
+    @property
+    def vocab_size(self) -> int:
+        return ByteTokenizer.vocab_size if self.config.tokenizer == "char" else self.config.vocab_size
+
+    @property
+    def segment_len(self) -> int:
+        return self.config.segment_len
+
+    @property
+    def written(self) -> int:
+        return self.config.segments - 1  # what the last one writes is read by none
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        c = self.config
+        found = load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.source, c.books)
+        if found.vocab_size > self.vocab_size:
+            raise ValueError(f"vocab_size={c.vocab_size}: expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}")
+        return found
+
+    def text(self, split: str) -> Stream:
+        """The tokens of a split. Raises ValueError for a text that is shorter than a window."""
+        c = self.config
+        text = load_text(c.source, split, c.books, self.tokenizer)
+        if len(text) < c.window:
+            name = f"{c.source}, split {split}"
+            raise ValueError(f"segments={c.segments}: a window has {c.window:,} tokens, all of {name}, {len(text):,}; expected fewer, or more text")
+        return text
+
+    def stride(self, split: str) -> int:
+        """Tokens from one window to the next."""
+        return 1 if split == "train" else self.config.stride or self.config.window
+
+    def count(self, split: str) -> int:
+        tokens, stride = len(self.text(split)), self.stride(split)
+        return len(range(0, min(tokens - self.config.window + stride, tokens - 1), stride))
+
+    def take(self, split: str, numbers: Sequence[int]) -> Batch:
+        text, length, stride = self.text(split), self.config.window, self.stride(split)
+        ids_BT = np.full((len(numbers), length), self.tokenizer.pad_id, np.int64)
+        targets_BT = np.full_like(ids_BT, -100)
+        for i, number in enumerate(numbers):
+            tokens = text.tokens_N[number * stride : number * stride + length]
+            ids_BT[i, : len(tokens)] = tokens
+            targets_BT[i, 1 : len(tokens)] = tokens[1:]
+        size = len(numbers)
+        meta = {"segments": torch.full((size,), self.config.segments), "bytes_per_token": torch.full((size,), text.num_bytes / len(text))}
+        return Batch(torch.from_numpy(ids_BT), torch.from_numpy(targets_BT), self.segment_len, meta=meta)
+
+    def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
+        bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]
+        scored_BT, s = batch.targets_BT != -100, self.segment_len
+        values = {"loss": loss_BT[scored_BT], "bits_per_byte": bits_BT[scored_BT]}
+        for i in self.places("segment"):
+            own = scored_BT[:, i * s : (i + 1) * s]
+            values[f"segment_loss[{i}]"] = loss_BT[:, i * s : (i + 1) * s][own]
+            values[f"segment_bits_per_byte[{i}]"] = bits_BT[:, i * s : (i + 1) * s][own]
+        return values
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        return {"perplexity": math.exp(min(means["loss"], 700.0))}  # beyond, exp has no floating-point number
+
+    def places(self, axis: str) -> list[int]:
+        """Segments are counted from 0, as those of the paper's figure."""
+        return list(range(self.config.segments))
+
+
+@lru_cache(maxsize=8)
+def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
+    """The tokenizer, trained (word, bpe) on the training texts of a source."""
+    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size)
+
+
+@lru_cache(maxsize=16)
+def load_text(source: str, split: str, books: int | None, tokenizer: Tokenizer) -> Stream:
+    """All texts of a split."""
+    return build_stream(load_corpus(source, split, books), tokenizer, cache_folder())

@@ -1,0 +1,202 @@
+"""Time series: windows, normalisation and splits against slow twins, errors by hand, files that are wrong. Common tests are in test_tasks.py."""
+
+import io
+import math
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+import torch
+
+from lit_memory.backbone import Numbers
+from lit_memory.models import MODELS
+from lit_memory.recurrence import unroll
+from lit_memory.tasks import time_series
+from lit_memory.tasks.time_series import LAG, TimeSeries, borders, load_series, read_csv, repeat_day, repeat_last, seasons
+
+
+def make(**config):
+    return TimeSeries(TimeSeries.Config(**config))
+
+
+@pytest.fixture
+def table(tmp_path):
+    """``table(rows)``: a CSV file with dates and two columns, a ramp and a season."""
+
+    def write(rows, name="own.csv"):
+        start = datetime(2020, 1, 1)
+        lines = [f"{start + timedelta(hours=r)},{r},{math.sin(r)}" for r in range(rows)]
+        (tmp_path / name).write_text("\n".join(["date,ramp,season", *lines]) + "\n")
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_windows_slow_twin(table):
+    """Every window of every split, channel by channel: look-back in patches, forecast, both minus the look-back's mean; no row is left out."""
+    task = make(source=table(200), lookback=24, horizon=5, patch=6)
+    columns = np.array([range(200), [math.sin(r) for r in range(200)]])
+    normal = (columns - columns[:, :140].mean(1, keepdims=True)) / columns[:, :140].std(1, keepdims=True)  # 7:1:2
+    for split, (start, end) in {"train": (0, 140), "valid": (140, 160), "test": (160, 200)}.items():
+        expected = []
+        for channel in normal:
+            for at in range(200):  # where the forecast begins
+                if at - 24 >= 0 and at >= start and at + 5 <= end:
+                    past = channel[at - 24 : at]
+                    expected.append(np.concatenate([past, channel[at : at + 5]]) - past.mean())
+        batch = task.take(split, range(task.count(split)))
+        assert batch.ids_BT.shape == (len(expected), 5, 6) and (batch.ids_BT[:, -1] == 0).all() and batch.targets_BT[:, :-1].isnan().all()
+        found = torch.cat([batch.ids_BT[:, :-1].flatten(1), batch.targets_BT[:, -1]], dim=1)
+        assert np.allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_normalisation_knows_the_training_rows_only(table):
+    """Other numbers after the training part leave its numbers as they are."""
+    path = table(200)
+    before = load_series(path).numbers_CR[:, :140]
+    text = (time_series.Path(path)).read_text().splitlines()
+    time_series.Path(path).write_text("\n".join([*text[:141], *(f"x,{10**6},{-(10**6)}" for _ in range(60))]))
+    load_series.cache_clear()
+    assert np.array_equal(load_series(path).numbers_CR[:, :140], before)
+    assert np.allclose(before.mean(1), 0, atol=1e-6) and np.allclose(before.std(1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "rows", "day"), [("ETTh1", 17420, 24), ("ETTm2", 69680, 96), ("seasons", 17420, 24)])
+def test_borders_of_ett(name, rows, day):
+    """12, 4 and 4 months of 30 days; ETTh1 has the 8,449, 2,785 and 2,785 windows of the field at 96 and 96."""
+    assert borders(name, rows) == {"train": (0, 360 * day), "valid": (360 * day, 480 * day), "test": (480 * day, 600 * day)}
+    assert [make().part(split).windows for split in ("train", "valid", "test")] == [8449, 2785, 2785]
+    assert borders("own", 1000) == {"train": (0, 700), "valid": (700, 800), "test": (800, 1000)}
+
+
+def test_errors_by_hand(table):
+    """MSE and MAE of a forecast, of the last number and of the last day."""
+    task = make(source=table(200), lookback=24, horizon=3, center=False)
+    batch = task.take("test", [0])
+    batch.ids_BT[0, :-1] = torch.arange(24.0).view(3, 8)  # then 0, 1, 2 come again, or 23
+    batch.targets_BT[0, -1] = torch.tensor([1.0, 1.0, 5.0])
+    predicted = batch.targets_BT.clone()
+    predicted[0, -1] = torch.tensor([1.0, 2.0, 3.0])
+    found = {name: value.item() for name, value in task.score(predicted, batch).items()}
+    expected = {"mse": 5 / 3, "mae": 1, "season_mse": (1 + 0 + 9) / 3, "season_mae": 4 / 3, "repeat_mse": (22**2 * 2 + 18**2) / 3, "repeat_mae": 62 / 3}
+    assert found == pytest.approx(expected) and set(found) == set(task.metrics) == set(task.lower)
+
+
+def test_naive_forecasts():
+    past = torch.arange(30.0)[None]
+    assert repeat_last(past, 3).tolist() == [[29, 29, 29]]
+    assert repeat_day(past, 26).tolist() == [[*range(6, 30), 6, 7]]
+
+
+def test_the_oracle_and_a_blind_solver():
+    """Who knows the future makes no error; who says the mean of the look-back, about one variance, and no less on the memory channel."""
+    task = make()
+    batch = task.take("test", range(0, task.count("test"), 41))
+    right, blind = (task.score(p, batch) for p in (batch.targets_BT, torch.zeros_like(batch.targets_BT)))
+    assert right["mse"].max() == right["mae"].max() == 0
+    memory = batch.meta["channel"] == 6
+    assert 0.9 < blind["mse"][memory].mean() < 1.15 and 0.3 < blind["mse"].mean() < 3
+
+
+def test_the_memory_channel():
+    """The channel repeats its own value of 300 rows before in seven of ten rows, which a look-back of 96 does not hold."""
+    memory = seasons()[-1]
+    assert abs((memory[LAG:] == memory[:-LAG]).mean() - 0.7) < 0.015
+    task, long = make(), make(lookback=384)
+    number = task.part("test").windows * 6 + 50
+    assert torch.equal(task.take("test", [number]).meta["row"], long.take("test", [number]).meta["row"])  # the same forecasts
+    batch = long.take("test", range(long.count("test") * 6 // 7, long.count("test"), 20))
+    past = batch.ids_BT[:, :-1].flatten(1)
+    known = past[:, 384 - LAG : 384 - LAG + 96]
+    assert (0.7 * known - batch.targets_BT[:, -1]).square().mean() < 0.7 * batch.targets_BT[:, -1].square().mean()
+
+
+def test_golden_numbers():
+    """The stand-in never changes silently: old results would no longer be comparable."""
+    batch = make(horizon=2).batch(0, "train", 0, 1)
+    assert batch.meta["row"].item() == GOLDEN[0] and batch.targets_BT[0, -1].tolist() == pytest.approx(GOLDEN[1:], abs=1e-3)
+
+
+GOLDEN = (2846, -1.1238, 0.1186)
+
+
+@pytest.mark.parametrize(("field", "value"), [("lookback", 48), ("horizon", 3), ("patch", 4), ("segment_len", 2), ("center", False), ("source", "own")])
+def test_every_knob_matters(table, field, value):
+    """Each field of the configuration changes the batch."""
+    a, b = (make(**change).take("valid", [7]) for change in ({}, {field: table(3000) if value == "own" else value}))
+    same = a.ids_BT.shape == b.ids_BT.shape and torch.equal(a.ids_BT, b.ids_BT)
+    assert not same or a.targets_BT.shape != b.targets_BT.shape or a.segment_len != b.segment_len
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_forecasts(build, name):
+    """With ``inputs`` a token is numbers: a linear map in place of the table, which no head shares, in any precision."""
+    model = build(name, inputs=8, vocab_size=11)
+    assert isinstance(model.decoder.tokens, Numbers) and model.decoder.head.weight.shape[0] == 11
+    batch = make(lookback=24).take("valid", [0, 9])
+    hidden = unroll(model, batch.ids_BT, 2).hidden_BTD
+    assert model.logits(hidden).shape == (2, 4, 11)
+    changed = batch.ids_BT.clone()
+    changed[:, 0] += 1
+    assert not torch.allclose(unroll(model, changed, 4).hidden_BTD[:, -2], unroll(model, batch.ids_BT, 4).hidden_BTD[:, -2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("date,a,b\nx,1,2\nx,3,\n", r"own\.csv:3: column 'b' has ''; expected a number, as no value may be missing"),
+        ("date,a,b\nx,1,2\nx,nan,2\n", r"own\.csv:3: column 'a' has 'nan'; expected a number"),
+        ("date,a,b\nx,1,2\n\nx,3\n", r"own\.csv:4: column 'b' has ''; expected a number"),
+        ("date,a\nx,y\n", r"own\.csv:2: column 'a' has 'y'; expected a number"),
+        ("date\nx\n", r"own\.csv: no column of numbers; expected at least one"),
+        ("", r"own\.csv: expected a line of 0 names of columns"),
+        ("date,a\n", r"own\.csv: expected a line of 2 names of columns, then lines of as many numbers"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        make(source=str(tmp_path / "own.csv")).count("train")
+    assert "\n" not in str(error.value)
+
+
+def test_too_short(table):
+    with pytest.raises(ValueError, match=r"rows 140 to 160 are those of split 'valid', too few for lookback=24 and horizon=21; expected more rows"):
+        make(source=table(200), lookback=24, horizon=21).count("valid")
+    with pytest.raises(ValueError, match=r"rows 0 to 14 are those of split 'train', too few for lookback=96 and horizon=96"):
+        make(source=table(20, "short.csv")).count("train")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"source": "ETTh3"}, r"source='ETTh3': no such file; did you mean 'ETTh"),
+        ({"lookback": 90}, r"lookback=90: expected a multiple of patch=8"),
+        ({"lookback": 16}, r"lookback=16: expected a multiple of patch=8 of at least 24"),
+        ({"horizon": 0}, "horizon=0: expected at least 1"),
+    ],
+)
+def test_invalid_config(config, message):
+    with pytest.raises(ValueError, match=message):
+        make(**config)
+
+
+def test_horizons_of_the_test():
+    with pytest.raises(ValueError, match="test_horizon=97: expected at most horizon=96"):
+        make(test_horizon=[24, 97]).test_conditions()
+
+
+def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
+    asked, content = [], time_series.Path(table(100)).read_bytes()
+    monkeypatch.setattr(time_series, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(time_series, "urlopen", lambda url, timeout: asked.append(url) or io.BytesIO(content))
+    for _ in range(2):
+        assert read_csv(time_series.fetch("ETTm1")).shape == (2, 100)
+    assert asked == ["https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/ETTm1.csv"]
+
+    def unreachable(url, timeout):
+        raise OSError("no route")
+
+    monkeypatch.setattr(time_series, "urlopen", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"):
+        time_series.fetch("ETTh1")
