@@ -56,7 +56,7 @@ def make_trainer(**options) -> L.Trainer:
 
 def make_double(lit: type[LitMemory], data: LitData, **options) -> LitMemory:
     """A module in fp64, with weights in which a memory matters, that logs nowhere."""
-    module = lit(**small(lit), vocab_size=data.task.vocab_size, **options).double()
+    module = lit(**small(lit), vocab_size=data.task.vocab_size, inputs=data.task.inputs, **options).double()
     for name, p in module.named_parameters():
         if not name.endswith("to_gates.bias"):  # Titans' memory would forget half of all with every token
             torch.nn.init.normal_(p, std=0.2)
