@@ -144,7 +144,7 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
         expected = (torch.cat(logits)[:, -2] - batch.targets_BT[:, -1]).square().mean()
         torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
         found = module.evaluate(batch, samples.task)
-        assert [float(found[name][0]) for name in ("loss", "mse")] == pytest.approx([float(expected)] * 2)
+        assert [found[name][0].item() for name in ("loss", "mse")] == pytest.approx([expected.item()] * 2)
         return
     log_p = torch.cat(logits).log_softmax(-1)
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
