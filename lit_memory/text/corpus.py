@@ -31,7 +31,7 @@ HUB |= {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT"), "fineweb-ed
 """Source -> name on the Hugging Face hub, and configuration."""
 SOURCES = ("noise", *HUB)
 BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 100_000}
-"""Books of a split where a source has more than anybody needs: about 2, 10 and 70 million words."""
+"""Books of a split where a source has more than anybody needs: about 2 million words of noise, 10 million of PG19."""
 LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
 """Splits that a source does not have: they get the first of its training texts."""
 HELD_OUT = 10
