@@ -319,8 +319,7 @@ def test_samples_that_begin_later(model, tokens, schedule):
 # --- read-only segments and what is kept
 
 
-@pytest.mark.parametrize("total", [5 * N, 5 * N - 2], ids=["even", "ragged"])
-@pytest.mark.parametrize("read_only", [1, 3, 5])
+@pytest.mark.parametrize(("read_only", "total"), [(1, 5 * N - 2), (3, 5 * N), (3, 5 * N - 2), (5, 5 * N - 2)])
 def test_read_only_slow_twin(model, tokens, read_only, total):
     """Read-only segments, folded into the batch, equal the loop with write=False: values, state and all gradients (1e-10)."""
     ids = tokens(2, total)
@@ -403,7 +402,7 @@ def test_diagonal_refused(build, tokens, name):
 # --- generation and errors
 
 
-@pytest.mark.parametrize(("prompt", "segment_len"), [(3, 5), (5, 5), (7, 5), (10, 5), (7, None)])
+@pytest.mark.parametrize(("prompt", "segment_len"), [(7, 5), (10, 5), (7, None)])
 def test_generate_is_greedy(model, tokens, prompt, segment_len):
     """T-ARMT-genmode: each generated token is the argmax of a teacher-forced run over prompt and continuation."""
     ids = tokens(4, prompt)
