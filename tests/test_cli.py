@@ -332,11 +332,11 @@ def test_another_root_gives_the_same_bytes(finished, sweep_file, root, inline):
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
 
 
-def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, inline, capsys):
+def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monkeypatch, capsys):
     """Of forks; ``test_run_py_and_its_fork_server_end`` interrupts run.py itself."""
     log = tmp_path / "log"
     wait = fork_command(sweep_file, root, log, "--jobs", "2")
-    wait_for(lambda: list(root.rglob("*.ckpt")))
+    wait_for(lambda: list(root.rglob("*.ckpt")), seconds=240)
     os.killpg(wait.pid, signal.SIGINT)
     started = time.monotonic()
     assert (wait(), time.monotonic() - started < 20) == (130, True), log.read_text()
@@ -345,6 +345,7 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, inli
     assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     wait_for(lambda: not alive(wait.pid), seconds=5)
     assert alive(wait.pid) == []
+    monkeypatch.setattr(cli, "Launch", Inline)
     assert call(sweep_file, "--root", root) == 0
     assert " to resume" in capsys.readouterr().out.splitlines()[0]
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
