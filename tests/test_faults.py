@@ -27,6 +27,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from conftest import TINY_EXPERIMENT
 
 from lit_memory import checkpoint, files, launch
 from lit_memory.cli import main, parser
@@ -146,6 +147,17 @@ def undisturbed(spec, root):
     started = time.monotonic()
     assert forked(lambda: train(spec, root))() == 0
     return {"seconds": time.monotonic() - started, "outcome": outcome(spec, root)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory, _database):
+    """A run and a report in this process: what the first ones import and build, every fork would have to do again."""
+    root = tmp_path_factory.mktemp("warm")
+    shutil.copy(_database, root)
+    tree = yaml.safe_load(TINY_EXPERIMENT)
+    train(parse(tree, "tiny.yaml").plan()[0], root)
+    (root / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    assert main([str(root / "tiny.yaml"), "--root", str(root), "--report"]) == 0
 
 
 WHOLE = {}

@@ -99,13 +99,35 @@ assert transformers.AutoModelForCausalLM.from_config(lit_memory.LitMemoryConfig(
 """
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_registration_in_every_order_of_import(order, tmp_path):
-    """AutoConfig and AutoModelForCausalLM know our folders once both packages are imported; neither import makes the other heavy."""
-    build_model("armt").save_pretrained(tmp_path)
+FORKS = """
+import os, sys
+import torch._dynamo  # what both packages stand on costs seconds, and is imported once
+assert not {"transformers", "lit_memory"} & set(sys.modules)
+for code in sys.argv[2:]:
+    pid = os.fork()
+    if not pid:
+        exec(code)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory):
+    """The exit code of each order of import, in a fork of its own, and what all of them said."""
+    folder = tmp_path_factory.mktemp("armt")
+    build_model("armt").save_pretrained(folder)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    run = subprocess.run([sys.executable, "-c", ORDERS[order] + USE, tmp_path], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    codes = [order + USE for order in ORDERS.values()]
+    run = subprocess.run([sys.executable, "-c", FORKS, folder, *codes], env=environment, capture_output=True, text=True)
+    return dict(zip(ORDERS, run.stdout.split(), strict=True)), run.stderr
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_registration_in_every_order_of_import(order, orders):
+    """AutoConfig and AutoModelForCausalLM know our folders once both packages are imported; neither import makes the other heavy."""
+    codes, said = orders
+    assert codes[order] == "0", said
 
 
 def test_every_architecture_has_a_class():

@@ -319,8 +319,9 @@ def test_segments_of_the_test_are_those_of_the_test_alone(data):
 def test_segments_of_the_test_change_what_depends_on_segments(name):
     """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does not."""
     data = make_data(LIT_DATA["associative_retrieval"])
-    module, batch = make_double(LIT_MODULES[name], data), data.task.at(pairs=20).batch(0, "test", 0, 4)
-    loss = [module.training_step(b, 0) for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))]
+    module, batch = make_double(LIT_MODULES[name], data), data.task.at(pairs=20).batch(0, "test", 0, 2)
+    with torch.no_grad():
+        loss = [module.training_step(b, 0) for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))]
     assert abs(loss[0] - loss[1]) < 1e-10
     if name in ("mamba", "rwkv"):
         assert max(abs(loss[0] - other) for other in loss[2:]) < 1e-10

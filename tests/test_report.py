@@ -38,6 +38,12 @@ def make_frame(arms=ARMS, seeds=SEEDS, xs=XS, metric="exact_match", value=None):
     return pd.DataFrame(rows, columns=["arm", "seed", "x", "metric", "value"])
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports without figures, which take most of the time, for tests of words and numbers."""
+    monkeypatch.setattr("lit_memory.report.draw", lambda *args: {})
+
+
 @pytest.mark.parametrize(
     ("drop", "missing", "verdict"),
     [
@@ -58,6 +64,7 @@ def test_what_is_missing_is_named(tmp_path, drop, missing, verdict):
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == verdict
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_verdicts_of_complete_runs(tmp_path):
     nan = make_frame()
     nan.loc[(nan.arm == "gamma") & (nan.x == 200) & (nan.seed == 1), "value"] = float("nan")
@@ -69,6 +76,7 @@ def test_verdicts_of_complete_runs(tmp_path):
         render(make_plan(expect=["armt[50] > 0"]), make_frame(), tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_failed_runs_are_named_with_their_status(tmp_path):
     runs = [{"arm": "gamma", "seed": 0, "status": None}, {"arm": "no_gamma", "seed": 2, "status": "FAILED"}]
     frame = make_frame()
@@ -77,6 +85,7 @@ def test_failed_runs_are_named_with_their_status(tmp_path):
     assert found.text.endswith("seeds)\nINCOMPLETE; missing: no_gamma seed 2 (FAILED)") and found.table in found.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_verdict_for_programs(tmp_path):
     runs = [{"arm": "gamma", "seed": 0, "status": "finished", "steps": 3000.0, "seconds": 61.7}]
     render(make_plan(runs=runs, modified=["train.lr=1"]), make_frame(), tmp_path)
@@ -108,6 +117,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     assert all((tmp_path / "c" / name).read_bytes() == path.read_bytes() for name, path in first.items())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tables(tmp_path):
     frame = pd.concat([make_frame(), make_frame(metric="capacity", xs=[50, 100, 200], value=lambda arm, seed, x: x)])
     found = render(make_plan(), frame[(frame.arm == "gamma") | (frame.seed == 0)], tmp_path)
@@ -126,6 +136,7 @@ def test_tables(tmp_path):
     assert (tmp_path / "table.md").read_text() == found.table
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_state_that_grows_says_so(tmp_path):
     plan = make_plan()
     plan.runs[3]["state_growth"] = 1024
@@ -158,6 +169,7 @@ def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     assert not list(tmp_path.glob("time.*"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page(tmp_path):
     config = ReportConfig(paper_values="armt_text_and_figures", paper_rows=["Fig appendix rewrite", "text: Rewrite"], notes="A note.")
     run = {"arm": "gamma", "seed": 0, "key": "0a1b2c3d", "status": "FINISHED", "run_id": "f00", "steps": 3000, "stage_steps": [1000, 2000], "seconds": 61.7}
@@ -436,6 +448,7 @@ def test_wilson_intervals(share, n, low, high):
     assert report.wilson(share, n) == pytest.approx((low, high), abs=2e-4)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_table_of_intervals(tmp_path):
     """Samples of all seeds count together; without the option, or what a test has read, there is none."""
     plan = make_plan(config=ReportConfig(intervals=True))
