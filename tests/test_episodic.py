@@ -385,6 +385,8 @@ def test_latent_that_is_no_number(bad):
             call()
     with pytest.raises(ValueError, match=r"NaN or infinite; check the encoder"):
         nearest(torch.full((2, 1, 8), bad, **DOUBLE), Z[:, :2])
+    with pytest.raises(ValueError, match=r"read_nearest: expected a finite latent.*check the encoder"):
+        read_nearest(W[:, 2:], W, Z)
     assert nearest(draw(2, 1, 8), Z, torch.tensor([[True] * 3, [True, True, False]])).max() < 3
 
 

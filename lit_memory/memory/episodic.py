@@ -198,6 +198,8 @@ def read_nearest(z_BQC: Tensor, keys_BNC: Tensor, Z_BNC: Tensor, real_BN: Tensor
     """
     first_BQ1 = nearest(z_BQC, keys_BNC, real_BN).unsqueeze(-1)
     out_BQC, key_BQC = (t.take_along_dim(first_BQ1, dim=1) for t in (Z_BNC, keys_BNC))
+    if not bool(out_BQC.isfinite().all()):
+        raise ValueError("read_nearest: expected a finite latent, but that of the nearest line is NaN or infinite; check the encoder")
     same_BQN = squared_distances(key_BQC, keys_BNC) == 0
     if real_BN is not None:
         same_BQN = same_BQN & real_BN.unsqueeze(1)

@@ -19,7 +19,7 @@ without memory. Before the first line z_r = 0.
 
 Deviations
 1. Lines are stored and (2) writes all of them at once when it reads, which is the published write of an episode; the state grows by a
-   latent a line. The memory of constant size, ``episodic.add``, gives the same M.
+   latent a line. A memory of constant size (``episodic.add``) has the same M with solver "svd".
 2. Encoder and decoder have one width, one table of token embeddings and one tokenizer (published: BERT-large and GPT-2-large), and the encoder
    no embedding of sentence types, as all are of one type.
 3. The encoder gives the latent alone; the published one also gives a log-variance, which nothing uses.
