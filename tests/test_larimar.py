@@ -1,6 +1,7 @@
-"""Larimar: encoder and decoder against twins, the named facts of spec 11.4 that need a model, its losses, every flag, bad input.
+"""Larimar: encoder and decoder against twins, the named facts of spec 11.4 that need a model, its losses, bad input.
 
-All comparisons are in fp64 on tiny models. The contract of all models is in ``test_recurrence.py``.
+All comparisons are in fp64 on tiny models. The contract of all models is in ``test_recurrence.py``, flags
+are in ``test_models.py``.
 """
 
 import pytest
@@ -221,46 +222,12 @@ def test_lar_noise0():
         assert torch.equal(*training) == torch.equal(training[0], evaluation[0]) == (not noise)
 
 
-# --- flags and bad input
-
-
-FLIPS = [
-    *[(name, value, {}) for name, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"), ("keys", "gaussian"))],
-    *[(name, value, {}) for name, value in (("line_tokens", 3), ("pad_id", 3), ("solver", "svd"), ("solver_steps", 3), ("past", False))],
-    *[(name, value, {}) for name, value in (("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))],
-    *[(name, value, {"keys": "gaussian"}) for name, value in (("bandwidth", 0.3), ("prefix_tokens", 2))],
-]
-
-
-@pytest.mark.parametrize(("name", "value", "settings"), FLIPS)
-def test_every_flag_matters(name, value, settings):
-    """A flipped flag changes the hidden states of the same weights, or what weights there are."""
-    default, flipped, ids = make(**settings), make(**{**settings, name: value}), ids_of(2, 12 * N)
-    shapes = [{n: w.shape for n, w in m.state_dict().items()} for m in (default, flipped)]
-    if shapes[0] == shapes[1]:
-        flipped.load_state_dict(default.state_dict())
-        assert not close(unroll(default, ids, N).hidden_BTD, unroll(flipped, ids, N).hidden_BTD, 1e-6)
-
-
-def test_every_flag_is_flipped():
-    own = set(Larimar.Config.__annotations__)
-    assert own == {name for name, *_ in FLIPS}
-
-
-BAD = [
-    *[(name, 0) for name in ("encoder_layers", "latent_width", "slots", "solver_steps", "bandwidth")],
-    *[(name, -1) for name in ("prefix_tokens", "line_tokens", "write_noise", "read_noise", "bandwidth")],
-    *[("pad_id", -2), ("prefix_tokens", 2), ("keys", "bogus"), ("solver", "bogus")],
-]
-
-
-@pytest.mark.parametrize(("name", "value"), BAD)
-def test_invalid_config(name, value):
-    with pytest.raises(ValueError, match=rf"{name}='?{value}'?: .*"):
-        make(**{name: value})
+# --- bad input
 
 
 def test_invalid_combinations():
+    with pytest.raises(ValueError, match=r"prefix_tokens=2: linear keys"):
+        make(prefix_tokens=2)
     with pytest.raises(ValueError, match=r"wrap_pos=True: a segment has no memory rows"):
         make(family="gpt2", wrap_pos=True)
     with pytest.raises(ValueError, match=r"past=False: expected True where embedding is False"):
