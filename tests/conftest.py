@@ -33,6 +33,8 @@ TINY = {
     "mem_len": 7,
     "mem_detach": False,
     "dropout": 0.0,
+    "latent_width": 8,
+    "slots": 6,
     "chunk": 3,  # segments of 5 tokens are two chunks
 }
 

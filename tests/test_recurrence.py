@@ -247,13 +247,13 @@ def test_inference_mode_leaves_no_trace(build, tokens):
 
 
 def test_state_floats(model, tokens):
-    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R."""
+    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R and Larimar."""
     short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
     real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
     assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
     fresh = model.state_floats(model.init_state(1))
     assert (model.state_floats(short), model.state_floats(long)) == (fresh + model.state_growth, fresh + 9 * model.state_growth)
-    assert bool(model.state_growth) == (type(model).__name__ == "RMTR")
+    assert bool(model.state_growth) == (type(model).__name__ in ("RMTR", "Larimar"))
 
 
 def test_reorder(model, tokens):

@@ -242,6 +242,12 @@ class LitTARM(LitMemory):
     model_name = "tarm"
 
 
+class LitLarimar(LitMemory):
+    """Decoder that a latent from an episodic memory conditions."""
+
+    model_name = "larimar"
+
+
 class LitMamba(LitMemory):
     """Selective state-space model."""
 
@@ -292,6 +298,6 @@ class LitMAL(LitTitans):
     model_name = "mal"
 
 
-_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
+_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
 LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
 """Registered name of an architecture -> its LightningModule."""

@@ -12,6 +12,7 @@ MODELS = {
     "prmt": "lit_memory.models.prmt:PRMT",
     "armt": "lit_memory.models.armt:ARMT",
     "tarm": "lit_memory.models.tarm:TARM",
+    "larimar": "lit_memory.models.larimar:Larimar",
     "mamba": "lit_memory.models.mamba:Mamba",
     "rwkv": "lit_memory.models.rwkv:RWKV",
     "lmm": "lit_memory.models.titans:LMM",
