@@ -36,7 +36,14 @@ LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
 KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
-ADDED: dict[str, Any] = {"train.test_cuts": [], "model.inputs": 0, "task.eval_set": "", "task.eval_revision": None, "task.length": None, "task.test_length": []}
+ADDED: dict[str, Any] = {
+    "train.test_cuts": [],
+    "model.inputs": 0,
+    "task.eval_set": "",
+    "task.eval_revision": None,
+    "task.eval_length": None,
+    "task.test_eval_length": [],
+}
 """Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 

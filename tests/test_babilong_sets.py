@@ -70,7 +70,7 @@ def test_our_samples_written_out_are_read_back(tmp_path, options):
             rows.append({"input": text, "question": tokenizer.decode(sample.question[:-1]), "target": tokenizer.decode(sample.answer[:-1])})
             kept.append(sample)
     assert len(rows) >= 4
-    read = make(**options, eval_set=written(tmp_path / "set", rows, f"1k/{ours.config.task}.jsonl"), test_length=[1000], length=1000)
+    read = make(**options, eval_set=written(tmp_path / "set", rows, f"1k/{ours.config.task}.jsonl"), test_eval_length=[1000], eval_length=1000)
     theirs = read.batch(0, "test", 0, len(rows))
     ours.samples = lambda *_: kept
     expected = ours.batch(0, "test", 0, len(rows))
@@ -88,7 +88,7 @@ def test_our_samples_written_out_are_read_back(tmp_path, options):
 
 def test_samples_of_any_length_share_a_batch(tmp_path):
     """Cut back from the end, the first segment short; what a model has read in the end is what it reads of each sample alone."""
-    task = make(eval_set=written(tmp_path), test_length=[1000], length=1000, vocabulary="noise")
+    task = make(eval_set=written(tmp_path), test_eval_length=[1000], eval_length=1000, vocabulary="noise")
     batch = task.batch(0, "test", 0, len(ROWS))
     segments = list(batch.context)
     assert batch.meta["segments"].tolist() == [7, 4, 3, 2, 2, 1] and batch.meta["asked"].tolist() == [52] * 5 + [12]
@@ -114,7 +114,7 @@ def test_a_model_is_tested_on_a_set(tmp_path):
     """``trainer.test`` reads every sample once, at every length, although the batches leave a rest; training does not read it."""
     path = written(tmp_path)
     written(tmp_path, [ROWS[0]] * 5, "0k/qa1.jsonl")
-    data = BABILongData(**SMALL, segments=2, eval_set=path, test_length=[0, 1000], test_size=5, eval_batch_size=4, batch_size=2, valid_size=2)
+    data = BABILongData(**SMALL, segments=2, eval_set=path, test_eval_length=[0, 1000], test_size=5, eval_batch_size=4, batch_size=2, valid_size=2)
     loaders = data.test_dataloader()
     assert [x for x, _ in data.test_conditions] == [0, 1000] and [len(loader) for loader in loaders] == [5, 5] and len(data.val_dataloader()) == 1
     read = [b.meta["segments"].item() for b in loaders[1]]
@@ -146,7 +146,7 @@ def kinds(folder):
 
 def test_forms_of_a_set(tmp_path):
     for name, source in kinds(tmp_path):
-        found = make(eval_set=source, test_length=[1000], length=1000).rows(0, len(ROWS))
+        found = make(eval_set=source, test_eval_length=[1000], eval_length=1000).rows(0, len(ROWS))
         assert found == [{column: text.strip() for column, text in row.items()} for row in ROWS], name
 
 
@@ -158,7 +158,7 @@ def test_a_set_of_the_hub(monkeypatch):
         return rows
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, load_from_disk=None))
-    task = make(eval_set="RMT-team/babilong", eval_revision="abc", test_length=[0, 64_000, 10_000_000], task="qa2", segment_len=128)
+    task = make(eval_set="RMT-team/babilong", eval_revision="abc", test_eval_length=[0, 64_000, 10_000_000], task="qa2", segment_len=128)
     for _, condition in task.test_conditions():
         assert condition.rows(5, 1)[0]["target"] == "garden"
     assert asked == [("RMT-team/babilong", part, "qa2", "abc") for part in ("0k", "64k", "10M")]
@@ -172,12 +172,12 @@ def test_names_of_lengths(length, name):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"eval_set": "nobody"}, "test_length=[]: expected lengths where eval_set is set, [0, 1000] for 0k and 1k"),
-        ({"test_length": [1000]}, "test_length=[1000]: expected lengths where eval_set is set"),
-        ({"eval_set": "no/such/folder", "test_length": [0]}, "eval_set='no/such/folder': no such file or folder; expected one, or a name on the"),
-        ({"eval_set": "sets/qa1.jsonl", "test_length": [0]}, "eval_set='sets/qa1.jsonl': no such file or folder"),
-        ({"eval_set": __file__, "test_length": [0]}, "expected .jsonl, .json, .parquet, a folder, or a name on the Hugging Face hub"),
-        ({"eval_set": "a/b", "test_length": [1500]}, "test_length=1500: expected thousands, or millions from 1000000 on"),
+        ({"eval_set": "nobody"}, "test_eval_length=[]: expected lengths where eval_set is set, [0, 1000] for 0k and 1k"),
+        ({"test_eval_length": [1000]}, "test_eval_length=[1000]: expected lengths where eval_set is set"),
+        ({"eval_set": "no/such/folder", "test_eval_length": [0]}, "eval_set='no/such/folder': no such file or folder; expected one, or a name on the"),
+        ({"eval_set": "sets/qa1.jsonl", "test_eval_length": [0]}, "eval_set='sets/qa1.jsonl': no such file or folder"),
+        ({"eval_set": __file__, "test_eval_length": [0]}, "expected .jsonl, .json, .parquet, a folder, or a name on the Hugging Face hub"),
+        ({"eval_set": "a/b", "test_eval_length": [1500]}, "test_eval_length=1500: expected thousands, or millions from 1000000 on"),
     ],
 )
 def test_wrong_settings(config, message):
@@ -188,8 +188,8 @@ def test_wrong_settings(config, message):
 
 def test_one_file_has_one_length(tmp_path):
     path = written(tmp_path) + "/1k/qa1.jsonl"
-    with pytest.raises(ValueError, match=r"test_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; a folder has a part for each"):
-        make(eval_set=path, test_length=[0, 1000])
+    with pytest.raises(ValueError, match=r"test_eval_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; a folder has a part for each"):
+        make(eval_set=path, test_eval_length=[0, 1000])
 
 
 WRONG = {
@@ -209,14 +209,14 @@ def test_a_wrong_set_ends_a_run_before_its_training(tmp_path, case):
     part = tmp_path / ("1k" if rows is not None else "2k") / "qa1.jsonl"
     part.parent.mkdir()
     part.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows or ()))
-    data = BABILongData(**SMALL, eval_set=str(tmp_path), test_length=[1000], test_size=2)
+    data = BABILongData(**SMALL, eval_set=str(tmp_path), test_eval_length=[1000], test_size=2)
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         data.prepare_data()
     assert str(caught.value).startswith(message.format(part=part, folder=tmp_path)) and "\n" not in str(caught.value)
 
 
 def test_a_question_that_needs_more_than_the_margin(tmp_path):
-    task = make(eval_set=written(tmp_path, [ROWS[0] | {"question": "Where " * 20}]), test_length=[1000], length=1000)
+    task = make(eval_set=written(tmp_path, [ROWS[0] | {"question": "Where " * 20}]), test_eval_length=[1000], eval_length=1000)
     with pytest.raises(ValueError, match="margin=12: expected at least 23, the tokens of a question, GEN, its answer and EOS"):
         task.batch(0, "test", 0, 1)
 
@@ -225,7 +225,7 @@ def test_a_set_out_of_reach(monkeypatch):
     """Offline, with the library itself."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match=r"^nobody/nothing 1k qa1: not in reach on the Hugging Face hub \(.*\); check name and network"):
-        make(eval_set="nobody/nothing", test_length=[1000], length=1000).rows(0, 1)
+        make(eval_set="nobody/nothing", test_eval_length=[1000], eval_length=1000).rows(0, 1)
 
 
 def test_a_read_context_is_as_long_as_its_text():

@@ -118,9 +118,9 @@ def test_keys_are_what_they_were(make_spec):
 
 
 def test_the_x_axis_is_what_the_test_varies(tree):
-    task = {"name": "babilong", "eval_set": "a/b", "test_length": [0, 1000], "test_segments": [2]}
+    task = {"name": "babilong", "eval_set": "a/b", "test_eval_length": [0, 1000], "test_segments": [2]}
     experiment = parse(tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_length"):
+    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_eval_length"):
         experiment.check_report(experiment.plan())
 
 

@@ -85,9 +85,9 @@ class BABILong(Hidden):
         """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see ``babilong_sets.load_set``."""
         eval_revision: str | None = None
         """Branch, tag or commit of ``eval_set`` on the hub."""
-        length: int | None = None
+        eval_length: int | None = None
         """What the samples of ``eval_set`` are called by: 64000 for 64k, 1000000 for 1M. Set by the test."""
-        test_length: list[int] = field(default_factory=list)
+        test_eval_length: list[int] = field(default_factory=list)
         """The lengths of ``eval_set`` that the test visits, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
@@ -106,17 +106,17 @@ class BABILong(Hidden):
                 raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
             if not 0 <= self.facts_from < self.facts_to <= 1:
                 raise ValueError(f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1")
-            check_set(self.eval_set, self.test_length)
-            part_name(self.length or 0)
+            check_set(self.eval_set, self.test_eval_length)
+            part_name(self.eval_length or 0)
 
     @property
     def written(self) -> int:
         """Of an ``eval_set``, what its name says: its samples differ."""
         c = self.config
-        return max((c.segments if c.length is None else -(-c.length // c.segment_len)) - 1, 0)
+        return max((c.segments if c.eval_length is None else -(-c.eval_length // c.segment_len)) - 1, 0)
 
     def test_axis(self) -> tuple[str, list]:
-        return ("length", self.config.test_length) if self.config.eval_set else super().test_axis()
+        return ("eval_length", self.config.test_eval_length) if self.config.eval_set else super().test_axis()
 
     def remarks(self) -> list[str]:
         """Where contexts of the test are longer than the haystack, and so have sentences more than once."""
@@ -148,7 +148,7 @@ class BABILong(Hidden):
     def rows(self, first: int, count: int) -> list[dict[str, str]]:
         """Rows ``first .. first + count`` of ``eval_set``, as they are. Raises ValueError where there are fewer."""
         c = self.config
-        rows, place = load_set(c.eval_set, c.length or 0, c.task, c.eval_revision, cache_folder() / "sets")
+        rows, place = load_set(c.eval_set, c.eval_length or 0, c.task, c.eval_revision, cache_folder() / "sets")
         if first + count > len(rows):
             raise ValueError(f"{place}: {len(rows)} samples, and number {first + count} is asked for; lower test_size")
         return [sample_row(rows, i, place) for i in range(first, first + count)]

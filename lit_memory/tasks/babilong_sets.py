@@ -19,21 +19,21 @@ def part_name(length: int) -> str:
     """What the samples of a length are called: 0k, 64k, 1M. Raises ValueError for a length that has no such name."""
     unit, letter = (10**6, "M") if length >= 10**6 else (1000, "k")
     if length < 0 or length % unit:
-        raise ValueError(f"length={length}: expected thousands, or millions from 1000000 on, as the parts of a set are named (0k, 64k, 1M)")
+        raise ValueError(f"eval_length={length}: expected thousands, or millions from 1000000 on, as the parts of a set are named (0k, 64k, 1M)")
     return f"{length // unit}{letter}"
 
 
 def check_set(source: str, lengths: Sequence[int]) -> None:
     """Raise ValueError for a set that is neither here nor named as one of the hub, and for lengths that do not fit it."""
     if bool(source) != bool(lengths):
-        raise ValueError(f"test_length={list(lengths)}: expected lengths where eval_set is set, [0, 1000] for 0k and 1k, and none elsewhere")
+        raise ValueError(f"test_eval_length={list(lengths)}: expected lengths where eval_set is set, [0, 1000] for 0k and 1k, and none elsewhere")
     path, whole = Path(source), source and is_whole(Path(source))
     if source and not path.exists() and (path.suffix in READERS or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source, re.ASCII)):
         raise ValueError(f"eval_set={source!r}: no such file or folder; expected one, or a name on the Hugging Face hub, RMT-team/babilong for example")
     if path.is_file() and path.suffix not in READERS:
         raise ValueError(f"eval_set={source!r}: expected {', '.join(READERS)}, a folder, or a name on the Hugging Face hub")
     if whole and len(lengths) > 1:
-        raise ValueError(f"test_length={list(lengths)}: expected one length, as {source} is one; a folder has a part for each (1k/qa1.jsonl)")
+        raise ValueError(f"test_eval_length={list(lengths)}: expected one length, as {source} is one; a folder has a part for each (1k/qa1.jsonl)")
 
 
 def is_whole(path: Path) -> bool:
