@@ -50,6 +50,8 @@ VARIANTS = {
 # Every registered model, and its variants with other backbones.
 CASES = [(name, {}) for name in MODELS]
 CASES += [(name, {"family": family, **extra}) for family, extra in VARIANTS.items() for name in MODELS if "family" in _config_fields(name)]
+TEXT_ONLY = {"larimar"}
+"""Models that read no numbers."""
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
 
 

@@ -39,7 +39,7 @@ RULES = {
     "text/corpus.py": "files text",
     "text/lexicon.py": "",
     "text/": "numpy seeds text",
-    "tasks/": "torch numpy checks provenance seeds tasks text",
+    "tasks/": "torch numpy checks files provenance registry seeds tasks text",
     "lit/": "torch lightning lit recurrence registry tasks",
     "interop.py": "torch safetensors backbone models recurrence registry",
     "pretrained.py": "torch safetensors files interop models recurrence registry",

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 import torch
+from conftest import TEXT_ONLY
 
 from lit_memory.backbone import Numbers
 from lit_memory.models import MODELS
@@ -128,7 +129,13 @@ def test_every_knob_matters(table, field, value):
     assert not same or a.targets_BT.shape != b.targets_BT.shape or a.segment_len != b.segment_len
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(TEXT_ONLY))
+def test_models_of_text_refuse_numbers(build, name):
+    with pytest.raises(ValueError, match=r"^inputs=8: .* expected 0"):
+        build(name, inputs=8)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in TEXT_ONLY])
 def test_every_model_forecasts(build, name):
     """With ``inputs`` a token is numbers: a linear map in place of the table, which no head shares, in any precision."""
     model = build(name, inputs=8, vocab_size=11)

@@ -52,6 +52,7 @@ def test_words_are_the_closed_ones_and_then_the_most_frequent(build):
     assert tokenizer.words == ["<pad>", "<eos>", "<gen>", "<unk>", "two", "words", ".", "c", "b", "a"]
     assert tokenizer.encode("a c d! C").tolist() == [9, 7, 3, 3, 3] and tokenizer.vocab_size == 10
     assert tokenizer.decode([8, 3, 6]) == "b <unk>."
+    assert tokenizer.decode([8, tokenizer.vocab_size]) == "b <unk>"
     assert build("word", "b b b c c a a d", words=["two words.", "c"], vocab_size=99).vocab_size == 11  # all that there are
 
 

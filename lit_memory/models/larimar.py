@@ -148,6 +148,8 @@ class Larimar(SegmentRecurrent):
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            if self.inputs:
+                raise ValueError(f"inputs={self.inputs}: Larimar reads lines of text; expected 0")
             at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
             at_least(0, self, "prefix_tokens", "line_tokens", "write_noise", "read_noise")
             at_least(-1, self, "pad_id")

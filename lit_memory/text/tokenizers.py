@@ -55,7 +55,8 @@ class Tokenizer(Protocol):
 
 
 class WordTokenizer:
-    """Words and single marks, case kept. Others than those of the vocabulary are ``<unk>``."""
+    """Words and single marks, case kept. Others than those of the vocabulary are ``<unk>``, and so are ids that no word has: a model may
+    have more of them than a short text has words."""
 
     pad_id, eos_id, gen_id = range(3)
 
@@ -74,7 +75,7 @@ class WordTokenizer:
         return np.split(ids, np.cumsum([len(part) for part in words], dtype=int))[:-1]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return re.sub(r" (?=[.,;:!?)\]}’”])", "", " ".join(self.words[i] for i in ids))
+        return re.sub(r" (?=[.,;:!?)\]}’”])", "", " ".join(self.words[i if i < self.vocab_size else UNKNOWN] for i in ids))
 
 
 class ByteTokenizer:
