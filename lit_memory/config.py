@@ -46,6 +46,9 @@ class TrainConfig:
     steps: int = 10_000
     """Most steps of a stage; a stage may have its own."""
     batch_size: int = 64
+    init: str = ""
+    """A folder, or a name on the Hugging Face hub, whose weights the model starts from: a pretrained decoder, which gets a fresh memory,
+    or a model of ours. Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear"] = "constant"

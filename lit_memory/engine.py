@@ -27,6 +27,7 @@ from lit_memory.checkpoint import CheckpointError, save
 from lit_memory.experiment import RunSpec
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.pretrained import start_from
 from lit_memory.registry import model_size
 from lit_memory.seeds import mixed_seed
 from lit_memory.tracking import Tracker
@@ -315,12 +316,14 @@ class Keeper(Checkpoint):
 
 
 def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
-    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed."""
+    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of ``train.init``."""
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
     torch.manual_seed(spec.seed)
     module = LIT_MODULES[spec.model["name"]](**optimizer, **model)
+    if t["init"]:
+        start_from(module.model, t["init"])
     task = {k: v for k, v in spec.task.items() if k != "name"}
     loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
     data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)

@@ -38,6 +38,7 @@ KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
 ADDED: dict[str, Any] = {
     "train.test_cuts": [],
+    "train.init": "",
     "model.inputs": 0,
     "task.eval_set": "",
     "task.eval_revision": None,

@@ -16,6 +16,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from lit_memory import files
+from lit_memory.backbone import BackboneConfig
 from lit_memory.interop import about, check_names, load_huggingface, read_json, read_weights, some
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
@@ -24,6 +25,9 @@ from lit_memory.registry import build_config, load_class, nearest
 MODEL_TYPE = "lit_memory"
 SHELL = "LitMemoryForCausalLM"
 PREFIX = "model."  # the shell's attribute for the model
+BACKBONE = {f.name for f in fields(BackboneConfig)}
+CHOSEN = ("dropout", "wrap_pos")
+"""Settings of a decoder that its weights leave open."""
 FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
@@ -80,6 +84,29 @@ def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str],
         if config.get("model_type") == MODEL_TYPE:
             return _load(cls, folder, config, flags)
     return load_huggingface(folder, architecture(cls), **flags)
+
+
+SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
+"""What weights do not tell, or not in words."""
+
+
+def start_from(model: SegmentRecurrent, source: str | os.PathLike[str]) -> None:
+    """Give a fresh model the weights of a pretrained one; a memory that those do not have is drawn anew.
+
+    source: what ``from_pretrained`` takes. Raises ValueError where the model that it describes is another than ``model``, and its errors.
+    """
+    cls, wanted = type(model), model.config
+    flags = {} if architecture(cls) == "mamba" else {f.name: getattr(wanted, f.name) for f in fields(wanted) if f.name not in BACKBONE or f.name in CHOSEN}
+    folder = locate(source)
+    ours = read_json(folder / "config.json").get("model_type") == MODEL_TYPE if (folder / "config.json").is_file() else False
+    found = from_pretrained(cls, folder, **({} if ours else flags))
+    for name in SAME:
+        theirs, own = getattr(found.config, name, None), getattr(wanted, name, None)
+        if theirs != own:
+            raise ValueError(f"init={str(source)!r}: its {name} is {theirs!r}, that of the model {own!r}; expected the same, set model.{name}")
+    weights = found.state_dict()
+    check_weights(weights, model.state_dict())
+    model.load_state_dict(weights)
 
 
 def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:

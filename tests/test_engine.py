@@ -13,8 +13,9 @@ import torch
 
 from lit_memory import engine
 from lit_memory.checkpoint import saved
-from lit_memory.engine import Curriculum, NonFinite, run_one
+from lit_memory.engine import Curriculum, NonFinite, build, run_one
 from lit_memory.lit.modules import LitMemory
+from lit_memory.registry import load_class
 from lit_memory.tracking import Tracker
 
 pytestmark = [
@@ -430,3 +431,47 @@ def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root
     with pytest.raises(NonFinite):
         run(spec, root)
     assert Tracker(root).find(spec.key).run_id == found.run_id
+
+
+# Pretrained weights
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """A pretrained GPT-2, made here."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("decoder")
+    torch.manual_seed(1)
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    return folder
+
+
+GPT2 = ["model.family=gpt2", "model.vocab_size=64", "model.positions=32"]
+
+
+def test_a_run_starts_from_pretrained_weights(make_spec, decoder, tmp_path):
+    """The decoder is that of the folder in every seed, the memory that of the seed; and so it is in a model of ours that was saved."""
+    spec = make_spec(*GPT2, f"train.init={decoder}")
+    builds = [build(dataclasses.replace(spec, seed=seed))[0].model for seed in (0, 1)]
+    whole = load_class("model", "transformer").from_pretrained(decoder).state_dict()
+    for model in builds:
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in whole.items())
+    assert not torch.equal(builds[0].memory, builds[1].memory)
+    builds[0].save_pretrained(tmp_path / "ours")
+    again = build(make_spec(*GPT2, f"train.init={tmp_path / 'ours'}"))[0].model
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in builds[0].state_dict().items())
+    assert make_spec(*GPT2).key != make_spec(*GPT2, f"train.init={decoder}").key
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.layers=2"], "init='.*decoder.*': its layers is 1, that of the model 2; expected the same, set model.layers"),
+        (["model.vocab_size=65"], "its vocab_size is 64, that of the model 65; expected the same, set model.vocab_size"),
+        (["train.init=no/where"], "no/where: no such folder"),
+    ],
+)
+def test_pretrained_weights_of_another_model(make_spec, decoder, settings, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        build(make_spec(*GPT2, f"train.init={decoder}", *settings))
