@@ -269,6 +269,7 @@ def test_metrics_of_what_a_model_says():
         ({"vary": 1.5}, "vary=1.5: expected a share from 0 to 1"),
         ({"facts_from": 0.5, "facts_to": 0.5}, "facts_to=0.5: expected more than facts_from=0.5"),
         ({"task": "qa3", "segment_len": 44}, "segment_len=44: too short for 4 facts, the fewest of qa3"),
+        ({"haystack": ""}, "haystack='': no such folder"),
         ({"haystack": "no/such/folder"}, "haystack='no/such/folder': no such folder"),
         ({"stories": "no/such/folder"}, "stories='no/such/folder': no such folder"),
     ],

@@ -99,7 +99,7 @@ class BABILong(Hidden):
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
             for name, known in (("stories", RULES), ("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not Path(value).is_dir():
+                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
                     raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:

@@ -111,7 +111,7 @@ class Needle(Hidden):
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
             for name, known in (("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not Path(value).is_dir():
+                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
                     raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
             specimen = Generator(PCG64(0))
             *told, asked, answer = (len(WORD.findall(text)) for text in self.texts(compound(specimen), VALUES[self.kind](specimen, self.digits)))
