@@ -27,21 +27,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.checks import at_least, one_of
+from lit_memory.checks import at_least
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
 from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
-from lit_memory.tasks.hidden import Hidden, Sample, encoded
-from lit_memory.text.corpus import SOURCES, load_corpus, sentences
+from lit_memory.tasks.hidden import Hidden, HiddenConfig, Sample, encoded
+from lit_memory.text.corpus import check_source, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
-from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
+from lit_memory.text.tokenizers import Tokenizer
 
 RULES = tuple(FEWEST_FACTS)
 
@@ -51,36 +50,22 @@ class BABILong(Hidden):
 
     metrics = ("exact_match", "babilong_compare")
 
+    words = WORDS
+
     @dataclass
-    class Config:
+    class Config(HiddenConfig):
+        """With 0 segments, a sample is facts alone, in one segment ("0k"); the margin is for question, GEN, answer and EOS."""
+
         task: Literal["qa1", "qa2", "qa3", "qa4", "qa5"] = "qa1"
-        segments: int = 8
-        """Segments of a sample; with ``vary`` the most of them. 0: facts alone, in one segment ("0k")."""
-        segment_len: int = 512
-        margin: int = 20
-        """Tokens at the end of the last segment for question, GEN, answer and EOS."""
-        vary: float = 0.0
-        """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
         tokens_per_fact: int = 5
         """Questions with more than T / tokens_per_fact - 1 facts are left out (ARMT 5, Mamba 10)."""
         stories: str = "v1.2"
         """Rules of the simulator, v1.2 or lua; or a folder with the files of bAbI."""
-        haystack: str = "noise"
-        """Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
-        books: int | None = None
-        """Most books of a split; default: all of a folder, 50 of noise, 100 of pg19."""
-        tokenizer: str = "word"
-        """word, char, bpe, gpt2, or any folder or name on the hub."""
-        vocab_size: int = 4096
-        vocabulary: str = ""
-        """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
         leading_space: bool = True
         """A space in front of every fact and every sentence (the ARMT code has none)."""
         facts_from: float = 0.0
         facts_to: float = 1.0
         """Facts lie in this part of the context."""
-        test_segments: list[int] = field(default_factory=list)
-        """Segments of the samples that the test visits; default: ``segments``."""
         eval_set: str = ""
         """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see ``babilong_sets.load_set``."""
         eval_revision: str | None = None
@@ -91,16 +76,10 @@ class BABILong(Hidden):
         """The lengths of ``eval_set`` that the test visits, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
-            one_of(self)
+            super().__post_init__()
             at_least(0, self, "segments")
-            at_least(1, self, "segment_len", "margin", "tokens_per_fact", "vocab_size", "books")
-            if self.margin >= self.segment_len:
-                raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
-            if not 0 <= self.vary <= 1:
-                raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
-            for name, known in (("stories", RULES), ("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
-                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
+            at_least(1, self, "tokens_per_fact")
+            check_source("stories", self.stories, RULES)
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
                 raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
@@ -128,11 +107,6 @@ class BABILong(Hidden):
         told = [f"up to {-(-budget // len(noise))} times at {segments} segments" for segments, budget in budgets.items() if noise.repeats(budget)]
         return [f"The haystack of the test has {len(noise):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        c = self.config
-        return load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
-
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         """Samples in the order in which they are drawn."""
         c = self.config
@@ -141,9 +115,7 @@ class BABILong(Hidden):
         rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
         noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
         stream = questions(c.task, seed, split, step, size, c.stories)
-        varied = rng.random(size) < (c.vary if split == "train" else 0)
-        counts = np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments)
-        return [self.place(self.fitting(stream, int(n)), int(n), noise, rng) for n in counts]
+        return [self.place(self.fitting(stream, n), n, noise, rng) for n in self.draw_segments(split, size, rng)]
 
     def rows(self, first: int, count: int) -> list[dict[str, str]]:
         """Rows ``first .. first + count`` of ``eval_set``, as they are. Raises ValueError where there are fewer."""
@@ -218,12 +190,6 @@ def babilong_compare(target: str, output: str, question: str, labels: Sequence[s
     said = re.split(r"\.|<context>|<example>|question", output.lower())[0]
     asked = question.lower()
     return {label for label in map(str.lower, labels) if label in said and label not in asked} == {target.lower()}
-
-
-@lru_cache(maxsize=8)
-def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
-    """The tokenizer, trained (word, bpe) on the training books of a source."""
-    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size, WORDS)
 
 
 @lru_cache(maxsize=16)

@@ -9,15 +9,21 @@ Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segm
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
+from lit_memory.checks import at_least, one_of
+from lit_memory.provenance import cache_folder
 from lit_memory.tasks.base import Batch, Segment, Task
+from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.haystack import Haystack
-from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
 
 class Sample(NamedTuple):
@@ -78,8 +84,51 @@ def padded(rows: Sequence[np.ndarray], segment_len: int, pad_id: int) -> Segment
     return torch.from_numpy(ids_bS), torch.from_numpy(mask_bS)
 
 
+@lru_cache(maxsize=16)
+def load_tokenizer(task: type[Task], name: str, vocab_size: int, source: str, books: int | None) -> Tokenizer:
+    """The tokenizer of a task, trained (word, bpe) on the training books of a source; a word tokenizer knows the task's ``words``."""
+    return build_tokenizer(name, load_corpus(source, "train", books), cache_folder(), vocab_size, getattr(task, "words", ()))
+
+
+@dataclass
+class HiddenConfig:
+    """The text, and how long it is."""
+
+    segments: int = 8
+    """Segments of a sample; with ``vary`` the most of them."""
+    segment_len: int = 512
+    margin: int = 20
+    """Tokens at the end of the last segment for the question, the answer, and what else stands there."""
+    vary: float = 0.0
+    """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
+    haystack: str = "noise"
+    """Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
+    books: int | None = None
+    """Most books of a split; default: all of a folder, 50 of noise, 100 of pg19."""
+    tokenizer: str = "word"
+    """word, char, bpe, gpt2, or any folder or name on the hub."""
+    vocab_size: int = 4096
+    vocabulary: str = ""
+    """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
+    test_segments: list[int] = field(default_factory=list)
+    """Segments of the samples that the test visits; default: ``segments``."""
+
+    def __post_init__(self) -> None:
+        one_of(self)
+        at_least(1, self, "segment_len", "margin", "vocab_size", "books")
+        if self.margin >= self.segment_len:
+            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
+        if not 0 <= self.vary <= 1:
+            raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
+        check_source("haystack", self.haystack)
+        check_source("vocabulary", self.vocabulary or self.haystack)
+
+
 class Hidden(Task):
-    """Say what facts tell that are hidden in a long text. ``Config`` has ``segments``, ``segment_len``, ``margin`` and ``vocab_size``."""
+    """Say what facts tell that are hidden in a long text. ``Config`` is a ``HiddenConfig``."""
+
+    words: ClassVar[tuple[str, ...]]
+    """Texts that the word tokenizer has to know."""
 
     @property
     def vocab_size(self) -> int:
@@ -96,11 +145,18 @@ class Hidden(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         """Of texts, questions and answers."""
-        raise NotImplementedError
+        c = self.config
+        return load_tokenizer(type(self), c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         """Samples in the order in which they are drawn."""
         raise NotImplementedError
+
+    def draw_segments(self, split: str, size: int, rng: Generator) -> list[int]:
+        """How many segments each of ``size`` samples has."""
+        c = self.config
+        varied = rng.random(size) < (c.vary if split == "train" else 0)
+        return np.where(varied, rng.integers(min(c.segments, 1), c.segments + 1, size), c.segments).tolist()
 
     @property
     def stop_id(self) -> int:
@@ -150,7 +206,7 @@ class Hidden(Task):
         return {"exact_match": float(ended and said.strip() == target)}
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return self.judged([row[scored] for row, scored in zip(predicted_BT, batch.targets_BT != -100, strict=True)], batch)
+        return self.judged([row[scored] for row, scored in zip(predicted_BT, batch.scored_BT, strict=True)], batch)
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
         return self.judged(list(said_BN), batch)

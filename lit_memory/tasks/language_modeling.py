@@ -26,7 +26,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -36,9 +35,10 @@ from torch import Tensor
 from lit_memory.checks import at_least
 from lit_memory.provenance import cache_folder
 from lit_memory.tasks.base import Batch, Task
-from lit_memory.text.corpus import SOURCES, load_corpus
+from lit_memory.tasks.hidden import load_tokenizer
+from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer, build_tokenizer
+from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 
 
 class LanguageModeling(Task):
@@ -73,9 +73,8 @@ class LanguageModeling(Task):
             at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
             if self.window < 2:
                 raise ValueError(f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored")
-            for name, known in (("source", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
-                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(SOURCES)}")
+            check_source("source", self.source)
+            check_source("vocabulary", self.vocabulary or self.source)
 
         @property
         def window(self) -> int:
@@ -97,7 +96,7 @@ class LanguageModeling(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         c = self.config
-        found = load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.source, c.books)
+        found = load_tokenizer(type(self), c.tokenizer, c.vocab_size, c.vocabulary or c.source, c.books)
         if found.vocab_size > self.vocab_size:
             raise ValueError(f"vocab_size={c.vocab_size}: expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}")
         return found
@@ -133,7 +132,7 @@ class LanguageModeling(Task):
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]
-        scored_BT, s = batch.targets_BT != -100, self.segment_len
+        scored_BT, s = batch.scored_BT, self.segment_len
         values = {"loss": loss_BT[scored_BT], "bits_per_byte": bits_BT[scored_BT]}
         for i in self.places("segment"):
             own = scored_BT[:, i * s : (i + 1) * s]
@@ -147,12 +146,6 @@ class LanguageModeling(Task):
     def places(self, axis: str) -> list[int]:
         """Segments are counted from 0, as those of the paper's figure."""
         return list(range(self.config.segments))
-
-
-@lru_cache(maxsize=8)
-def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
-    """The tokenizer, trained (word, bpe) on the training texts of a source."""
-    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size)
 
 
 @lru_cache(maxsize=16)

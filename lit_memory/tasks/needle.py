@@ -28,9 +28,8 @@ Shape suffixes: B batch, T tokens, N tokens of an answer.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
@@ -39,15 +38,15 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.checks import at_least, one_of
+from lit_memory.checks import at_least
 from lit_memory.provenance import cache_folder
 from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import split_of
-from lit_memory.tasks.hidden import Hidden, Sample, encoded
-from lit_memory.text.corpus import SOURCES, Corpus, content_key, load_corpus, sentences
+from lit_memory.tasks.hidden import Hidden, HiddenConfig, Sample, encoded
+from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.lexicon import WORDS
-from lit_memory.text.tokenizers import WORD, Tokenizer, build_tokenizer
+from lit_memory.text.tokenizers import WORD, Tokenizer
 
 NOTE = "A special magic {kind} is hidden in the text below. Memorize it, for you will be asked for the {kind} at the end."
 NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
@@ -72,8 +71,13 @@ class Needle(Hidden):
     metrics = ("string_match_all", "exact_match")
     new_tokens = 48
 
+    words = VOCABULARY
+
     @dataclass
-    class Config:
+    class Config(HiddenConfig):
+        """The margin is for question, prefix, value and EOS; the haystack is the hay of n and w."""
+
+        margin: int = 80
         variant: Literal["pk", "n", "w"] = "n"
         """Hay and value: a repeated line and a number, books and a number, or books and a uuid."""
         value: Literal["auto", "number", "word", "uuid"] = "auto"
@@ -82,37 +86,12 @@ class Needle(Hidden):
         """Of a number, whose first one is not 0."""
         note: bool = True
         """The context begins with a note that something is hidden in it."""
-        segments: int = 8
-        """Segments of a sample; with ``vary`` the most of them."""
-        segment_len: int = 512
-        margin: int = 80
-        """Tokens at the end of the last segment for question, prefix, value and EOS."""
-        vary: float = 0.0
-        """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
-        haystack: str = "noise"
-        """Hay of n and w. Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
-        books: int | None = None
-        """Most books of a split; default: all of a folder, 50 of noise, 100 of pg19."""
-        tokenizer: str = "word"
-        """word, char, bpe, gpt2, or any folder or name on the hub."""
-        vocab_size: int = 4096
-        vocabulary: str = ""
-        """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
-        test_segments: list[int] = field(default_factory=list)
-        """Segments of the samples that the test visits; default: ``segments``."""
 
         def __post_init__(self) -> None:
-            one_of(self)
-            at_least(1, self, "segments", "segment_len", "margin", "vocab_size", "books")
+            super().__post_init__()
+            at_least(1, self, "segments")
             if not 2 <= self.digits <= 40:
                 raise ValueError(f"digits={self.digits}: expected 2 to 40; with fewer, no split has values of its own")
-            if self.margin >= self.segment_len:
-                raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
-            if not 0 <= self.vary <= 1:
-                raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
-            for name, known in (("haystack", SOURCES), ("vocabulary", ("", *SOURCES))):
-                if (value := getattr(self, name)) not in known and not (value and Path(value).is_dir()):
-                    raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(filter(None, known))}")
             specimen = Generator(PCG64(0))
             *told, asked, answer = (len(WORD.findall(text)) for text in self.texts(compound(specimen), VALUES[self.kind](specimen, self.digits)))
             self.fit(1 if self.vary else self.segments, sum(told), asked + answer + 1)  # exact for words; of other tokens there are no fewer
@@ -135,18 +114,11 @@ class Needle(Hidden):
             if told > (tokens := segments * self.segment_len - self.margin):
                 raise ValueError(f"segments={segments}: {tokens} tokens are too few for note and needle, which take {told}; raise segments or segment_len")
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        c = self.config
-        return load_tokenizer(c.tokenizer, c.vocab_size, c.vocabulary or c.haystack, c.books)
-
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"needle/{split}", step)))
         hay = repeated_line(self.tokenizer) if c.variant == "pk" else load_hay(self.tokenizer, c.haystack, c.books, split)
-        varied = rng.random(size) < (c.vary if split == "train" else 0)
-        counts = np.where(varied, rng.integers(1, c.segments + 1, size), c.segments)
-        return [self.hide(int(n), hay, split, rng) for n in counts]
+        return [self.hide(n, hay, split, rng) for n in self.draw_segments(split, size, rng)]
 
     def hide(self, segments: int, hay: Haystack, split: str, rng: Generator) -> Sample:
         """Draw a key, its value, where the hay begins, and which gap between its sentences holds the needle."""
@@ -189,12 +161,6 @@ VALUES: dict[str, Callable[[Generator, int], str]] = {
     "uuid": lambda rng, digits: str(UUID(bytes=rng.bytes(16), version=4)),
 }
 """Kind -> what draws a value of it; a number has so many digits."""
-
-
-@lru_cache(maxsize=8)
-def load_tokenizer(name: str, vocab_size: int, vocabulary: str, books: int | None) -> Tokenizer:
-    """The tokenizer, trained (word, bpe) on the training books of a source."""
-    return build_tokenizer(name, load_corpus(vocabulary, "train", books), cache_folder(), vocab_size, VOCABULARY)
 
 
 @lru_cache(maxsize=16)

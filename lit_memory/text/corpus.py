@@ -63,6 +63,12 @@ def sentences(text: str) -> list[str]:
     return SENTENCE_END.sub("\\1\n", " ".join(text.split())).split("\n")
 
 
+def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
+    """Raise ValueError for a source of text, the setting ``name``, that is neither ``known`` nor a folder."""
+    if value not in known and not (value and Path(value).is_dir()):
+        raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(known)}")
+
+
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
     """The books of one split. No text is in two splits.
 
