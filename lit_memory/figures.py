@@ -18,7 +18,7 @@ from lit_memory.placing import Box, place
 if TYPE_CHECKING:
     from lit_memory.report import Results
 
-LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context"}
+LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context", "train_tokens_per_s": "training, tokens a second"}
 LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
 SHARES = {"exact_match"}
 """Metrics from 0 to 1, drawn on that range."""
@@ -83,7 +83,7 @@ def draw(results: "Results", status: str) -> dict[str, bytes]:
             figures["state"] = _figure(partial(_state, x=x), results, f"{condition}\n{status}")
             _name_points(figures["state"], results, x)
         if config.time:
-            figures["time"] = _figure(KINDS[config.kind], results.of_time("seconds"), status)
+            figures["time"] = _figure(KINDS[config.kind], results.of_time(config.time), status)
         return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
 
 

@@ -271,7 +271,7 @@ BROKEN = {
         {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},
         "FILE (arm a): train.test_cuts: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
     ),
-    "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: true beside another metric"),
+    "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: seconds beside another metric"),
     # stages
     "stages, no list": ({"base/train/stages": {"steps": 2}}, "FILE (arm a): train.stages: "),
     "stage, no mapping": ({"base/train/stages": [3]}, "FILE (arm a): train.stages: "),

@@ -219,6 +219,7 @@ def test_weight_decay_spares_what_the_model_names():
         ({"warmup": 0.5}, (2, 8), {2: 0.25, 3: 0.5, 5: 1, 9: 1}),  # a share: in every stage
         ({"schedule": "linear"}, (0, 4), {0: 1, 2: 0.75, 4: 0.5, 9: 0.5}),
         ({"schedule": "linear", "final_lr": 0}, (10, 4), {10: 1, 11: 0.75, 13: 0.25}),
+        ({"schedule": "cosine", "final_lr": 0.2}, (10, 4), {10: 1, 12: 0.6, 14: 0.2, 20: 0.2}),
         ({"schedule": "linear", "warmup": 2, "final_lr": 0}, (0, 4), {0: 0.5, 1: 0.75, 2: 0.5}),
         ({"schedule": "linear", "warmup": 0.5, "final_lr": 0}, (4, 4), {4: 0.5, 5: 0.75, 6: 0.5}),
     ],

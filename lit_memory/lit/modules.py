@@ -38,7 +38,7 @@ def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> T
 class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
-    lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
+    lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last step), all after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
     are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have.
@@ -90,16 +90,18 @@ class LitMemory(L.LightningModule):
         return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a global step; a linear schedule, and a warm-up given as a share, restart with every stage."""
+        """Learning rate of a global step; a schedule that falls, and a warm-up given as a share, restart with every stage."""
         h = self.hparams
         first, steps = self.span or (0, self.trainer.estimated_stepping_batches)
-        if math.isinf(steps) and (h["schedule"] == "linear" or 0 < h["warmup"] < 1):
+        if math.isinf(steps) and (h["schedule"] != "constant" or 0 < h["warmup"] < 1):
             raise ValueError(f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs")
         in_stage = step - first
         done, warmup = (in_stage, h["warmup"] * steps) if h["warmup"] < 1 else (step, h["warmup"])
         factor = min(1.0, (done + 1) / warmup) if warmup > 0 else 1.0
-        if h["schedule"] == "linear":
-            factor *= 1 - (1 - h["final_lr"]) * min(1.0, in_stage / steps)
+        if h["schedule"] != "constant":
+            share = min(1.0, in_stage / steps)
+            fallen = share if h["schedule"] == "linear" else (1 - math.cos(math.pi * share)) / 2
+            factor *= 1 - (1 - h["final_lr"]) * fallen
         return h["lr"] * factor
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -146,9 +148,13 @@ class LitMemory(L.LightningModule):
         losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
         return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
+        """What training minimises."""
         hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
-        loss = self.cross_entropy(hidden_ND, targets_N)
+        return self.cross_entropy(hidden_ND, targets_N)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
