@@ -24,6 +24,7 @@ Deviations
 5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
 7. ``damped`` and ``clip`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
+8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
 """
@@ -136,6 +137,10 @@ class Titans(TokenRecurrent):
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
         if c.tie_embeddings and not c.inputs:
             self.decoder.head.weight = self.decoder.tokens.weight
+
+    @property
+    def undecayed(self):
+        return {name for name, _ in self.named_parameters() if name.endswith(".to_gates.bias")}
 
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers
