@@ -322,8 +322,7 @@ def markdown(header: list[str], rows: list[list[Any]]) -> str:
 
 def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
-    paper, missing = plan.paper, "; ".join(report.missing)
-    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    missing = "; ".join(report.missing)
     changed = ", ".join(f"`{m}`" for m in plan.modified)
     claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
     times = _times(results)
@@ -334,7 +333,7 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
         f"**{report.verdict}** at scale `{plan.scale}`"
         + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
-        f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}.",
+        claim_of(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _second_figure(plan),
         markdown(["expected", "measured", "holds"], claims) if claims else "",
@@ -348,6 +347,12 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
         "## How to reproduce\n\n" + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "") + _provenance(plan.provenance),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def claim_of(paper: dict[str, str]) -> str:
+    """What is to be reproduced, with a link: title, arxiv, item and claim."""
+    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
 
 
 INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
