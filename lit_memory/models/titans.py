@@ -76,10 +76,12 @@ class TitansConfig(TokenRecurrentConfig):
     """Longest step of the memory; default: 1/chunk."""
     damped: bool = True
     """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability; without, theta_max sigmoid(.)."""
-    alpha_init: float = 0.02
+    alpha_init: float = 1e-4
+    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is trained on short contexts
+    comes to rely on. With 0.02 a needle is lost right beyond the training length."""
     eta_init: float = 0.5
     theta_init: float = 0.5
-    """Gates of a row of zeros at init: alpha, eta, and the sigmoid in theta."""
+    """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
     clip: float = 0.0
     """Longest gradient of one token; 0: no limit. Ours."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
