@@ -136,12 +136,12 @@ class Task:
         """The samples of these numbers, below ``count``."""
         raise NotImplementedError
 
-    new_tokens: ClassVar[int] = 10
+    new_tokens: int = 10
     """Most tokens of what a model says to a batch with prompts."""
 
     @property
-    def stop_id(self) -> int:
-        """The token that ends an answer."""
+    def stop_id(self) -> int | tuple[int, ...]:
+        """The token, or those of several that come first, that ends an answer; (): it ends after ``new_tokens``."""
         raise NotImplementedError
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
