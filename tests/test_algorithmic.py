@@ -64,7 +64,7 @@ def test_worked_examples(monkeypatch, name, config, segments, expected):
     assert torch.equal(batch.ids_BT, ids) and batch.targets_BT.tolist() == [[-100] * task.prompt + ids[0, task.prompt :].tolist()]
     assert solve(task, ids[0, : task.prompt].tolist()) == ids[0, task.prompt :].tolist() and batch.prompt_B.tolist() == [task.prompt]
     assert [part.shape[1] for part in ids.split(task.segment_len, dim=1)] == segments
-    assert task.written == sum(n > 0 for n in (segments[:-1] if segments[-1] == 1 else segments)) - 1 and task.new_tokens == ids.shape[1] - task.prompt
+    assert task.written == len(segments) - 1 - (segments[-1] == 1) and task.new_tokens == ids.shape[1] - task.prompt
 
 
 @pytest.mark.parametrize(
