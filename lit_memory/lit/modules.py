@@ -159,8 +159,8 @@ class LitMemory(L.LightningModule):
         return loss
 
     def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
-        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. A batch with prompts is
-        scored by what the model says, token after token."""
+        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. Of a batch with prompts,
+        what the model says by itself, token after token, is scored as well; where both scores have a name, that one counts."""
         state = self.read(batch)
         hidden_ND, targets_N, scored_BT = self.answers(batch, state)
         if task.scores_losses:
@@ -170,14 +170,13 @@ class LitMemory(L.LightningModule):
             values = task.score_losses(loss_BT, batch)
             return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
         logits_NV = self.model.logits(hidden_ND)
-        if batch.prompt_B is None:
-            predicted_BT = batch.targets_BT.clone()
-            predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
-            scores = task.score(predicted_BT, batch)
-        else:
+        predicted_BT = batch.targets_BT.clone()
+        predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
+        scores = task.score(predicted_BT, batch)
+        if batch.prompt_B is not None:
             mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
             options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
-            scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
+            scores |= task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
 
