@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "train.init": "",
     "train.timed_steps": 0,
     "model.inputs": 0,
+    "task.stream": False,
     "task.eval_set": "",
     "task.eval_revision": None,
     "task.eval_length": None,
@@ -321,6 +322,7 @@ class Resolver:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
         self.check_schedule(train, model_class)
+        self.check_stream(train, sampler)
         self.check_test(train, model, sampler)
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
@@ -363,6 +365,15 @@ class Resolver:
                 raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
             if train.bptt is not None:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+
+    def check_stream(self, train: TrainConfig, sampler: Any) -> None:
+        """Check what a stream, whose memory goes on from batch to batch, does not allow."""
+        if sampler.stream and (train.bptt or 0) > sampler.written + 1:
+            most = f"a batch of the stream has {sampler.written + 1} segments, and no gradient leaves it"
+            raise self.error("train", "bptt", f"{train.bptt}: {most}; expected that many at most, or more task.segments")
+        for i, stage in enumerate(train.stages if sampler.stream else ()):
+            for key in stage.keys() - {"steps", "until"}:
+                raise self.error("train", f"stages[{i}].{key}", "a stage of a stream cannot change what its memory comes from; expected steps and until alone")
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
         """Check the sizes of the test against its values, and segments of its own against task and model."""

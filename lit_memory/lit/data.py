@@ -47,7 +47,8 @@ class LitData(L.LightningDataModule):
     """Batches of one task.
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
-    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each), at most.
+    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each), at most;
+    of a stream in whole batches.
     eval_batch_size: contexts per batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
@@ -85,15 +86,19 @@ class LitData(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Find out how many samples there are, so that what is wrong with the data of a test is told before the training, not after it."""
-        for split in ("train", "valid"):
-            self.task.count(split)
-        for _, task in self.test_conditions:
-            task.count("test")
+        evaluated = [(self.task, "valid"), *((task, "test") for _, task in self.test_conditions)]
+        for task, split, size in [(self.task, "train", self.batch_size), *((*pair, self.eval_batch_size) for pair in evaluated)]:
+            if task.stream:
+                task.stream_steps(split, size)
+            else:
+                task.count(split)
 
     def train_dataloader(self) -> DataLoader:
         step, per_step = 0, 1  # an optimizer step reads one batch per device and accumulation
         if self.trainer:
             step, per_step = self.trainer.global_step, self.trainer.accumulate_grad_batches * self.trainer.world_size
+            if self.task.stream and self.trainer.world_size > 1:
+                raise ValueError(f"devices: {self.trainer.world_size} of them would each skip the batches of the others; expected 1 for a stream")
         steps = Steps(self.task, self.seed, "train", self.batch_size, self.batch_size * self.epoch_steps * per_step, step * per_step)
         return DataLoader(steps, batch_size=None, num_workers=self.workers)
 
@@ -104,8 +109,10 @@ class LitData(L.LightningDataModule):
         return [self._evaluation(task, "test", size, self.test_cuts) for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
-        steps = Steps(task, EVALUATION_SEED, split, self.evaluation_batch(task, split, samples), samples, cuts=cuts, count=task.count(split))
-        return DataLoader(steps, batch_size=None)
+        size = self.evaluation_batch(task, split, samples)
+        if task.stream:  # whole batches up to the end of the text
+            samples = size * min(max(1, samples // size), task.stream_steps(split, size))
+        return DataLoader(Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=task.count(split)), batch_size=None)
 
     def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
         """Contexts per batch of a validation or a test of so many ``samples``."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_memory.recurrence import unroll
+from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Batch, Task
 
@@ -64,6 +64,7 @@ class LitMemory(L.LightningModule):
         self.save_hyperparameters()
         self.model: Any = None
         self.span: tuple[int, int] | None = None  # first step and number of steps of the stage, set by a curriculum
+        self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state that the last batch of a stream has left
         if model.get("vocab_size"):
             self.configure_model()
 
@@ -108,10 +109,21 @@ class LitMemory(L.LightningModule):
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate(self.trainer.global_step)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["carried"] = [tensor.clone() for tensor in self.carried.get(True, [])]  # of a slice, all that it is cut from would be saved
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.carried = {True: checkpoint.get("carried", [])}
+
+    def resume(self, batch: Batch) -> Any:
+        """The state that the batch before has left, detached, where this one goes on from it. Validations and tests have a stream of their own."""
+        carried = iter(self.carried.get(self.training, []))
+        return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT))) if batch.continues else None
+
     def read(self, batch: Batch) -> Any:
-        """The state after the batch's context; None without one."""
+        """The state after the batch's context, or that a stream goes on from; None without one."""
         if batch.context == ():
-            return None
+            return self.resume(batch)
         if not isinstance(batch.context, tuple):
             return unroll(self.model, batch.context, keep=0).state
         bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
@@ -121,7 +133,7 @@ class LitMemory(L.LightningModule):
         """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T); ``state`` is that of ``read``."""
         out = unroll(
             self.model,
-            batch.ids_BT,
+            batch.ids_BT if batch.continues is None else batch.ids_BT[:, :-1],
             batch.segment_len,
             state=state,
             read_only=batch.read_only,
@@ -130,6 +142,9 @@ class LitMemory(L.LightningModule):
             schedule=self.hparams["unroll_schedule"],
         )
         scored_BT = batch.scored_BT
+        if batch.continues is not None:
+            self.carried[self.training] = [tensor.detach() for tensor in state_tensors(out.state)]
+            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT], scored_BT
         tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
         return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
 

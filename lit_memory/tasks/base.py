@@ -34,6 +34,8 @@ class Batch:
     context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
         iterable that makes them as it goes, once, some with a mask. Samples are ordered so that the longest come first: b grows up to B.
     prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model, which then goes on by itself (``score_text``); None: it does not.
+    continues: whether the samples go on where those of the batch before have ended, with the memory that those have left (False: they begin).
+        The last token of such a batch is only predicted; the next one begins with it. None: the batch stands alone.
     """
 
     ids_BT: Tensor
@@ -43,6 +45,7 @@ class Batch:
     meta: dict[str, Tensor] = field(default_factory=dict)
     context: Iterable[Segment] = ()
     prompt_B: Tensor | None = None
+    continues: bool | None = None
 
     @property
     def scored_BT(self) -> Tensor:
@@ -134,6 +137,15 @@ class Task:
 
     def take(self, split: str, numbers: Sequence[int]) -> Batch:
         """The samples of these numbers, below ``count``."""
+        raise NotImplementedError
+
+    @property
+    def stream(self) -> bool:
+        """Whether a batch goes on where the one before has ended (``Batch.continues``)."""
+        return False
+
+    def stream_steps(self, split: str, size: int) -> int:
+        """Batches of ``size`` samples after which a stream begins anew."""
         raise NotImplementedError
 
     new_tokens: int = 10

@@ -1,12 +1,15 @@
-"""Language modelling in windows of text, with a memory that is empty at the start of each.
+"""Language modelling in windows of text, with a memory that is empty at the start of each, or in streams, with a memory that goes on.
 
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, the figure of WikiText-103 by segment; Behrouz et al. 2025, arXiv 2501.00663, tables 1 and 5,
-           figure 7 (perplexity, also against length); spec 8.1, 8.3, 9.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, its WikiText scripts.
+           figure 7 (perplexity, also against length); Bulatov et al. 2022, arXiv 2207.06881, and TARM: streams; spec 8, 9.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, its WikiText scripts; of streams, github.com/booydar/LM-RMT.
 
     text     t0 t1 t2 ...                                        all books of a split, each with its end token
     window   [s, s + segments * segment_len)                     read segment by segment; every token but the first is scored
     training s is any place; validation and test: 0, stride, 2 * stride, ...
+
+    stream   c = batch size columns of L tokens each, L = (tokens - 1) // c in training, where a place that is drawn for every epoch is the
+             text's first; rounded up in validation and test. Batch k reads window k of every column and predicts all tokens that follow one
 
     perplexity = exp(CE)    bits per byte = CE / ln 2 * tokens / bytes, both of the split    CE: nats, mean over all scored tokens
 
@@ -17,7 +20,10 @@ Deviations
 2. Validation and test windows lie side by side by default, so that no token is scored twice; the reference's stride is a segment (``stride``).
 3. The first token of every segment but the first counts (the reference's curve leaves out all of them, its total none).
 4. No text is dropped: the last window ends in padding that is not scored. One token alone, which nothing predicts, is left out.
-5. ``<unk>`` of WikiText is text like any other; the reference makes it GPT-2's end of text in WikiText-103, not in WikiText-2.
+5. A stream's epochs begin at different places, so that seeds differ (reference: at the first token). Of its training text less than a window per
+   column is left out, of the others nothing.
+6. A stream's batch is ``segments`` segments, which gradients cross; the reference's is one, and the D before it are read again for their gradients.
+7. ``<unk>`` of WikiText is text like any other; the reference makes it GPT-2's end of text in WikiText-103, not in WikiText-2.
 
 Shape suffixes: B batch, T tokens of a window.
 """
@@ -34,7 +40,7 @@ from torch import Tensor
 
 from lit_memory.checks import at_least
 from lit_memory.provenance import cache_folder
-from lit_memory.tasks.base import Batch, Task
+from lit_memory.tasks.base import Batch, Task, generator
 from lit_memory.tasks.hidden import load_tokenizer
 from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
@@ -66,11 +72,15 @@ class LanguageModeling(Task):
         segment_len: int = 128
         stride: int | None = None
         """Tokens from the beginning of one window of validation and test to that of the next; default: all of the window."""
+        stream: bool = False
+        """Whether a batch holds the next window of every column of the text and goes on with the memory of the batch before."""
         test_segments: list[int] = field(default_factory=list)
         """Segments of the windows that the test visits; default: ``segments``."""
 
         def __post_init__(self) -> None:
             at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
+            if self.stream and self.stride:
+                raise ValueError(f"stride={self.stride}: expected none for a stream, whose windows follow each other")
             if self.window < 2:
                 raise ValueError(f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored")
             check_source("source", self.source)
@@ -114,7 +124,38 @@ class LanguageModeling(Task):
         """Tokens from one window to the next."""
         return 1 if split == "train" else self.config.stride or self.config.window
 
-    def count(self, split: str) -> int:
+    @property
+    def stream(self) -> bool:
+        return self.config.stream
+
+    def stream_steps(self, split: str, size: int) -> int:
+        length = self.column(split, size)
+        return length // self.config.window if split == "train" else -(-length // self.config.window)
+
+    def column(self, split: str, size: int) -> int:
+        """Tokens that are predicted in each of ``size`` columns. Raises ValueError for a text whose columns have no window."""
+        c, tokens = self.config, len(self.text(split)) - 1
+        if tokens // size < c.window:
+            name = f"{c.source}, split {split}, in {size:,} columns"
+            raise ValueError(f"segments={c.segments}: a window has {c.window:,} tokens, a column of {name}, {tokens // size:,}; expected fewer, or more text")
+        return tokens // size if split == "train" else -(-tokens // size)
+
+    def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
+        if not self.stream:
+            return super().batch(seed, split, step, size)
+        text, column, window = self.text(split), self.column(split, size), self.config.window
+        epoch, k = divmod(step, self.stream_steps(split, size))
+        first = int(torch.randint(len(text), (), generator=generator(seed, split, epoch))) if split == "train" else 0
+        inside = np.arange(k * window, (k + 1) * window + 1)  # places in a column, of which the first is read only
+        places_BT = np.arange(size)[:, None] * column + inside
+        real_BT = (inside <= column) & ((places_BT < len(text)) | (split == "train"))
+        ids_BT = np.where(real_BT, text.tokens_N[(first + places_BT) % len(text)].astype(np.int64), self.tokenizer.pad_id)
+        targets_BT = np.where(real_BT & (inside > inside[0]), ids_BT, -100)
+        return self.joined(text, ids_BT, targets_BT, k > 0)
+
+    def count(self, split: str) -> int | None:
+        if self.stream:
+            return None
         tokens, stride = len(self.text(split)), self.stride(split)
         return len(range(0, min(tokens - self.config.window + stride, tokens - 1), stride))
 
@@ -126,9 +167,13 @@ class LanguageModeling(Task):
             tokens = text.tokens_N[number * stride : number * stride + length]
             ids_BT[i, : len(tokens)] = tokens
             targets_BT[i, 1 : len(tokens)] = tokens[1:]
-        size = len(numbers)
+        return self.joined(text, ids_BT, targets_BT)
+
+    def joined(self, text: Stream, ids_BT: np.ndarray, targets_BT: np.ndarray, continues: bool | None = None) -> Batch:
+        """A batch of tokens of a text."""
+        size = len(ids_BT)
         meta = {"segments": torch.full((size,), self.config.segments), "bytes_per_token": torch.full((size,), text.num_bytes / len(text))}
-        return Batch(torch.from_numpy(ids_BT), torch.from_numpy(targets_BT), self.segment_len, meta=meta)
+        return Batch(torch.from_numpy(ids_BT), torch.from_numpy(targets_BT), self.segment_len, meta=meta, continues=continues)
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]
@@ -144,8 +189,8 @@ class LanguageModeling(Task):
         return {"perplexity": math.exp(min(means["loss"], 700.0))}  # beyond, exp has no floating-point number
 
     def places(self, axis: str) -> list[int]:
-        """Segments are counted from 0, as those of the paper's figure."""
-        return list(range(self.config.segments))
+        """Segments are counted from 0, as those of the paper's figure; a stream has no first one."""
+        return [] if self.stream else list(range(self.config.segments))
 
 
 @lru_cache(maxsize=16)
