@@ -364,7 +364,8 @@ def test_tarm_alpha1(build, tokens):
 
 def test_tarm_alpha0(build, tokens):
     """T-TARM-alpha0: alpha = 0 never changes the memory, so the segments are independent of each other."""
-    model, ids = build("tarm", alpha=0.0), tokens(2, 3 * N)
+    model, ids = build("tarm"), tokens(2, 3 * N)
+    model.config.alpha = 0.0
     out = unroll(model, ids, N)
     assert torch.equal(out.state, model.init_state(2))
     assert torch.equal(out.hidden_BTD, torch.cat([unroll(model, part).hidden_BTD for part in ids.split(N, dim=1)], dim=1))
@@ -410,6 +411,8 @@ TITANS_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "
 TITANS_FLIPS |= {"memory_expand": 2, "memory_heads": 2, "memory_activation": "gelu", "memory_residual": True, "memory_std": 0.1, "momentum": False}
 TITANS_FLIPS |= {"forget": False, "conv_taps": 0, "per_chunk_gates": True, "half_loss": False, "theta_max": 0.1, "damped": False, "clip": 0.01}
 TITANS_FLIPS |= {"alpha_init": 0.1, "eta_init": 0.9, "theta_init": 0.1, "output_gate": "sigmoid", "ff_mult": 0, "tie_embeddings": True, "embedding_std": 0.5}
+XL_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "heads": 4, "head_width": 6, "ff_width": 24, "mem_len": 3, "clamp_len": 4}
+XL_FLIPS |= {"tie_embeddings": False, "dropout": 0.5, "norm_eps": 0.5, "init_std": 0.3, "mem_detach": True}
 # (model, field, other value, further settings): the flip must be visible in sizes, logits or gradients.
 FLIPS = [
     *[("transformer", field, value, {"window": 0}) for field, value in (("family", "gpt2"), ("tie_embeddings", True), ("dropout", 0.5), ("norm_eps", 0.5))],
@@ -420,11 +423,10 @@ FLIPS = [
     *[(name, "wrap_pos", True, {"family": "gpt2"}) for name in MEMORY],
     ("transformer", "window_detach", True, {}),
     *[(name, "memory_tokens", 3, {}) for name in MEMORY],
-    *[("xl", field, value, {}) for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("head_width", 6), ("ff_width", 24))],
-    *[("xl", field, value, {}) for field, value in (("mem_len", 3), ("clamp_len", 4), ("tie_embeddings", False), ("dropout", 0.5))],
-    *[("xl", field, value, {}) for field, value in (("norm_eps", 0.5), ("init_std", 0.3), ("mem_detach", True))],
+    *[(name, field, value, {}) for name in ("xl", "rmt_xl") for field, value in XL_FLIPS.items()],
     *[("rmt_r", field, value, {}) for field, value in (("retrieval", "top_1"), ("formula", "paper"), ("dropout", 0.5), ("norm_eps", 0.5))],
     ("tarm", "alpha", 0.7, {}),
+    *[("rmt_xl", field, value, {}) for field, value in (("alpha", 0.7), ("memory_tokens", 3))],
     *[("larimar", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))],
     *[("larimar", field, value, {}) for field, value in (("line_tokens", 3), ("pad_id", 3), ("solver", "svd"), ("solver_steps", 3))],
     *[("larimar", field, value, {}) for field, value in (("past", False), ("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))],
@@ -502,7 +504,9 @@ INVALID = [
     *[("xl", field, -1) for field in ("mem_len", "clamp_len", "norm_eps", "init_std", "dropout")],
     ("xl", "width", 15),
     ("xl", "dropout", 1.0),
-    *[("tarm", "alpha", value) for value in (-0.1, 1.1)],
+    *[("tarm", "alpha", value) for value in (-0.1, 0.0, 1.1)],
+    *[("rmt_xl", "alpha", value) for value in (-0.1, 0.0, 1.1)],
+    ("rmt_xl", "memory_tokens", -1),
     *[("larimar", field, 0) for field in ("encoder_layers", "latent_width", "slots", "solver_steps", "bandwidth")],
     *[("larimar", field, -1) for field in ("prefix_tokens", "line_tokens", "write_noise", "read_noise")],
     *[("armt", field, 0) for field in ("memory_tokens", "memory_dim", "nu", "eps")],

@@ -110,7 +110,7 @@ def module_of(name, **options):
     return module
 
 
-CARRIERS = ["transformer", "xl", "rmt", "rmt_r", "prmt", "armt", "tarm", "mamba", "rwkv", "mac"]
+CARRIERS = ["transformer", "xl", "rmt", "rmt_xl", "rmt_r", "prmt", "armt", "tarm", "mamba", "rwkv", "mac"]
 
 
 @pytest.mark.parametrize("name", CARRIERS)
@@ -182,7 +182,7 @@ def stream_spec(make_spec, source):  # noqa: F811
     """Three batches an epoch, validations at steps 4, 8 and 10: a run is killed in the middle of streams, and of epochs."""
 
     def make(name):
-        sizes = {"rmt": "heads: 2, memory_tokens: 2", "xl": "heads: 2, head_width: 8, ff_width: 32, mem_len: 20, dropout: 0.2"}[name]
+        sizes = {"rmt": "heads: 2, memory_tokens: 2", "rmt_xl": "heads: 2, head_width: 8, ff_width: 32, mem_len: 20, alpha: 0.3, dropout: 0.2"}[name]
         return make_spec(
             f"model={{name: {name}, layers: 2, width: 16, {sizes}}}",
             f"task={{name: language_modeling, source: {source}, stream: true, tokenizer: char, segments: 3, segment_len: 32}}",
@@ -192,7 +192,7 @@ def stream_spec(make_spec, source):  # noqa: F811
     return make
 
 
-@pytest.mark.parametrize("name", ["rmt", "xl"])
+@pytest.mark.parametrize("name", ["rmt", "rmt_xl"])
 def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch, name):
     """After kill -9 at several places, a checkpoint after every step, the run ends with the same weights, rows and carried memory, bit for bit."""
     spec = stream_spec(name)
@@ -204,7 +204,7 @@ def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch, n
     assert forked(lambda: train(spec, root))() == 0
     assert_same(outcome(spec, root), outcome(spec, whole))
     carried = [torch.load(checkpoint.saved(spec.folder(r))[0], weights_only=True)["carried"] for r in (root, whole)]
-    assert len(carried[0]) == (1 if name == "rmt" else 4) and all(map(torch.equal, *carried))
+    assert len(carried[0]) == (1 if name == "rmt" else 5) and all(map(torch.equal, *carried))
 
 
 def test_a_lost_memory_would_be_seen(stream_spec, make_root):

@@ -238,6 +238,12 @@ class LitRMT(LitMemory):
     model_name = "rmt"
 
 
+class LitRMTXL(LitMemory):
+    """RMT or TARM on a Transformer-XL."""
+
+    model_name = "rmt_xl"
+
+
 class LitRMTR(LitMemory):
     """RMT with retrieval over its past memory states."""
 
@@ -318,6 +324,6 @@ class LitMAL(LitTitans):
     model_name = "mal"
 
 
-_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
+_ALL = (LitTransformer, LitXL, LitRMT, LitRMTXL, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
 LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
 """Registered name of an architecture -> its LightningModule."""

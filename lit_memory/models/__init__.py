@@ -8,6 +8,7 @@ MODELS = {
     "transformer": "lit_memory.models.transformer:Transformer",
     "xl": "lit_memory.models.xl:XL",
     "rmt": "lit_memory.models.rmt:RMT",
+    "rmt_xl": "lit_memory.models.rmt_xl:RMTXL",
     "rmt_r": "lit_memory.models.rmt_r:RMTR",
     "prmt": "lit_memory.models.prmt:PRMT",
     "armt": "lit_memory.models.armt:ARMT",

@@ -27,12 +27,12 @@ class TARM(RMT):
     @dataclass
     class Config(RMT.Config):
         alpha: float = 0.2
-        """Weight of the new memory, from 0 (the memory never changes) to 1 (RMT)."""
+        """Weight of the new memory, above 0 (at which it would never change), up to 1 (RMT)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not 0 <= self.alpha <= 1:
-                raise ValueError(f"alpha={self.alpha}: expected a number from 0 to 1")
+            if not 0 < self.alpha <= 1:
+                raise ValueError(f"alpha={self.alpha}: expected a number above 0, up to 1 (RMT)")
 
     def update(self, old_BMD: Tensor, new_BMD: Tensor) -> Tensor:
         return torch.lerp(old_BMD, new_BMD, self.config.alpha)

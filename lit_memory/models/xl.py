@@ -26,7 +26,7 @@ Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ from torch.nn import functional as F
 from lit_memory.backbone import attention_mask, embedding
 from lit_memory.checks import at_least
 from lit_memory.recurrence import LayerRecurrent
+
+ALL = slice(None)
 
 
 class XLState(NamedTuple):
@@ -111,23 +113,23 @@ class XLBlock(nn.Module):
 
 
 class XLLayer(nn.Module):
-    """A block that reads and moves on the cache of its own inputs."""
+    """A block that reads and moves on the cache of its own inputs, of which the rows ``tokens`` join it."""
 
     def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
         super().__init__()
         self.detach = config.mem_detach
         self.block = XLBlock(config, u_HK, v_HK)
 
-    def forward(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True):
+    def forward(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True, tokens: slice = ALL):
         now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
         out_BTD = self.block(rows_BTD, all_BSD, attention_mask(mask_BS, rows_BTD.shape[1]))
         if not write:
             return out_BTD, state
-        count = rows_BTD.shape[1]
-        kept_BWD = (all_BSD.detach() if self.detach else all_BSD)[:, count:].to(state.rows_BWD.dtype)
-        return out_BTD, XLState(kept_BWD, mask_BS[:, count:])
+        new_BTD = (rows_BTD.detach() if self.detach else rows_BTD)[:, tokens].to(state.rows_BWD.dtype)
+        count = new_BTD.shape[1]
+        return out_BTD, XLState(torch.cat([state.rows_BWD, new_BTD], dim=1)[:, count:], torch.cat([state.mask_BW, now_BT[:, tokens]], dim=1)[:, count:])
 
 
 class XLDecoder(nn.Module):
@@ -153,6 +155,13 @@ class XLDecoder(nn.Module):
     def embed(self, ids_BT: Tensor) -> Tensor:
         """Rows that enter the first layer, (B, T, D)."""
         return self.dropout(self.tokens(ids_BT) * self.scale)
+
+
+def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLState, ...]:
+    """Every layer's before the first token; ``options`` are device and type of its rows."""
+    rows_BWD = torch.zeros(batch, config.mem_len, config.width, **options)
+    mask_BW = torch.zeros(batch, config.mem_len, dtype=torch.bool, device=options["device"])
+    return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
 
 
 class XL(LayerRecurrent):
@@ -202,10 +211,7 @@ class XL(LayerRecurrent):
         self.decoder = XLDecoder(config)
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
-        rows = torch.zeros(batch, self.config.mem_len, self.config.width, **options)
-        mask = torch.zeros(batch, self.config.mem_len, dtype=torch.bool, device=options["device"])
-        return tuple(XLState(rows, mask) for _ in self.layers)
+        return empty_cache(self.config, batch, **self.state_options(device, dtype))
 
     def embed(self, ids_BT, write=True):
         return self.decoder.embed(ids_BT)
