@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "train.init": "",
     "train.timed_steps": 0,
     "model.inputs": 0,
+    "model.cutoffs": [],
     "task.stream": False,
     "task.eval_set": "",
     "task.eval_revision": None,
@@ -227,6 +228,8 @@ class Experiment:
                 models[model] = models.get(model) or model_size(spec.model)
             except RuntimeError as error:
                 raise ConfigError(f"{self.file} (arm {spec.arm})", "model", f"cannot be built; expected smaller sizes ({first_line(error)})") from None
+            except ValueError as error:
+                raise ConfigError(f"{self.file} (arm {spec.arm})", f"model.{str(error).partition('=')[0]}", str(error)) from None
         return {spec.key: models[json.dumps(spec.model)] for spec in specs}
 
 

@@ -5,7 +5,7 @@ tensors, batch first) that is passed in and returned, never kept on the module: 
 checkpointing, beam search and tests work. A ``LayerRecurrent`` model keeps one state per layer, which allows the diagonal
 schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, evaluation and benchmarks alike.
 
-Shape suffixes: B batch, T tokens, S tokens of a full segment, D width, V vocabulary, G cells that run together.
+Shape suffixes: B batch, T tokens, S tokens of a full segment, N tokens of any sample, D width, V vocabulary, G cells that run together.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 State = Any  # a tensor, or a (named) tuple of States
@@ -67,6 +68,15 @@ class SegmentRecurrent(nn.Module):
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Vocabulary scores (B, T, V). Apart from ``step`` because on a long context only the answer needs them."""
         return self.decoder.head(hidden_BTD)
+
+    @property
+    def scores(self) -> int:
+        """Numbers that the loss of one token takes."""
+        return self.config.vocab_size
+
+    def losses(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy of the ids that hidden states predict: the mean, or with ``reduction`` "sum" or "none" (N,)."""
+        return F.cross_entropy(self.logits(hidden_ND), targets_N, reduction=reduction)
 
     def state_floats(self, state: State) -> int:
         """Floats that one sample carries from segment to segment."""

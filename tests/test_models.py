@@ -425,6 +425,7 @@ FLIPS = [
     *[(name, "memory_tokens", 3, {}) for name in MEMORY],
     *[(name, field, value, {}) for name in ("xl", "rmt_xl") for field, value in XL_FLIPS.items()],
     *[("rmt_r", field, value, {}) for field, value in (("retrieval", "top_1"), ("formula", "paper"), ("dropout", 0.5), ("norm_eps", 0.5))],
+    *[(name, "cutoffs", [5, 11], {"tie_embeddings": False}) for name in ("xl", "rmt_xl")],
     ("tarm", "alpha", 0.7, {}),
     *[("rmt_xl", field, value, {}) for field, value in (("alpha", 0.7), ("memory_tokens", 3))],
     *[("larimar", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))],

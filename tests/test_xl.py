@@ -228,3 +228,44 @@ def test_xl_inference_mode_leaves_no_trace(build, tokens):
         unroll(model, ids, 13)
     unroll(model, ids, 13).hidden_BTD.square().sum().backward()
     assert model.layers[0].block.distance.weight.grad.any()
+
+
+# Adaptive softmax
+
+
+@pytest.mark.parametrize("name", ["xl", "rmt_xl"])
+def test_adaptive_losses_slow_twin(build, tokens, name):
+    """They are the cross-entropy of the log-probabilities of all tokens, which sum to one, and so are their gradients."""
+    model, ids = build(name, tie_embeddings=False, cutoffs=[5, 11]), tokens(2, 3 * N)
+    hidden = unroll(model, ids, N).hidden_BTD[:, :-1].flatten(0, 1)
+    targets = ids[:, 1:].flatten()
+    log_p = model.logits(hidden)
+    assert {bool(group.any()) for group in (targets < 5, (targets >= 5) & (targets < 11), targets >= 11)} == {True}
+    assert log_p.shape == (len(targets), 19) and torch.allclose(log_p.exp().sum(-1), torch.ones(len(targets), dtype=torch.float64))
+    assert torch.equal(model.logits(hidden.view(2, -1, 16)), log_p.view(2, -1, 19))
+    hidden = hidden.detach().requires_grad_()
+    for reduction in ("none", "sum", "mean"):
+        fast, slow = model.losses(hidden, targets, reduction), F.cross_entropy(model.logits(hidden), targets, reduction=reduction)
+        assert torch.allclose(fast, slow, rtol=1e-12)
+        for a, b in zip(*(grads([loss], [hidden, *model.decoder.head.parameters()]) for loss in (fast, slow)), strict=True):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert torch.equal(model.generate(ids[:, : 2 * N], 1, segment_len=N)[:, 0], log_p.view(2, -1, 19)[:, 2 * N - 1].argmax(-1))
+
+
+def test_adaptive_losses_take_fewer_scores(build):
+    """With a full softmax, V of a token; with clusters those of the frequent ones and one for each cluster. No weight is as long as the vocabulary."""
+    model = build("xl", tie_embeddings=False, cutoffs=[5, 11])
+    assert (build("xl").scores, model.scores) == (19, 5 + 2)
+    assert {tuple(p.shape) for name, p in model.named_parameters() if "head" in name} == {(7, 16), (16, 16), (6, 16), (8, 16)}
+
+
+@pytest.mark.parametrize(
+    ("cutoffs", "message"),
+    [([5, 5], "ids that rise"), ([11, 5], "ids that rise"), ([0, 5], "ids that rise"), ([-1], "0 or more"), ([5, 19], "ids below vocab_size=19")],
+)
+def test_wrong_cutoffs(build, cutoffs, message):
+    """Tied embeddings are wrong with any."""
+    with pytest.raises(ValueError, match=r"^cutoffs=\[5\]: an adaptive softmax has weights of its own; expected tie_embeddings: false"):
+        build("xl", cutoffs=[5])
+    with pytest.raises(ValueError, match=rf"^cutoffs=.*: expected {message}"):
+        build("xl", tie_embeddings=False, cutoffs=cutoffs)

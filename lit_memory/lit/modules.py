@@ -153,9 +153,11 @@ class LitMemory(L.LightningModule):
         part, and once more in the backward pass."""
 
         def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
-            return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
+            if targets_N.is_floating_point():
+                return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
+            return self.model.losses(hidden_ND, targets_N, reduction)
 
-        rows = max(1, MOST_LOGITS // self.model.config.vocab_size)
+        rows = max(1, MOST_LOGITS // self.model.scores)
         if len(targets_N) <= rows:
             return loss(hidden_ND, targets_N, reduction)
         part = "sum" if reduction == "mean" else "none"

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.checks import at_least
-from lit_memory.models.xl import XL, XLDecoder, XLState, empty_cache
-from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.models.xl import XL, AdaptiveRecurrent, XLDecoder, XLState, empty_cache
 
 
 class RMTXLState(NamedTuple):
@@ -40,7 +39,7 @@ class RMTXLState(NamedTuple):
     caches: tuple[XLState, ...]
 
 
-class RMTXL(SegmentRecurrent):
+class RMTXL(AdaptiveRecurrent):
     """Transformer-XL that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass

@@ -17,14 +17,15 @@ The plain window of cached keys with rotary positions is ``transformer`` with it
 
 Deviations
 1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are the same.
-2. The softmax is over the whole vocabulary, and all tokens have embeddings of full width (reference, for 267,735 words: adaptive).
+2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive one, whose clusters have the full width, as in the
+   reference for 267,735 words, but weights of their own (reference: those of the embeddings).
 3. Norms start at 1 (reference: N(1, 0.02)), and each layer drops out the sinusoids anew (reference: once for all layers).
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
-Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width.
+Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from torch.nn import functional as F
 
 from lit_memory.backbone import attention_mask, embedding
 from lit_memory.checks import at_least
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 
 ALL = slice(None)
 
@@ -132,6 +133,25 @@ class XLLayer(nn.Module):
         return out_BTD, XLState(torch.cat([state.rows_BWD, new_BTD], dim=1)[:, count:], torch.cat([state.mask_BW, now_BT[:, tokens]], dim=1)[:, count:])
 
 
+class AdaptiveHead(nn.AdaptiveLogSoftmaxWithLoss):
+    """A head whose loss takes the scores of frequent tokens, which have the lowest ids, and for a rare one those of its cluster alone.
+
+    Called with hidden states (..., D) it returns the log-probabilities (..., V) of all tokens. Source: Grave et al. 2017, arXiv 1609.04309.
+    """
+
+    def __init__(self, width: int, vocab_size: int, cutoffs: list[int]) -> None:
+        if cutoffs[-1] >= vocab_size:
+            raise ValueError(f"cutoffs={cutoffs}: expected ids below vocab_size={vocab_size}")
+        super().__init__(width, vocab_size, cutoffs, div_value=1.0)
+
+    def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
+        return self.log_prob(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
+
+    def losses(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Cross-entropy (N,) of the targets."""
+        return -super().forward(hidden_ND, targets_N).output
+
+
 class XLDecoder(nn.Module):
     """Scaled embeddings, layers and head, as parts that an architecture wires."""
 
@@ -143,7 +163,8 @@ class XLDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
         self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
-        self.head = nn.Linear(config.width, config.vocab_size)
+        plain = not config.cutoffs
+        self.head = nn.Linear(config.width, config.vocab_size) if plain else AdaptiveHead(config.width, config.vocab_size, config.cutoffs)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -164,7 +185,21 @@ def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLStat
     return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
 
 
-class XL(LayerRecurrent):
+class AdaptiveRecurrent(SegmentRecurrent):
+    """A model whose head may be adaptive."""
+
+    @property
+    def scores(self) -> int:
+        return self.decoder.head.head_size if self.config.cutoffs else super().scores
+
+    def losses(self, hidden_ND, targets_N, reduction="mean"):
+        if not self.config.cutoffs:
+            return super().losses(hidden_ND, targets_N, reduction)
+        losses_N = self.decoder.head.losses(hidden_ND, targets_N)
+        return losses_N if reduction == "none" else losses_N.sum() if reduction == "sum" else losses_N.mean()
+
+
+class XL(AdaptiveRecurrent, LayerRecurrent):
     """Transformer with relative positions and a cache of the hidden states before the segment."""
 
     @dataclass
@@ -186,13 +221,19 @@ class XL(LayerRecurrent):
         clamp_len: int = 0
         """Greatest distance that is told apart from longer ones; 0: no limit."""
         tie_embeddings: bool = True
+        cutoffs: list[int] = field(default_factory=list)
+        """First id of every cluster of rare tokens, [20000, 40000, 200000] of the paper's words, for an adaptive softmax; default: a full one."""
         dropout: float = 0.1
         norm_eps: float = 1e-5
         init_std: float = 0.02
 
         def __post_init__(self) -> None:
             at_least(1, self, "layers", "width", "heads", "head_width", "ff_width")
-            at_least(0, self, "inputs", "mem_len", "clamp_len", "norm_eps", "init_std")
+            at_least(0, self, "inputs", "cutoffs", "mem_len", "clamp_len", "norm_eps", "init_std")
+            if self.cutoffs != sorted({*self.cutoffs} - {0}):
+                raise ValueError(f"cutoffs={self.cutoffs}: expected ids that rise")
+            if self.cutoffs and self.tie_embeddings:
+                raise ValueError(f"cutoffs={self.cutoffs}: an adaptive softmax has weights of its own; expected tie_embeddings: false")
             if self.width % 2:
                 raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:
