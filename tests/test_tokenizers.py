@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lit_memory.text.corpus import Corpus, content_key
+from lit_memory.text.corpus import Corpus, content_key, load_corpus
+from lit_memory.text.stream import build_stream
 from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, train_bpe
+
+SHARED = Path(os.environ.get("LIT_MEMORY_SHARED") or Path(__file__).parents[2] / "shared") / "data"
 
 TEXTS = ["The cat sat on the mat, and the cat sat.", "A dog and a cat (two of them) sat: why? <eos> “Well!”", "Zoë’s naïve façade — 42 %\n\n<gen>"]
 FACTS = ["Mary moved to the bathroom.", "Where is Mary?"]
@@ -189,3 +193,25 @@ def test_a_name_on_the_hub(build, save, monkeypatch):
     folder = save(eos_token="<eos>")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, *, revision, allow_patterns: str(folder))
     assert build("org/name").eos_id == 1
+
+
+def test_wikitext_has_an_end_token_per_line(tmp_path):
+    """Words between spaces, its <unk> one of them, and an <eos> at every line's end: that of the last one is the stream's."""
+    text = " = Title = \n\n The <unk> @-@ 1 , 2 \n"
+    tokenizer = build_tokenizer("wikitext", Corpus("key", lambda: [text], "tiny"), tmp_path, 100)
+    words = [tokenizer.words[i] for i in tokenizer.encode(text)]
+    assert words == ["=", "Title", "=", "<eos>", "<eos>", "The", "<unk>", "@-@", "1", ",", "2"] and tokenizer.vocab_size == 4 + 8
+    assert "\n" not in tokenizer.words and 3 not in tokenizer.encode(text) and tokenizer.encode("other")[0] == 3
+    assert tokenizer.key != build_tokenizer("word", Corpus("key", lambda: [text], "tiny"), tmp_path, 100).key
+
+
+def test_wikitext_2_has_its_published_sizes(tmp_path):
+    """Spec 8.3: 2,088,628, 217,646 and 245,569 tokens, 33,278 words of which <eos> is one."""
+    folder = SHARED / "wikitext2"
+    if not folder.is_dir():
+        pytest.skip("../shared is absent")
+    tokenizer = build_tokenizer("wikitext", load_corpus(str(folder), "train"), tmp_path, 10**6)
+    assert tokenizer.vocab_size == 33_278 + 3
+    for split, tokens in {"valid": 217_646, "test": 245_569}.items():
+        stream = build_stream(load_corpus(str(folder), split), tokenizer, tmp_path)
+        assert len(stream) == tokens and 3 not in stream.tokens_N

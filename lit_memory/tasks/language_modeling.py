@@ -62,7 +62,8 @@ class LanguageModeling(Task):
         books: int | None = None
         """Most books (articles, pages) of a split; default: all of a folder and of WikiText, 50 of noise, 100,000 of FineWeb-Edu."""
         tokenizer: str = "word"
-        """word, char, bpe, gpt2, or any folder or name on the hub. Bits per byte mean little with word, which leaves out white space and rare words."""
+        """word, wikitext (words between spaces, line by line), char, bpe, gpt2, or any folder or name on the hub. Bits per byte mean little with words,
+        which leave out white space and rare ones."""
         vocab_size: int = 4096
         """Token ids at most; those of char are 259."""
         vocabulary: str = ""

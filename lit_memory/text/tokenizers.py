@@ -4,8 +4,9 @@ Source: the reference of arXiv 2407.04841 has GPT-2's tokenizer, pads with its e
 "GEN" (spec 3.2); word level and a byte-level BPE trained on the books are for models that are trained from scratch (spec 0).
 
 Deviations
-1. Tokenizers of ours have tokens of their own for padding, end and generation.
-2. Text never turns into a special token, whatever it says.
+1. Tokenizers of ours have tokens of their own for padding, end and generation, and words one for what is unknown: WikiText-103 has 267,738 ids,
+   three more than in the papers.
+2. Text never turns into a special token, whatever it says; line ends of "wikitext" do.
 
 Shape suffixes: T tokens.
 """
@@ -26,7 +27,7 @@ from lit_memory.text.corpus import Corpus, cached, content_key
 
 WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")
-BUILT_IN = ("word", "char", "bpe")
+BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
 UNKNOWN = len(SPECIALS)
 """Id of ``<unk>``, which only words have."""
@@ -58,24 +59,36 @@ class WordTokenizer:
     """Words and single marks, case kept. Others than those of the vocabulary are ``<unk>``, and so are ids that no word has: a model may
     have more of them than a short text has words."""
 
+    name, pattern = "word", WORD
     pad_id, eos_id, gen_id = range(3)
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.words = [*SPECIALS, "<unk>", *vocabulary]
         self.vocab_size = len(self.words)
-        self.key = content_key("word", *self.words)
+        self.key = content_key(self.name, *self.words)
         self._ids = {word: i for i, word in enumerate(self.words) if i > UNKNOWN}
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        words = [WORD.findall(text) for text in texts]
+        words = [self.pattern.findall(text) for text in texts]
         ids = np.array([self._ids.get(word, UNKNOWN) for word in chain.from_iterable(words)], np.int32)
         return np.split(ids, np.cumsum([len(part) for part in words], dtype=int))[:-1]
 
     def decode(self, ids: Iterable[int]) -> str:
         return re.sub(r" (?=[.,;:!?)\]}’”])", "", " ".join(self.words[i if i < self.vocab_size else UNKNOWN] for i in ids))
+
+
+class WikiTextTokenizer(WordTokenizer):
+    """The words of WikiText as they lie between spaces, its ``<unk>`` one of them; ``<eos>`` between lines. With the end token that follows a text,
+    every line has one, as in the word-level results of the papers."""
+
+    name, pattern = "wikitext", re.compile(r"[^\s]+|\n(?!\Z)")
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        super().__init__(vocabulary)
+        self._ids["\n"] = self.eos_id
 
 
 class ByteTokenizer:
@@ -122,20 +135,20 @@ class SubwordTokenizer:
 def build_tokenizer(name: str, corpus: Corpus, cache: Path, vocab_size: int = 4096, words: Iterable[str] = (), revision: str | None = None) -> Tokenizer:
     """The tokenizer ``name``.
 
-    "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, of equal ones the first in the alphabet.
-    "char": bytes. "bpe": byte-level BPE trained on ``corpus``. "word" and "bpe" have at most ``vocab_size`` ids, special tokens included, and
+    "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, of equal ones the first in the alphabet. "wikitext": the same
+    with words between spaces, line by line. "char": bytes. "bpe": byte-level BPE trained on ``corpus``. All but "char" have at most ``vocab_size`` ids, special tokens included, and
     are kept in ``cache``. Any other: a folder or a name on the Hugging Face hub, "gpt2" say, at ``revision``, as
     ``transformers.AutoTokenizer`` reads it.
     Raises ValueError for a vocabulary that is too small and for a tokenizer that lacks what is needed; FileNotFoundError for an unknown name.
     """
     if name == "char":
         return ByteTokenizer()
-    if name == "word":
-        closed = list(dict.fromkeys(chain.from_iterable(map(WORD.findall, words))))
+    if kind := {cls.name: cls for cls in (WordTokenizer, WikiTextTokenizer)}.get(name):
+        closed = list(dict.fromkeys(chain.from_iterable(map(kind.pattern.findall, words))))
         _check_size(vocab_size, UNKNOWN + 1 + len(closed), f"{len(closed)} words that have to be in it and {UNKNOWN + 1} special tokens")
-        folder = cache / f"word-{content_key(corpus.key, vocab_size, closed)}"
-        (path,) = cached(folder, ["vocabulary.json"], lambda: [json.dumps(vocabulary(corpus, vocab_size, closed)).encode()])
-        return WordTokenizer(json.loads(path.read_bytes()))
+        folder = cache / f"{name}-{content_key(corpus.key, vocab_size, closed)}"
+        (path,) = cached(folder, ["vocabulary.json"], lambda: [json.dumps(vocabulary(corpus, vocab_size, closed, kind.pattern)).encode()])
+        return kind(json.loads(path.read_bytes()))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of the loader's workers
     if name == "bpe":
         from tokenizers import Tokenizer as Backend
@@ -152,10 +165,10 @@ def _check_size(vocab_size: int, least: int, why: str) -> None:
         raise ValueError(f"vocab_size={vocab_size}: expected at least {least}, for {why}")
 
 
-def vocabulary(corpus: Corpus, vocab_size: int, closed: Sequence[str]) -> list[str]:
+def vocabulary(corpus: Corpus, vocab_size: int, closed: Sequence[str], pattern: re.Pattern[str]) -> list[str]:
     """``closed``, then the most frequent other words of a corpus: ``vocab_size`` less the special tokens, or all that there are."""
-    counts = Counter(chain.from_iterable(map(WORD.findall, corpus.texts())))
-    ranked = sorted(counts.keys() - set(closed), key=lambda word: (-counts[word], word))
+    counts = Counter(chain.from_iterable(map(pattern.findall, corpus.texts())))
+    ranked = sorted(counts.keys() - {"\n", *closed}, key=lambda word: (-counts[word], word))
     return [*closed, *ranked][: vocab_size - UNKNOWN - 1]
 
 
