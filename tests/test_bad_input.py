@@ -276,7 +276,11 @@ DATA_FILES = {
         "pg19: emozilla/pg19 is not in reach on the Hugging Face hub (ConnectionError); check the network",
     ),
     "no network for a set": ({}, {"eval_set": "a/b", "test_eval_length": [0]}, "a/b 0k qa1: not in reach on the Hugging Face hub (ConnectionError: offline"),
-    "no network for a tokenizer": ({}, {"tokenizer": "gpt2"}, "tokenizer 'gpt2': expected word, char, bpe, a folder with a tokenizer, or a name in reach"),
+    "no network for a tokenizer": (
+        {},
+        {"tokenizer": "gpt2"},
+        "tokenizer 'gpt2': expected word, wikitext, char, bpe, a folder with a tokenizer, or a name in reach",
+    ),
 }
 
 

@@ -1,5 +1,7 @@
 """RMT and TARM on Transformer-XL against spec 3 and 7 written out: rows, cache, memory, averages, truncated gradients. All comparisons are in fp64."""
 
+import itertools
+
 import pytest
 import torch
 from test_xl import grads, slow_layer
@@ -130,3 +132,34 @@ def test_rmt_xl_state_and_init(build):
         sizes = {"vocab_size": 1000, "layers": 16, "width": 410, "heads": 10, "head_width": 41, "ff_width": 2100}
         counts = [sum(p.numel() for p in RMTXL(RMTXL.Config(memory_tokens=m, alpha=a, **sizes)).parameters()) for m, a in [(0, 1.0), (10, 1.0), (10, 0.2)]]
     assert counts[1] == counts[2] == counts[0] + 4100
+
+
+# Diagnostics
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("tarm", 0.2), ("tarm", 0.7), ("rmt_xl", 0.2), ("rmt_xl", 1.0), ("rmt", None)])
+def test_diagnostics_slow_twin(build, tokens, name, alpha):
+    """From what the model itself wrote; RMT's memory is what was written."""
+    model, ids = build(name, **({} if alpha is None else {"alpha": alpha})), tokens(3, 6 * N)
+    memories, _ = model.trace(ids, N)
+    assert len(memories) == 7 and torch.equal(memories[-1], next(state_tensors(unroll(model, ids, N).state)))
+    again, _ = model.trace(ids[:, 2 * N :], N, model.trace(ids[:, : 2 * N], N)[1])
+    assert all(torch.equal(a, b) for a, b in zip(again, memories[2:], strict=True))
+    found, a = model.diagnostics(memories), alpha or 1.0
+    written = [(new - (1 - a) * old) / a for old, new in itertools.pairwise(memories)]
+    for key, series in {"memory_change": memories, "written_change": written}.items():
+        steps = [((new - old) ** 2).mean().sqrt() for old, new in itertools.pairwise(series)]
+        assert found[key].item() == pytest.approx(sum(steps).item() / len(steps))
+    variances = [((torch.stack(s) - sum(s) / 6) ** 2).sum(0).mean() / 5 for s in (memories[1:], written)]
+    assert found["variance_ratio"].item() == pytest.approx((variances[0] / variances[1]).item())
+    assert (found["variance_ratio"] == 1) == (a == 1.0)
+
+
+@pytest.mark.parametrize(("alpha", "ratio"), [(0.2, 0.111), (0.7, 0.538), (1.0, 1.0)])
+def test_tarm_xl_variance(build, alpha, ratio):
+    """T-TARM-variance: of independent M_s the diagnosed ratio is alpha / (2 - alpha)."""
+    model, memories = build("rmt_xl", alpha=alpha), [torch.zeros(50, 2, 16, dtype=torch.float64)]
+    for _ in range(800):
+        memories.append(torch.lerp(memories[-1], torch.randn_like(memories[0]), alpha))
+    found = model.diagnostics(memories[300:])
+    assert found["variance_ratio"].item() == pytest.approx(ratio, rel=0.05) and found["written_change"].item() == pytest.approx(2**0.5, rel=0.01)

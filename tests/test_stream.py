@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import build_model
+from lightning.pytorch.loggers import CSVLogger
 from test_faults import assert_same, die, forked, outcome, train
 from test_language_modeling import bigram, make, make_data, measure, source  # noqa: F401  (a fixture)
 
 from lit_memory import checkpoint, engine
 from lit_memory.config import ConfigError
+from lit_memory.lit import modules
 from lit_memory.lit.modules import LIT_MODULES
 from lit_memory.recurrence import detach, map_state, state_tensors, unroll
 from lit_memory.tasks.language_modeling import LanguageModeling
@@ -24,6 +26,7 @@ from lit_memory.text.stream import Stream
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
 ]
 W = 12  # tokens of a window
@@ -262,3 +265,22 @@ def test_a_stream_has_one_device(source):  # noqa: F811
     data.trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=1, world_size=2)
     with pytest.raises(ValueError, match=r"^devices: 2 of them would each skip the batches of the others; expected 1 for a stream$"):
         data.train_dataloader()
+
+
+# Diagnostics
+
+
+@pytest.mark.parametrize(("stream", "most", "count"), [(True, 64, 13), (True, 5, 7), (False, 64, 4)])
+def test_diagnostics_follow_the_stream(source, tmp_path, monkeypatch, stream, most, count):  # noqa: F811
+    """Over the batches of a stream as if they were one, and over the first windows; up to so many memories."""
+    monkeypatch.setattr(modules, "MOST_TRACED", most)
+    module, data = LIT_MODULES["rmt"](width=16, layers=1, heads=2, memory_tokens=2), make_data(source, stream=stream, valid_size=16, eval_batch_size=4)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(accelerator="cpu", max_steps=1, limit_train_batches=1, logger=CSVLogger(tmp_path), **quiet)
+    trainer.fit(module, data)
+    batches = list(data.val_dataloader())
+    ids = torch.cat([b.ids_BT[:, :-1] for b in batches], dim=1) if stream else batches[0].ids_BT
+    memories, _ = module.model.trace(ids[:, : (count - 1) * 16], 16)
+    assert len(memories) == count
+    for name, value in module.model.diagnostics(memories).items():
+        assert trainer.callback_metrics[f"valid/{name}"].item() == pytest.approx(value.item(), rel=1e-5)

@@ -181,7 +181,7 @@ def test_wrong_names(build, save, monkeypatch, tmp_path):
 
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    refused(FileNotFoundError, "tokenizer 'wrod': expected word, char, bpe|Hugging Face hub (ConnectionError); did you mean 'word'?", build, "wrod")
+    refused(FileNotFoundError, "tokenizer 'wrod': expected word, wikitext, char, bpe|Hugging Face hub (ConnectionError); did you mean 'word'?", build, "wrod")
     refused(FileNotFoundError, "tokenizer 'org/name': expected word", build, "org/name", revision="v1")
     assert asked == [("wrod", None), ("org/name", "v1")]
     (tmp_path / "empty").mkdir()

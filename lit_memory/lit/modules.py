@@ -21,6 +21,8 @@ from lit_memory.tasks.base import Batch, Task
 
 MOST_LOGITS = 2**25
 """How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
+MOST_TRACED = 64
+"""Memories of a stream that are diagnosed; the last batch may bring some more."""
 
 
 def predicted(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
@@ -234,13 +236,36 @@ class LitXL(LitMemory):
     model_name = "xl"
 
 
-class LitRMT(LitMemory):
+class LitTokenMemory(LitMemory):
+    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model over the first segments of a validation.
+
+    They are not computed without a logger.
+    """
+
+    def on_validation_epoch_start(self) -> None:
+        self.traced: tuple[list[Tensor], Any] = [], None
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        memories, state = self.traced
+        read = batch.ids_BT.shape[1] - (batch.read_only * (batch.segment_len or 0) if batch.continues is None else 1)
+        if self.loggers and read and len(memories) < MOST_TRACED and (batch_idx == 0 or batch.continues):
+            more, state = self.model.trace(batch.ids_BT[:16, :read], batch.segment_len, state)
+            self.traced = memories + more[bool(memories) :], state
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        if len(self.traced[0]) > 2:
+            self.log_dict({f"valid/{name}": value for name, value in self.model.diagnostics(self.traced[0]).items()})
+
+
+class LitRMT(LitTokenMemory):
     """Recurrent memory transformer."""
 
     model_name = "rmt"
 
 
-class LitRMTXL(LitMemory):
+class LitRMTXL(LitTokenMemory):
     """RMT or TARM on a Transformer-XL."""
 
     model_name = "rmt_xl"
@@ -264,7 +289,7 @@ class LitARMT(LitMemory):
     model_name = "armt"
 
 
-class LitTARM(LitMemory):
+class LitTARM(LitTokenMemory):
     """RMT with an average over its memory tokens."""
 
     model_name = "tarm"

@@ -11,10 +11,11 @@ Deviations
    memory rows see each other).
 2. Truncated back-propagation works (``unroll(bptt=...)``); the reference's ``k2`` has no effect.
 
-Shape suffixes: B batch, T rows, M memory tokens, D width.
+Shape suffixes: S segments, B batch, T rows, M memory tokens, D width.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,10 +23,43 @@ from torch.nn import functional as F
 
 from lit_memory.backbone import BackboneConfig, Decoder
 from lit_memory.checks import at_least
-from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.recurrence import SegmentRecurrent, State, state_tensors
 
 
-class RMT(SegmentRecurrent):
+class TokenMemory(SegmentRecurrent):
+    """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that segment s wrote; RMT has alpha 1."""
+
+    diagnosed: ClassVar = ("memory_change", "written_change", "variance_ratio")
+
+    @torch.no_grad()
+    def trace(self, ids_BT: Tensor, segment_len: int | None = None, state: State | None = None) -> tuple[list[Tensor], State]:
+        """The memory before the first segment and after each of them, and the last state."""
+        state = self.init_state(len(ids_BT), ids_BT.device) if state is None else state
+        memories = [next(state_tensors(state))]
+        for part in ids_BT.split(segment_len or ids_BT.shape[1], dim=1):
+            state = self.step(state, part)[1]
+            memories.append(next(state_tensors(state)))
+        return memories, state
+
+    def diagnostics(self, memories: list[Tensor]) -> dict[str, Tensor]:
+        """How erratic a memory is, from E_0, E_1, ... of ``trace``, of which there have to be three.
+
+        memory_change, written_change: distance of E_s, and of M_s, from the one before, as a root of the mean over samples, tokens and channels of
+        its square, mean over s. variance_ratio: variance of E_s over s by that of M_s, both means over the rest; alpha / (2 - alpha) if the M_s are
+        independent and many.
+        """
+        memory_SBMD = torch.stack(memories)
+        before_SBMD, alpha = memory_SBMD[:-1], getattr(self.config, "alpha", 1.0)
+        written_SBMD = before_SBMD + memory_SBMD.diff(dim=0) / alpha
+
+        def change(rows_SBMD: Tensor) -> Tensor:
+            return rows_SBMD.diff(dim=0).square().mean((1, 2, 3)).sqrt().mean()
+
+        ratio = memory_SBMD[1:].var(0).mean() / written_SBMD.var(0).mean()
+        return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), ratio), strict=True))
+
+
+class RMT(TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass

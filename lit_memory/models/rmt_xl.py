@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.checks import at_least
+from lit_memory.models.rmt import TokenMemory
 from lit_memory.models.xl import XL, AdaptiveRecurrent, XLDecoder, XLState, empty_cache
 
 
@@ -39,7 +40,7 @@ class RMTXLState(NamedTuple):
     caches: tuple[XLState, ...]
 
 
-class RMTXL(AdaptiveRecurrent):
+class RMTXL(TokenMemory, AdaptiveRecurrent):
     """Transformer-XL that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass

@@ -136,8 +136,8 @@ def build_tokenizer(name: str, corpus: Corpus, cache: Path, vocab_size: int = 40
     """The tokenizer ``name``.
 
     "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, of equal ones the first in the alphabet. "wikitext": the same
-    with words between spaces, line by line. "char": bytes. "bpe": byte-level BPE trained on ``corpus``. All but "char" have at most ``vocab_size`` ids, special tokens included, and
-    are kept in ``cache``. Any other: a folder or a name on the Hugging Face hub, "gpt2" say, at ``revision``, as
+    with words between spaces, line by line. "char": bytes. "bpe": byte-level BPE trained on ``corpus``. All but "char" have at most ``vocab_size`` ids,
+    special tokens included, and are kept in ``cache``. Any other: a folder or a name on the Hugging Face hub, "gpt2" say, at ``revision``, as
     ``transformers.AutoTokenizer`` reads it.
     Raises ValueError for a vocabulary that is too small and for a tokenizer that lacks what is needed; FileNotFoundError for an unknown name.
     """
