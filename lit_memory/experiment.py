@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
+from lit_memory.curves import OF_A_RUN, STEP
 from lit_memory.expect import check_expect
 from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest
 from lit_memory.report import TIMES, ReportConfig
@@ -99,6 +100,16 @@ class RunSpec:
             }
             for s in stages
         ]
+
+    @property
+    def validations(self) -> list[int]:
+        """Steps after which a validation comes, if no stage ends early."""
+        found, first = [], 0
+        for stage in self.stages:
+            end = first + stage["steps"]
+            found += [*range(first + self.train["valid_every"], end, self.train["valid_every"]), end]
+            first = end
+        return found
 
     def config(self) -> dict[str, Any]:
         """Everything as nested plain data."""
@@ -179,11 +190,14 @@ class Experiment:
         return Resolver(self.file, arm, origin).resolve(tree)
 
     def test_values(self, specs: Sequence[RunSpec]) -> list:
-        """The x axis: values of the report's ``test_<field>``, or places of a curve, the same in every run. Raises ConfigError."""
+        """The x axis: values of the report's ``test_<field>``, places of a curve, or the steps of the validations, the same in every run. Raises
+        ConfigError."""
         axis = self.report.x
         tasks = [build("task", spec.task) for spec in specs]
-        values = [task.x_values(axis) for task in tasks]
-        known = " or ".join([f"test_{tasks[0].test_axis()[0]}", *tasks[0].curves])
+        values = [spec.validations for spec in specs] if axis == STEP else [task.x_values(axis) for task in tasks]
+        known = ", ".join([f"test_{tasks[0].test_axis()[0]}", *tasks[0].curves]) + f" or {STEP}"
+        if axis == STEP and any(stage["until"] for spec in specs for stage in spec.stages):
+            raise ConfigError(self.file, "report.x", f"{axis!r}: a stage with until ends nobody knows when; expected stages of fixed steps")
         if not values[0]:
             raise ConfigError(self.file, "report.x", f"{axis!r} is not what the test of {specs[0].task['name']} varies; expected {known}")
         if any(v != values[0] for v in values):
@@ -197,6 +211,9 @@ class Experiment:
     def metrics(self, specs: Sequence[RunSpec]) -> list[str]:
         """What there is along the report's x axis, times aside."""
         task = load_class("task", specs[0].task["name"])
+        if self.report.x == STEP:
+            diagnosed = dict.fromkeys(name for spec in specs for name in load_class("model", spec.model["name"]).diagnosed)
+            return [*task.metrics, "loss", *(f"test_{name}" for name in (*task.metrics, "loss")), *OF_A_RUN, *diagnosed]
         return [*task.curves.get(self.report.x, (*task.metrics, *task.derived, "loss")), "steps"]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
@@ -214,6 +231,10 @@ class Experiment:
             self.report.state_value(x_values)
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
+        if unknown := [x for x in self.report.columns if x not in x_values]:
+            raise ConfigError(self.file, "report.columns", f"{unknown}: expected some of {', '.join(map(str, x_values))}")
+        if self.report.threshold is not None and self.report.x != STEP:
+            raise ConfigError(self.file, "report.threshold", f"{self.report.threshold}: expected none where x={self.report.x} is not {STEP}")
         try:
             check_expect(self.expect, list(self.arms), x_values, [*metrics, *times])
         except ValueError as error:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context", "train_tokens_per_s": "training, tokens a second"}
 LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
+LABELS |= {"step": "optimizer steps", "loss": "loss (nats per token)"}
 SHARES = {"exact_match"}
 """Metrics from 0 to 1, drawn on that range."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_memory import checkpoint, files
 from lit_memory.config import ConfigError
+from lit_memory.curves import STEP
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, default_root, provenance
@@ -157,7 +158,7 @@ class Job:
             points = self.selected()
             shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
             files.sweep(self.report_folder)
-            rows = frame(tracker, shown, self.runs)
+            rows = frame(tracker, shown, self.runs, self.experiment.report)
             rows = rows[rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])]  # a curve has another x than the rest
             done = report.render(self.report_plan(shown), rows, self.report_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
@@ -193,6 +194,8 @@ class Job:
     def train_x(self) -> float | None:
         """The largest x that any arm was trained on."""
         axis = self.experiment.report.x
+        if axis == STEP:
+            return None
         field = axis.removeprefix("test_")
         trained = [s.task | stage["task"] for s in self.everything for stage in s.stages]
         if field == axis:

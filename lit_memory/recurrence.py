@@ -11,7 +11,7 @@ Shape suffixes: B batch, T tokens, S tokens of a full segment, N tokens of any s
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,8 @@ class SegmentRecurrent(nn.Module):
     """The ``Config`` that it was built from."""
     decoder: Any
     """The backbone: embeddings, layers, norm and ``head``."""
+    diagnosed: ClassVar[tuple[str, ...]] = ()
+    """Names of what a validation tells about the memory, besides its metrics; a report may show them."""
     state_growth: int = 0
     """Floats that every segment adds to the state of one sample; 0 for a memory of constant size."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_memory import files
+from lit_memory.curves import STEP
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
 from lit_memory.figures import OPTIONAL, draw, label, short
 
@@ -36,7 +37,7 @@ class ReportConfig:
 
     kind: Literal["line"] = "line"
     x: str = "test_pairs"
-    """test_<field>: what the test varies is the x axis; or the axis of one of the task's curves."""
+    """test_<field>: what the test varies is the x axis; the axis of one of the task's curves; or step, for the validations along the training."""
     y: str = "exact_match"
     """The metric of the figure, and of ``arm[x]`` in ``expect``."""
     hue: Literal["arm"] = "arm"
@@ -61,6 +62,10 @@ class ReportConfig:
     """A file of lit_memory/paper_values without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
     """Beginnings of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
+    columns: list[int] = field(default_factory=list)
+    """Values of x that the table shows; default: all. table.csv has all."""
+    threshold: float | None = None
+    """With x: step, the first step at which y is that good is the metric steps_to."""
     notes: str = ""
     """Markdown for the report."""
 
@@ -236,9 +241,10 @@ def _status(plan: ReportPlan, report: Report) -> str:
 def _table(results: Results) -> str:
     """The y metric in Markdown: an arm per row, a tested value per column; with the samples of the test where they differ."""
     plan, config, rows = results.plan, results.plan.config, []
+    shown = [x for x in plan.x_values if not config.columns or x in config.columns]
     differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
     for arm in plan.arms:
-        groups = [results.values(arm, None, x) for x in plan.x_values]
+        groups = [results.values(arm, None, x) for x in shown]
         run = plan.sizes(arm)
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
         state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a segment" if run.get("state_growth") else "")
@@ -248,8 +254,27 @@ def _table(results: Results) -> str:
         rows.append([arm, *cells, *samples, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
-    header = ["arm", *map(short, plan.x_values), *["samples"] * differ, "seeds", "parameters", "state floats"]
-    return f"{caption}\n\n{markdown(header, rows)}"
+    header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
+    return f"{caption}\n\n{markdown(header, rows)}{_curves(results)}"
+
+
+def _curves(results: Results) -> str:
+    """What the training has come to, if x is its step: an arm per row."""
+    plan, config = results.plan, results.plan.config
+    if config.x != STEP:
+        return ""
+    steps_to = [] if config.threshold is None else ["steps_to"]
+    rows = []
+    for arm in plan.arms:
+        groups = [results.values(arm, name, plan.x_values[-1]) for name in (f"test_{config.y}", *steps_to, "roughness")]
+        rows.append([arm, *(f"{mean(g):.4g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
+    name = label(config.y, config.y_label)
+    columns = [f"{name} of the test", *(f"steps to a {name} of {config.threshold:g}" for _ in steps_to), "roughness of the loss"]
+    return f"\n{CURVES}\n\n{markdown(['arm', *columns], rows)}"
+
+
+CURVES = """After the training, mean ± standard deviation over seeds. Roughness: standard deviation of the change of the validation loss from one
+validation to the next, in the second half of the training. nan: a seed has never come that far."""
 
 
 def _numbers(samples: Sequence[int]) -> str:

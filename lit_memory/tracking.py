@@ -27,7 +27,10 @@ from sqlalchemy.exc import DatabaseError
 
 from lit_memory import files
 from lit_memory.config import ConfigError, first_line
+from lit_memory.curves import STEP, of_a_run
 from lit_memory.experiment import RunSpec
+from lit_memory.registry import load_class
+from lit_memory.report import ReportConfig
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback, on a full disk say, of what it raises as well
@@ -193,8 +196,20 @@ class Tracker:
         return [(name.removeprefix(prefix), m.step, m.value) for name in names for m in self.client.get_metric_history(run.run_id, name)]
 
 
-def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -> Any:
-    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan.
+def curve_rows(tracker: Tracker, spec: RunSpec, run: Run, report: ReportConfig) -> list[Row]:
+    """(metric, step, value) rows of a run's validations; what its whole curve and its last test have come to is the same at every step."""
+    rows = tracker.results(run, "valid/")
+    found = {name: {int(x): value for metric, x, value in rows if metric == name} for name in (report.y, "loss")}
+    task, threshold = load_class("task", spec.task["name"]), report.threshold
+    whole = of_a_run(found[report.y], found["loss"], lambda value: threshold is not None and task.better(report.y, value, threshold))
+    tested = tracker.results(run)
+    last = max(x for _, x, _ in tested)
+    whole |= {f"test_{name}": value for name, x, value in tested if x == last}
+    return rows + [(name, x, value) for name, value in whole.items() for x in found["loss"]]
+
+
+def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run], report: ReportConfig) -> Any:
+    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan; x is what the report's axis has.
 
     The metric ``steps``, the same at every x of a run, counts its optimizer steps.
     """
@@ -204,6 +219,9 @@ def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run]) -
     done = [(spec, runs[spec.key]) for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
     rows = []
     for spec, run in done:
+        if report.x == STEP:
+            rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in curve_rows(tracker, spec, run, report)]
+            continue
         results = tracker.results(run)
         steps = [("steps", x, run.metrics["steps"]) for x in dict.fromkeys(x for _, x, _ in results)]
         rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in results + steps + tracker.results(run, "time/")]

@@ -229,7 +229,10 @@ BROKEN = {
     "arm in a claim": ({"expect": ["bb[2] > 0"]}, "FILE: expect: expect[0] 'bb[2] > 0': no arm 'bb'; arms: a, b (did you mean 'b'?)"),
     "arm in a scale's claim": ({"scales/cpu/expect": ["c[2] > 0"]}, "FILE: expect: expect[0] 'c[2] > 0': no arm 'c'; arms: a, b"),
     "x in a claim": ({"expect": ["a[3] > 0"]}, "FILE: expect: expect[0] 'a[3] > 0': a[3]: 3 is not tested; tested: 2, 4 (nearest: 2)"),
-    "x of the report": ({"report/x": "test_pair"}, "FILE: report.x: 'test_pair' is not what the test of associative_retrieval varies; expected test_pairs"),
+    "x of the report": (
+        {"report/x": "test_pair"},
+        "FILE: report.x: 'test_pair' is not what the test of associative_retrieval varies; expected test_pairs",
+    ),
     "x of the second figure": ({"report/state_x": 3}, "FILE: report.state_x: state_x=3: expected one of the tested values 2, 4, first or last"),
     "x of the second figure, a word": ({"report/state_x": "lst"}, "FILE: report.state_x: state_x='lst': expected a tested number"),
     "x of the second figure, a list": ({"report/state_x": [2]}, "FILE: report.state_x: … (got [2])"),

@@ -388,7 +388,11 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("report", "expect", "message"),
     [
-        ({"x": "segments", "y": "perplexity"}, [], "report.x: 'segments' is not what the test of language_modeling varies; expected test_segments or segment$"),
+        (
+            {"x": "segments", "y": "perplexity"},
+            [],
+            "report.x: 'segments' is not what the test of language_modeling varies; expected test_segments, segment or step$",
+        ),
         ({"x": "segment", "y": "perplexity"}, [], "report.y: unknown metric 'perplexity'; expected one of segment_loss, segment_bits_per_byte, steps"),
         ({"x": "test_segments", "y": "segment_loss"}, [], "report.y: unknown metric 'segment_loss'"),
         ({"x": "segment", "y": "segment_loss", "time": "seconds"}, [], "report.time: seconds: expected none where x=segment is no test_<field>"),

@@ -19,16 +19,17 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 RULES = {
     "__init__.py": "",
     "expect.py": "",
+    "curves.py": "expect",
     "figures.py": "expect placing report",
     "files.py": "",
     "placing.py": "",
     "checkpoint.py": "filelock files",
-    "report.py": "expect figures files",
+    "report.py": "curves expect figures files",
     "provenance.py": "",
     "registry.py": "models tasks",
     "config.py": "omegaconf checks registry",
     "places.py": "config registry",
-    "experiment.py": "omegaconf yaml config expect registry report",
+    "experiment.py": "omegaconf yaml config curves expect registry report",
     "launch.py": "experiment files",
     "checks.py": "",
     "seeds.py": "",
@@ -45,9 +46,9 @@ RULES = {
     "pretrained.py": "torch safetensors backbone files interop models recurrence registry",
     "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
     "autoclasses.py": "transformers",
-    "tracking.py": "mlflow filelock sqlalchemy config experiment files",
+    "tracking.py": "mlflow filelock sqlalchemy config curves experiment files registry report",
     "engine.py": "torch lightning filelock checkpoint files experiment lit pretrained registry seeds tracking",
-    "job.py": "checkpoint config experiment files places provenance registry",
+    "job.py": "checkpoint config curves experiment files places provenance registry",
     "summary.py": "config expect experiment figures files provenance registry report",
     "cli.py": "rich checkpoint config experiment files job launch provenance registry summary",
 }
@@ -79,6 +80,7 @@ PURE = (
     "config.py",
     "experiment.py",
     "expect.py",
+    "curves.py",
     "report.py",
     "summary.py",
     "figures.py",
@@ -176,7 +178,7 @@ def test_imports_are_told_apart():
 
 
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
-LIGHT = ("expect", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "launch", "cli", "models", "tasks", "memory")
+LIGHT = ("expect", "curves", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "launch", "cli", "models", "tasks", "memory")
 ALONE = """
 import importlib, json, sys
 seen = {}

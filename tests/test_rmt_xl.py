@@ -150,7 +150,7 @@ def test_diagnostics_slow_twin(build, tokens, name, alpha):
     for key, series in {"memory_change": memories, "written_change": written}.items():
         steps = [((new - old) ** 2).mean().sqrt() for old, new in itertools.pairwise(series)]
         assert found[key].item() == pytest.approx(sum(steps).item() / len(steps))
-    variances = [((torch.stack(s) - sum(s) / 6) ** 2).sum(0).mean() / 5 for s in (memories[1:], written)]
+    variances = [((torch.stack(s) - sum(s) / 4) ** 2).sum(0).mean() / 3 for s in (memories[3:], written[2:])]
     assert found["variance_ratio"].item() == pytest.approx((variances[0] / variances[1]).item())
     assert (found["variance_ratio"] == 1) == (a == 1.0)
 
@@ -161,5 +161,5 @@ def test_tarm_xl_variance(build, alpha, ratio):
     model, memories = build("rmt_xl", alpha=alpha), [torch.zeros(50, 2, 16, dtype=torch.float64)]
     for _ in range(800):
         memories.append(torch.lerp(memories[-1], torch.randn_like(memories[0]), alpha))
-    found = model.diagnostics(memories[300:])
+    found = model.diagnostics(memories)
     assert found["variance_ratio"].item() == pytest.approx(ratio, rel=0.05) and found["written_change"].item() == pytest.approx(2**0.5, rel=0.01)

@@ -45,8 +45,8 @@ class TokenMemory(SegmentRecurrent):
         """How erratic a memory is, from E_0, E_1, ... of ``trace``, of which there have to be three.
 
         memory_change, written_change: distance of E_s, and of M_s, from the one before, as a root of the mean over samples, tokens and channels of
-        its square, mean over s. variance_ratio: variance of E_s over s by that of M_s, both means over the rest; alpha / (2 - alpha) if the M_s are
-        independent and many.
+        its square, mean over s. variance_ratio: variance of E_s by that of M_s over the later half of s, where E_0 has faded, both means over the rest;
+        alpha / (2 - alpha) if the M_s are independent and many.
         """
         memory_SBMD = torch.stack(memories)
         before_SBMD, alpha = memory_SBMD[:-1], getattr(self.config, "alpha", 1.0)
@@ -55,8 +55,8 @@ class TokenMemory(SegmentRecurrent):
         def change(rows_SBMD: Tensor) -> Tensor:
             return rows_SBMD.diff(dim=0).square().mean((1, 2, 3)).sqrt().mean()
 
-        ratio = memory_SBMD[1:].var(0).mean() / written_SBMD.var(0).mean()
-        return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), ratio), strict=True))
+        averaged, written = (rows_SBMD[(len(written_SBMD) - 1) // 2 :].var(0).mean() for rows_SBMD in (memory_SBMD[1:], written_SBMD))
+        return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), averaged / written), strict=True))
 
 
 class RMT(TokenMemory):

@@ -1,0 +1,90 @@
+"""Reports along the training: validations as the x axis, steps to a threshold, roughness, and what is refused."""
+
+import csv
+import math
+
+import pytest
+import yaml
+
+from lit_memory.cli import main
+from lit_memory.config import ConfigError
+from lit_memory.curves import of_a_run
+from lit_memory.engine import run_one
+from lit_memory.experiment import parse
+from lit_memory.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+
+
+def test_of_a_run_worked_values():
+    """The first step that is good enough, and the spread of the changes of the loss in the second half."""
+    values, losses = {30: 40.0, 10: 90.0, 20: 50.0, 40: 55.0}, {10: 9.0, 20: 5.0, 30: 4.0, 40: 4.5, 50: 3.0, 60: 3.0}
+    assert of_a_run(values, losses, lambda v: v <= 50) == {"steps_to": 20, "roughness": pytest.approx(1.0606602)}  # of -1.5 and 0: 4.5, 3, 3
+    assert math.isnan(of_a_run(values, losses, lambda v: v <= 39)["steps_to"]) and math.isnan(of_a_run({1: 1.0}, {1: 1.0}, bool)["roughness"])
+
+
+@pytest.fixture
+def experiment(tree):
+    """A file whose report is about the validations of two arms, one of which learns nothing."""
+    sizes = {"layers": 1, "width": 16, "heads": 2, "memory_tokens": 1}
+    task = {"name": "language_modeling", "books": 1, "tokenizer": "char", "segments": 2, "segment_len": 16, "stream": True}
+    train = {"steps": 12, "batch_size": 4, "lr": 1e-2, "valid_every": 2, "valid_size": 16, "test_size": 8, "eval_batch_size": 4}
+    tree["base"] = {"model": {"name": "tarm", **sizes}, "task": task, "train": train}
+    tree["arms"] = {"tarm": {}, "still": {"model.name": "rmt", "train.lr": 0.0}}
+    tree["report"] = {"x": "step", "y": "perplexity", "columns": [4, 12], "threshold": 200.0}
+    tree["expect"] = ["tarm[last] < still[last]", "tarm.steps_to[last] < 13", "tarm.roughness[first] > still.roughness[first]"]
+    tree["expect"] += ["tarm.test_perplexity[last] < still.test_perplexity[last]", "tarm.variance_ratio[6] > 0", "still.loss[2] > 0"]
+    return tree
+
+
+def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
+    """The curves of the validations as they were logged, what follows from them, and the test at the end."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(experiment))
+    tracker, specs = Tracker(root), parse(experiment, "tiny.yaml").plan()
+    for spec in specs:
+        run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), {}, lambda message: None)
+    assert main([str(path), "--root", str(root), "--report"]) == 0
+    out = capsys.readouterr().out
+    assert "REPRODUCED" in out and "NOT" not in out and "| arm   | 4 " in out and "| 6 " not in out
+    with (root / "reports" / "tiny" / "table.csv").open() as file:
+        table = {(row["arm"], int(row["x"]), row["metric"]): float(row["mean"]) for row in csv.DictReader(file) if row["mean"]}
+    assert {x for _, x, _ in table} == {*range(2, 13, 2)}
+    for spec in specs:
+        run = tracker.find(spec.key)
+        for name in ("perplexity", "loss", "memory_change"):
+            logged = {m.step: m.value for m in tracker.client.get_metric_history(run.run_id, f"valid/{name}")}
+            assert {x: table[spec.arm, x, name] for x in logged} == pytest.approx(logged, abs=1e-5) and set(logged) == {*range(2, 13, 2)}
+        assert table[spec.arm, 2, "test_perplexity"] == table[spec.arm, 12, "test_perplexity"] == pytest.approx(run.metrics["test/perplexity"], abs=1e-5)
+    assert table["tarm", 2, "roughness"] > table["still", 2, "roughness"] == 0 and math.isnan(table["still", 2, "steps_to"])
+    page = (root / "reports" / "tiny" / "README.md").read_text()
+    assert "steps to a perplexity of 200" in page and "perplexity of the test" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "report", "message"),
+    [
+        ({"stages": [{"until": {"perplexity": 9.0}}]}, {}, "report.x: 'step': a stage with until ends nobody knows when; expected stages of fixed steps"),
+        ({}, {"columns": [4, 7]}, r"report.columns: \[7\]: expected some of 2, 4, 6, 8, 10, 12"),
+        ({}, {"x": "test_segments", "columns": []}, "report.threshold: 200.0: expected none where x=test_segments is not step"),
+        ({}, {"y": "perplexty"}, "report.y: unknown metric 'perplexty'; did you mean 'perplexity'"),
+        ({}, {"state_x": "last"}, "report.state_x: last: expected none where x=step"),
+        ({"valid_every": 5}, {}, r"expect: .*6 is not tested; tested: 5, 10, 12"),
+    ],
+)
+def test_what_such_a_report_does_not_allow(experiment, settings, report, message):
+    experiment["base"]["train"] |= settings
+    experiment["report"] |= report | ({"columns": []} if settings else {})
+    found = parse(experiment, "tiny.yaml")
+    with pytest.raises(ConfigError, match=message):
+        found.check_report(found.plan())
+
+
+def test_arms_have_the_same_validations(experiment):
+    """Several stages have one after the last step of each."""
+    found = parse(experiment | {"arms": {"tarm": {}, "still": {"train.steps": 11}}}, "tiny.yaml")
+    with pytest.raises(ConfigError, match="has not the same values in every arm"):
+        found.check_report(found.plan())
+    experiment["base"]["train"]["stages"] = [{"steps": 4}, {"steps": 6}]
+    experiment["base"]["train"]["valid_every"] = 3
+    assert parse(experiment, "tiny.yaml").plan()[0].validations == [3, 4, 7, 10]
