@@ -3,8 +3,8 @@
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
 (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
 (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm; a scale's ``seeds``,
-``grid`` and ``expect`` replace the experiment's own. ``extends: other`` starts from the file beside it: sections, scales, paper and
-report are taken over key by key; arms (with what scales say of them), grid, seeds and claims as a whole.
+``grid`` and ``expect`` replace the experiment's own, and its ``report`` changes keys of that. ``extends: other`` starts from the file beside
+it: sections, scales, paper and report are taken over key by key; arms (with what scales say of them), grid, seeds and claims as a whole.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -135,12 +135,16 @@ class Experiment:
         return list(self.scales)
 
     def at(self, scale: str | None = None) -> "Experiment":
-        """The experiment at one scale (default: the first), its ``seeds`` and ``expect`` in place. Raises ConfigError."""
+        """The experiment at one scale (default: the first), what the scale has of ``seeds``, ``expect``, ``grid`` and ``report`` in place. Raises
+        ConfigError."""
         scale = next(iter(self.scales)) if scale is None else scale
         if scale not in self.scales:
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
         values = dict(self.scales[scale])
         own = {name: values.pop(name) for name in ("seeds", "expect", "grid") if name in values}
+        if "report" in values:
+            where, changes = f"{self.file} (scale {scale})", values.pop("report")
+            own["report"] = strict(ReportConfig, asdict(self.report) | mapping(changes, where, "report"), lambda key: where, "report")
         return replace(self, scales={scale: values}, **own)
 
     def plan(self, overrides: Sequence[str] = ()) -> list[RunSpec]:
@@ -231,8 +235,6 @@ class Experiment:
             self.report.state_value(x_values)
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
-        if unknown := [x for x in self.report.columns if x not in x_values]:
-            raise ConfigError(self.file, "report.columns", f"{unknown}: expected some of {', '.join(map(str, x_values))}")
         if self.report.threshold is not None and self.report.x != STEP:
             raise ConfigError(self.file, "report.threshold", f"{self.report.threshold}: expected none where x={self.report.x} is not {STEP}")
         try:

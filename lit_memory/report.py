@@ -62,8 +62,8 @@ class ReportConfig:
     """A file of lit_memory/paper_values without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
     """Beginnings of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
-    columns: list[int] = field(default_factory=list)
-    """Values of x that the table shows; default: all. table.csv has all."""
+    columns: int | None = None
+    """Most values of x that the table shows, at equal distances, the first and the last among them; default: all. table.csv has all."""
     threshold: float | None = None
     """With x: step, the first step at which y is that good is the metric steps_to."""
     notes: str = ""
@@ -72,6 +72,8 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if isinstance(self.state_x, str) and self.state_x not in ("first", "last"):
             raise ValueError(f"state_x={self.state_x!r:.80}: expected a tested number without quotes, first or last")
+        if self.columns is not None and self.columns < 2:
+            raise ValueError(f"columns={self.columns}: expected at least 2, or none for all")
         paper_rows(self)
 
     def state_value(self, x_values: Sequence[float]) -> float | None:
@@ -241,7 +243,8 @@ def _status(plan: ReportPlan, report: Report) -> str:
 def _table(results: Results) -> str:
     """The y metric in Markdown: an arm per row, a tested value per column; with the samples of the test where they differ."""
     plan, config, rows = results.plan, results.plan.config, []
-    shown = [x for x in plan.x_values if not config.columns or x in config.columns]
+    last, most = len(plan.x_values) - 1, config.columns or len(plan.x_values)
+    shown = plan.x_values if last < most else [plan.x_values[round(i * last / (most - 1))] for i in range(most)]
     differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in shown]

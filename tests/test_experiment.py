@@ -192,6 +192,15 @@ def test_a_scale_has_its_own_seeds_and_claims(tree):
     assert default.scale_names() == ["default"] and default.at().plan()[0].scale == "default"
 
 
+def test_a_scale_changes_the_report(tree):
+    """Key by key, and strictly."""
+    experiment = parse(tree | {"scales": {"cpu": {"report": {"chance": 0.5}, "train.steps": 3}, "gpu": {}, "bad": {"report": {"chnce": 1}}}}, "tiny.yaml")
+    assert [(at.report.x, at.report.chance) for at in map(experiment.at, ("cpu", "gpu"))] == [("test_pairs", 0.5), ("test_pairs", None)]
+    assert experiment.at("cpu").plan()[0].train["steps"] == 3
+    with pytest.raises(ConfigError, match=r"^tiny\.yaml \(scale bad\): report\.chnce: unknown key; did you mean 'chance'"):
+        experiment.at("bad")
+
+
 def test_differences_to_the_paper(tree):
     scales = {"cpu": {"model.layers": 2, "arms.b.train.steps": 3, "arms.a.model": {"name": "rmt", "layers": 2}}, "paper": {}}
     whole = parse(change(tree, {"scales": scales}), "tiny.yaml")

@@ -255,7 +255,7 @@ class LitTokenMemory(LitMemory):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        if len(self.traced[0]) > 2:
+        if len(self.traced[0]) > 2 and self.traced[0][0].numel():
             self.log_dict({f"valid/{name}": value for name, value in self.model.diagnostics(self.traced[0]).items()})
 
 
