@@ -76,7 +76,7 @@ class SegmentRecurrent(nn.Module):
         """Numbers that the loss of one token takes."""
         return self.config.vocab_size
 
-    def losses(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
+    def cross_entropy(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the ids that hidden states predict: the mean, or with ``reduction`` "sum" or "none" (N,)."""
         return F.cross_entropy(self.logits(hidden_ND), targets_N, reduction=reduction)
 

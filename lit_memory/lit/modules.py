@@ -157,7 +157,7 @@ class LitMemory(L.LightningModule):
         def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
             if targets_N.is_floating_point():
                 return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
-            return self.model.losses(hidden_ND, targets_N, reduction)
+            return self.model.cross_entropy(hidden_ND, targets_N, reduction)
 
         rows = max(1, MOST_LOGITS // self.model.scores)
         if len(targets_N) <= rows:

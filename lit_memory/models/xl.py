@@ -192,9 +192,9 @@ class AdaptiveRecurrent(SegmentRecurrent):
     def scores(self) -> int:
         return self.decoder.head.head_size if self.config.cutoffs else super().scores
 
-    def losses(self, hidden_ND, targets_N, reduction="mean"):
+    def cross_entropy(self, hidden_ND, targets_N, reduction="mean"):
         if not self.config.cutoffs:
-            return super().losses(hidden_ND, targets_N, reduction)
+            return super().cross_entropy(hidden_ND, targets_N, reduction)
         losses_N = self.decoder.head.losses(hidden_ND, targets_N)
         return losses_N if reduction == "none" else losses_N.sum() if reduction == "sum" else losses_N.mean()
 
