@@ -176,7 +176,7 @@ def test_losses_slow_twin():
     """Each published loss is what ``unroll`` gives for a context: no line, the line itself, and all lines with the line as the question."""
     model, ids = make(line_tokens=N, pad_id=0), ids_of(2, 3 * N).clamp(min=1)
     ids[0, N - 2 : N] = 0
-    lines, found = ids.split(N, dim=1), model.losses(ids)
+    lines, found = ids.split(N, dim=1), model.losses(*model.cut(ids))
     for name, context in (("language", []), ("autoencoding", [None]), ("memory", [*lines, None])):
         terms = []
         for line in lines:
@@ -188,11 +188,11 @@ def test_losses_slow_twin():
     Z = torch.stack([model.encode(line) for line in lines], dim=1)
     memory = episodic.write(episodic.keys(Z, model.M_0[None]), Z)
     assert close(found["keys"], episodic.keys(Z, memory.M_BKC).square().sum(-1).mean() / 2)
-    assert "keys" not in make(keys="one_hot").losses(ids)
+    assert "keys" not in make(keys="one_hot").losses(ids[:, None])
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1, N:] = False
-    alone = model.losses(ids[1:, :N])
-    both, first = model.losses(ids, mask), model.losses(ids[:1])
+    alone = model.losses(*model.cut(ids[1:, :N]))
+    both, first = model.losses(*model.cut(ids, mask)), model.losses(*model.cut(ids[:1]))
     assert close(both["keys"] * 4, first["keys"] * 3 + alone["keys"])
 
 
@@ -201,7 +201,7 @@ def test_losses_train_all():
     model, ids = make(line_tokens=N), ids_of(4, 3 * N)
     optimizer, sums = torch.optim.Adam(model.parameters(), 3e-3), []
     for _ in range(12):
-        losses = model.losses(ids)
+        losses = model.losses(*model.cut(ids))
         sums.append([losses[name].item() for name in ("memory", "autoencoding", "language")])
         optimizer.zero_grad()
         (sum(losses.values())).backward()
@@ -266,4 +266,4 @@ def test_state_precision():
         assert model.read(state).dtype == torch.float32
     low = make().bfloat16()
     assert {t.dtype for t in state_tensors(unroll(low, ids, N).state) if t.is_floating_point()} == {torch.float32}
-    assert low.losses(ids)["memory"].isfinite()
+    assert low.losses(ids[:, None])["memory"].isfinite()
