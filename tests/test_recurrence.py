@@ -131,6 +131,8 @@ def test_causal(model, tokens, changed):
     moved = (unroll(model, ids, N).hidden_BTD - unroll(model, other, N).hidden_BTD).abs().amax((0, 2))
     assert (moved[:changed] < 1e-12).all() and moved[changed] > 1e-3
     end = (changed // N + 1) * N
+    if type(model).__name__ == "MemReasoner" and end == 2 * N:  # its second line asks about the first, and finds that, whatever it asks
+        end += N
     assert (moved[end : end + N] > 1e-9).all() == (model.state_floats(model.init_state(1)) > 0)
 
 
@@ -204,11 +206,11 @@ def test_bptt_values_and_full_length(model, tokens, read_only):
 
 def test_bptt_counts_readers_once(model):
     """However many segments only read, they are one of the ``bptt`` levels: with 2, each of them reaches the last write."""
-    ids = torch.arange(4).repeat_interleave(N).expand(2, -1)
+    ids = torch.arange(5).repeat_interleave(N).expand(2, -1)
     hidden = unroll(model, ids, N, bptt=2, read_only=2).hidden_BTD[:, LAST]
     (grad,) = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), model.decoder.tokens.weight)
     carries = model.state_floats(model.init_state(1)) > 0
-    assert (grad[:4].abs().amax(1) > 1e-12).tolist() == [False, carries, False, True]
+    assert (grad[:5].abs().amax(1) > 1e-12).tolist() == [False, False, carries, False, True]
 
 
 def test_bptt_cuts_a_given_state(model, tokens):
@@ -247,13 +249,13 @@ def test_inference_mode_leaves_no_trace(build, tokens):
 
 
 def test_state_floats(model, tokens):
-    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R and Larimar."""
+    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R and the readers of lines."""
     short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
     real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
     assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
     fresh = model.state_floats(model.init_state(1))
     assert (model.state_floats(short), model.state_floats(long)) == (fresh + model.state_growth, fresh + 9 * model.state_growth)
-    assert bool(model.state_growth) == (type(model).__name__ in ("RMTR", "Larimar"))
+    assert bool(model.state_growth) == (type(model).__name__ in ("RMTR", "Larimar", "MemReasoner"))
 
 
 def test_reorder(model, tokens):

@@ -248,6 +248,12 @@ class LitLarimar(LitMemory):
     model_name = "larimar"
 
 
+class LitMemReasoner(LitMemory):
+    """Larimar with ordered lines, hops and an unordered readout."""
+
+    model_name = "memreasoner"
+
+
 class LitMamba(LitMemory):
     """Selective state-space model."""
 
@@ -298,6 +304,6 @@ class LitMAL(LitTitans):
     model_name = "mal"
 
 
-_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
+_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMemReasoner, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
 LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
 """Registered name of an architecture -> its LightningModule."""

@@ -181,8 +181,11 @@ class LineRecurrent(SegmentRecurrent):
         return Episode(lines_BNE, no_line_BN, torch.full((batch, 1, self.kept_tokens), -1, device=options["device"]))
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
-        hidden_BTD = self.decode(ids_BT, self.read(state), mask_BT)
-        return hidden_BTD, self.advance(state, ids_BT, mask_BT) if write else state
+        return self.decode_state(state, ids_BT, mask_BT), self.advance(state, ids_BT, mask_BT) if write else state
+
+    def decode_state(self, state: Episode, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Hidden states (B, T, D) of a segment that comes after the lines of a state."""
+        return self.decode(ids_BT, self.read(state), mask_BT)
 
     def read(self, state: Episode) -> Tensor:
         """z_r, what the newest line finds among those before it, (B, C); its own latent where there is none."""
