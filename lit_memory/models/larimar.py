@@ -18,6 +18,7 @@ Deviations
 4. The variance of keys is a setting (published: learned by one of five kinds of networks, the largest of them 15 % of the model).
 5. Noise is off by default (published: 1e-6 or 1e-4 in training; 0 in arXiv 2407.01437) and only in training.
 6. ``keys`` "one_hot" and "gaussian" take the lines themselves for the key memory: a slot per line, as in arXiv 2407.01437.
+7. ``distinct`` keeps repeated lines once: what is read from one-hot keys is the same, by other keys a line counts once however often it came.
 
 Shape suffixes: B batch, T tokens, N lines, Q questions, X lines of a batch, C width of a latent, E latent and key, K slots.
 """
@@ -27,10 +28,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_memory.checks import at_least
 from lit_memory.memory import episodic
-from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, exact
+from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, exact, taken, trimmed
 
 
 class Larimar(LineRecurrent):
@@ -46,6 +48,8 @@ class Larimar(LineRecurrent):
         """Of Gaussian keys."""
         prefix_tokens: int = 0
         """Keys are latents of the first so many tokens of a line; 0: of the whole line. Not with linear keys."""
+        distinct: bool = False
+        """A line that is there already, token by token, is not encoded again and takes no slot of its own (ours)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -54,15 +58,41 @@ class Larimar(LineRecurrent):
                 raise ValueError(f"bandwidth={self.bandwidth}: expected more than 0; for the nearest line alone use keys: one_hot")
             if self.prefix_tokens and self.keys == "linear":
                 raise ValueError(f"prefix_tokens={self.prefix_tokens}: linear keys are those of the latents themselves; use keys: one_hot or gaussian")
+            if self.distinct and not self.line_tokens:
+                raise ValueError(f"distinct={self.distinct}: expected line_tokens above 0, so that the state can hold lines; set line_tokens")
 
     def __init__(self, config: "Larimar.Config") -> None:
         super().__init__(config)
         self.M_0 = nn.Parameter(torch.eye(config.slots, config.latent_width)) if config.keys == "linear" else None
         self.state_growth = config.latent_width * (2 if config.prefix_tokens else 1)
+        self.kept_tokens = config.line_tokens if config.distinct else 0
 
     def lines(self, ids_BNT: Tensor, mask_BNT: Tensor) -> Tensor:
         prefix, whole_BNC = self.config.prefix_tokens, super().lines(ids_BNT, mask_BNT)
         return torch.cat([whole_BNC, super().lines(ids_BNT[..., :prefix], mask_BNT[..., :prefix])], dim=-1) if prefix else whole_BNC
+
+    def advance(self, state, ids_BT, mask_BT=None):
+        return self.advance_distinct(state, *self.cut(ids_BT, mask_BT)) if self.config.distinct else super().advance(state, ids_BT, mask_BT)
+
+    def advance_distinct(self, state: Episode, ids_BNT: Tensor, mask_BNT: Tensor) -> Episode:
+        """The episode with those of the lines that it does not have, in the order in which they came first, and the last line as the question,
+        also where it has that. A line is encoded by itself: its latent depends, to the last bit, on nothing that is read with it."""
+        old, new_ids_BNT = state.real_BN.shape[1], ids_BNT.masked_fill(~mask_BNT, -1)
+        all_ids_BNT, real_BN = torch.cat([state.ids_BNT, new_ids_BNT], dim=1), torch.cat([state.real_BN, mask_BNT.any(-1)], dim=1)
+        columns_N = torch.arange(real_BN.shape[1], device=real_BN.device)
+        first_BN = first_equal(all_ids_BNT)
+        own_BN = real_BN & (first_BN == columns_N)
+        unknown_BN = own_BN & (columns_N >= old)
+        lines_BNE = F.pad(state.lines_BNE, (0, 0, 0, ids_BNT.shape[1]))
+        if bool(unknown_BN.any()):
+            each_XT, place_X = all_ids_BNT[unknown_BN].unique(dim=0, return_inverse=True)
+            latents = [self.lines(ids_T[None, None].clamp(min=0), ids_T[None, None] >= 0)[0] for ids_T in each_XT.unbind()]
+            lines_BNE = lines_BNE.index_put((unknown_BN,), torch.cat(latents)[place_X].to(lines_BNE.dtype))
+        lines_BNE = lines_BNE.take_along_dim(first_BN.unsqueeze(-1), dim=1)
+        asked_BN = real_BN & (columns_N == (columns_N * real_BN).amax(1, keepdim=True))
+        kept_BN = own_BN | asked_BN
+        found = Episode(lines_BNE * kept_BN.unsqueeze(-1), kept_BN, all_ids_BNT.masked_fill(~kept_BN.unsqueeze(-1), -1))
+        return trimmed(taken(found, kept_BN.byte().argsort(dim=1, stable=True)))
 
     def read(self, state: Episode) -> Tensor:
         """(2): what the newest line finds among those before it, (B, C); its own latent where there is none."""
@@ -114,3 +144,23 @@ class Larimar(LineRecurrent):
         if w_BNK is not None:
             out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
         return out
+
+
+MULTIPLIER = 6364136223846793005
+"""Odd, so that no token is lost in a product modulo 2^64. Source: Knuth, The art of computer programming, volume 2, section 3.3.4."""
+
+
+def first_equal(ids_BNT: Tensor) -> Tensor:
+    """The first line with the same tokens as each line, (B, N).
+
+    Lines are put together by a hash of 64 bits, and then compared, token by token, with the first of their hash: lines that differ are never taken
+    for the same, and at worst one that is repeated is not found.
+    """
+    powers_T = torch.full_like(ids_BNT[0, 0], MULTIPLIER).cumprod(0)  # modulo 2^64
+    hash_BN, order_BN = ((ids_BNT + 2) * powers_T).sum(-1).sort(dim=1, stable=True)
+    own_N = torch.arange(ids_BNT.shape[1], device=ids_BNT.device)
+    new_BN = F.pad(hash_BN[:, 1:] != hash_BN[:, :-1], (1, 0), value=True)
+    leader_BN = order_BN.gather(1, (own_N * new_BN).cummax(dim=1).values)
+    first_BN = torch.empty_like(order_BN).scatter(1, order_BN, leader_BN)
+    same_BN = (ids_BNT.take_along_dim(first_BN.unsqueeze(-1), dim=1) == ids_BNT).all(-1)
+    return torch.where(same_BN, first_BN, own_N)
