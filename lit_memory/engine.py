@@ -25,8 +25,9 @@ from lightning.pytorch.loggers.logger import Logger
 from lit_memory import checkpoint, files
 from lit_memory.checkpoint import CheckpointError, save
 from lit_memory.experiment import RunSpec
+from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
-from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.lit.modules import LitMemory
 from lit_memory.pretrained import start_from
 from lit_memory.registry import model_size
 from lit_memory.seeds import mixed_seed

@@ -146,9 +146,13 @@ class LitMemory(L.LightningModule):
         losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
         return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
+        """What training minimises."""
         hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
-        loss = self.cross_entropy(hidden_ND, targets_N)
+        return self.cross_entropy(hidden_ND, targets_N)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
@@ -169,11 +173,20 @@ class LitMemory(L.LightningModule):
             predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
             scores = task.score(predicted_BT, batch)
         else:
-            mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
-            options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
-            scores = task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
+            scores = task.score_text(self.say(batch, state, task), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
-        return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
+        return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
+
+    def say(self, batch: Batch, state: Any, task: Task) -> Tensor:
+        """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of ``read``."""
+        assert batch.prompt_B is not None
+        mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
+        options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
+        return self.model.generate(batch.ids_BT, task.new_tokens, **options)
+
+    def diagnose(self, batch: Batch, state: Any) -> dict[str, tuple[Tensor, int]]:
+        """More that ``evaluate`` returns, about what the model does with a batch. Default: nothing."""
+        return {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         for name, (value, weight) in self.evaluate(batch, self.data.task).items():
@@ -242,18 +255,6 @@ class LitTARM(LitMemory):
     model_name = "tarm"
 
 
-class LitLarimar(LitMemory):
-    """Decoder that a latent from an episodic memory conditions."""
-
-    model_name = "larimar"
-
-
-class LitMemReasoner(LitMemory):
-    """Larimar with ordered lines, hops and an unordered readout."""
-
-    model_name = "memreasoner"
-
-
 class LitMamba(LitMemory):
     """Selective state-space model."""
 
@@ -302,8 +303,3 @@ class LitMAL(LitTitans):
     """Titans, memory as layer."""
 
     model_name = "mal"
-
-
-_ALL = (LitTransformer, LitXL, LitRMT, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMemReasoner, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
-"""Registered name of an architecture -> its LightningModule."""
