@@ -105,6 +105,7 @@ def test_losses_slow_twin():
     for support in (None, torch.zeros(B, 2, dtype=torch.int64)):
         assert list(module.losses(make_batch(support=support))) == ["answer", "autoencoding"]
     assert list(make().losses(batch)) == ["answer", "order"]
+    assert make(answer_loss=0.0).loss(make_batch(support=None)) == 0  # nothing is told, and nothing else has a weight
 
 
 def test_every_loss_trains():

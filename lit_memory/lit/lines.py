@@ -46,7 +46,7 @@ class LitLines(LitMemory):
             raise ValueError(f"answer_loss={self.hparams['answer_loss']}: expected more than 0 for it or for another one of {', '.join(weights)}")
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The losses that have a weight, by name."""
+        """The losses that have a weight, by name; there is one for every batch."""
         raise NotImplementedError
 
     def weighted(self, losses: dict[str, Tensor]) -> Tensor:
@@ -184,7 +184,7 @@ class LitMemReasoner(LitLines):
             out["order"] = self.model.order_loss(asked.found, told_BH)  # which also checks that the lines are there
         if wanted & {"autoencoding", *OF_SUPPORT}:
             out |= self.reconstructions(batch, asked, told_BH, wanted)
-        return {name: out[name] for name in self.loss_names if name in wanted}
+        return {name: out[name] for name in self.loss_names if name in wanted | {"answer"}}
 
     def reconstructions(self, batch: Batch, asked: Asked, told_BH: Tensor | None, wanted: set[str]) -> dict[str, Tensor]:
         """Those of the losses that reconstruct lines."""
