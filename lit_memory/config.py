@@ -51,8 +51,8 @@ class TrainConfig:
     or a model of ours. Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
-    schedule: Literal["constant", "linear"] = "constant"
-    """linear: in every stage, from lr to final_lr * lr (the reference's schedule over twice the steps is final_lr 0.5)."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """In every stage, from lr to final_lr * lr: in a line (the reference's over twice the steps is final_lr 0.5), or along half a cosine."""
     final_lr: float = 0.5
     warmup: float = 0
     """From 1 on: steps at the start of the run. Below 1: a share of every stage's steps, at the start of each."""
@@ -75,6 +75,8 @@ class TrainConfig:
     test_cuts: list[int] = field(default_factory=list)
     """Tokens of the segments in which a test writes its contexts, where not those of the task: the last one repeats, and 0 is all that
     is left. [0] reads in one pass, [200, 1] token by token after the first 200."""
+    timed_steps: int = 0
+    """Training steps that are timed after the training at every value of the test, for a report with ``time: train_tokens_per_s``."""
     workers: int = 0
     threads: int = 1
     """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
@@ -85,7 +87,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "steps", "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
-        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
+        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
         if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:

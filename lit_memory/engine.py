@@ -31,6 +31,7 @@ from lit_memory.lit.modules import LitMemory
 from lit_memory.pretrained import start_from
 from lit_memory.registry import model_size
 from lit_memory.seeds import mixed_seed
+from lit_memory.tasks.base import Task
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
@@ -144,7 +145,7 @@ class Progress(L.Callback):
         self.read, self.began = 0, time.monotonic()
         loaders: Any = trainer.test_dataloaders
         read = zip(loaders, data.test_conditions, strict=True)
-        self.total = sum(loader.dataset.samples * (task.written + 1) * task.segment_len for loader, (_, task) in read)
+        self.total = sum(loader.dataset.samples * tokens_of(task) for loader, (_, task) in read)
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if not isinstance(batch.context, tuple):
@@ -173,10 +174,31 @@ class Progress(L.Callback):
 
 
 class Stopwatch(L.Callback):
-    """How long the test took per context, for every x: reading it and answering, without drawing it."""
+    """How long the test took per context, for every x: reading it and answering, without drawing it. And how many tokens a second a
+    training reads at that x, as the mean of ``timed_steps`` forward and backward passes after one that does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, timed_steps: int = 0) -> None:
+        self.timed_steps = timed_steps
         self.totals: dict[float, tuple[float, int]] = {}  # x -> seconds, contexts
+        self.speeds: dict[float, float] = {}
+
+    def on_test_start(self, trainer, pl_module):
+        if not self.timed_steps:
+            return
+        data: Any = pl_module.data
+        wanted = data.batch_size * tokens_of(data.whole_task)
+        pl_module.train()
+        for x, task in data.test_conditions:
+            batch = task.batch(data.seed, "train", 0, max(1, wanted // tokens_of(task))).to(pl_module.device)
+            with torch.enable_grad(), trainer.precision_plugin.forward_context():
+                pl_module.loss(batch).backward()
+                began = self.now(pl_module.device)
+                for _ in range(self.timed_steps):
+                    pl_module.loss(batch).backward()
+            seconds = (self.now(pl_module.device) - began) / self.timed_steps
+            self.speeds[x] = len(batch.ids_BT) * tokens_of(task) / seconds
+        pl_module.zero_grad()
+        pl_module.eval()
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         self.began = self.now(pl_module.device)
@@ -195,7 +217,13 @@ class Stopwatch(L.Callback):
     @property
     def rows(self) -> list[tuple[str, float, float]]:
         """(metric, x, value)."""
-        return [("seconds", x, seconds / contexts) for x, (seconds, contexts) in self.totals.items()]
+        seconds = [("seconds", x, seconds / contexts) for x, (seconds, contexts) in self.totals.items()]
+        return seconds + [("train_tokens_per_s", x, speed) for x, speed in self.speeds.items()]
+
+
+def tokens_of(task: Task) -> int:
+    """Tokens of one context of a task, as nearly as its segments tell."""
+    return (task.written + 1) * (task.segment_len or 1)
 
 
 class TrackingLogger(Logger):
@@ -362,7 +390,7 @@ def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, sen
     files.sweep(path)
     module, data = build(spec)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
-    keeper, stopwatch = Keeper(path, logger), Stopwatch()
+    keeper, stopwatch = Keeper(path, logger), Stopwatch(spec.train["timed_steps"])
     trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper)
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():

@@ -39,6 +39,7 @@ KEY_VERSION = 1
 ADDED: dict[str, Any] = {
     "train.test_cuts": [],
     "train.init": "",
+    "train.timed_steps": 0,
     "model.inputs": 0,
     "task.eval_set": "",
     "task.eval_revision": None,
@@ -200,11 +201,11 @@ class Experiment:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
         metrics, times = self.metrics(specs), TIMES if self.report.x.startswith("test_") else ()
         if self.report.y in TIMES:
-            raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: true beside another metric")
+            raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: {self.report.y} beside another metric")
         if self.report.y not in metrics:
             raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
         x_values = self.test_values(specs)
-        for name, wanted in (("time", self.report.time), ("state_x", self.report.state_x is not None)):
+        for name, wanted in (("time", bool(self.report.time)), ("state_x", self.report.state_x is not None)):
             if wanted and not times:
                 raise ConfigError(self.file, f"report.{name}", f"{getattr(self.report, name)}: expected none where x={self.report.x} is no test_<field>")
         try:

@@ -18,7 +18,7 @@ from lit_memory.placing import Box, place
 if TYPE_CHECKING:
     from lit_memory.report import Results
 
-LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context"}
+LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context", "train_tokens_per_s": "training, tokens a second"}
 LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
 SHARES = {"exact_match"}
 """Metrics from 0 to 1, drawn on that range."""
@@ -83,7 +83,7 @@ def draw(results: "Results", status: str) -> dict[str, bytes]:
             figures["state"] = _figure(partial(_state, x=x), results, f"{condition}\n{status}")
             _name_points(figures["state"], results, x)
         if config.time:
-            figures["time"] = _figure(KINDS[config.kind], results.of_time("seconds"), status)
+            figures["time"] = _figure(KINDS[config.kind], results.of_time(config.time), status)
         return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
 
 
@@ -91,8 +91,8 @@ AGREES = {True: "#D9F0E3", False: "#FBE0D2", None: "#EFEFEF"}
 """Ground of a mark that is, or is not, the paper's, or that cannot be compared."""
 
 
-def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str, str]]) -> dict[str, bytes]:
-    """figure.png and figure.pdf of a table: (row, column) -> the mark measured, and the paper's, which stands in brackets."""
+def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str, bool | None]]) -> dict[str, bytes]:
+    """figure.png and figure.pdf of a table: (row, column) -> what stands there, and whether it agrees with the paper, see ``AGREES``."""
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
@@ -101,10 +101,10 @@ def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(WIDTH, 1.6 + 0.5 * len(rows)), dpi=200, layout="constrained")
         axes = figure.add_subplot(xlim=(0, len(columns)), ylim=(len(rows), 0))
-        for (row, column), (mark, paper) in marks.items():
-            x, y, agrees = columns.index(column), rows.index(row), None if "?" in (mark, paper) else mark == paper
+        for (row, column), (text, agrees) in marks.items():
+            x, y = columns.index(column), rows.index(row)
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=AGREES[agrees], edgecolor="white", lw=2))
-            axes.text(x + 0.5, y + 0.5, f"{mark}  ({paper})", ha="center", va="center", fontsize=12)
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=12)
         axes.set_xticks([i + 0.5 for i in range(len(columns))], columns)
         axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)
         axes.tick_params(length=0, labelsize=10.5, labeltop=True, labelbottom=False)

@@ -22,8 +22,11 @@ from lit_memory import files
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
 from lit_memory.figures import OPTIONAL, draw, label, short
 
-TIMES = ("seconds",)
-"""What every run measures by the clock, per context of the test at every x."""
+TIMES = {
+    "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
+    "train_tokens_per_s": "Tokens a second of training, forward and backward, on contexts of every tested length and as many of them as have the tokens of a training batch",
+}
+"""What a run measures by the clock at every x of the test, and what it is; the second one with ``train.timed_steps``."""
 PAPER_VALUES = Path(__file__).parent / "paper_values"
 
 
@@ -52,8 +55,8 @@ class ReportConfig:
     """Draw y = x: all that was written is kept."""
     state_x: int | str | None = None
     """Draw y at this tested value against the floats of state, too: a tested number, first or last; None for no second figure."""
-    time: bool = False
-    """Show the seconds that the test takes per context, in a table and a figure of their own."""
+    time: Literal["", "seconds", "train_tokens_per_s"] = ""
+    """Show one of ``TIMES``, in a table and a figure of its own."""
     paper_values: str = ""
     """A file of lit_memory/paper_values without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
@@ -288,10 +291,10 @@ def _csv(results: Results) -> str:
 
 
 def _times(results: Results) -> str:
-    """Seconds per context in Markdown: an arm per row, a tested value per column."""
+    """The report's times in Markdown: an arm per row, a tested value per column."""
     plan, rows = results.plan, []
     for arm in plan.arms if plan.config.time else ():
-        groups = [results.values(arm, "seconds", x) for x in plan.x_values]
+        groups = [results.values(arm, plan.config.time, x) for x in plan.x_values]
         rows.append([arm, *(f"{mean(g):.3g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
     return markdown(["arm", *map(short, plan.x_values)], rows) if rows else ""
 
@@ -319,25 +322,24 @@ def markdown(header: list[str], rows: list[list[Any]]) -> str:
 
 def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
-    paper, missing = plan.paper, "; ".join(report.missing)
-    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    missing = "; ".join(report.missing)
     changed = ", ".join(f"`{m}`" for m in plan.modified)
     claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
     times = _times(results)
-    pages = {"figure": True, "state": plan.state_x is not None, "time": plan.config.time}
+    pages = {"figure": True, "state": plan.state_x is not None, "time": bool(plan.config.time)}
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name, wanted in pages.items() if wanted)
     blocks = [
         f"# {plan.experiment}",
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
         f"**{report.verdict}** at scale `{plan.scale}`"
         + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
-        f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}.",
+        claim_of(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _second_figure(plan),
         markdown(["expected", "measured", "holds"], claims) if claims else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
-        f"## Time\n\n{TIME}\n\n{times}" if times else "",
+        f"## Time\n\n{_time(plan.config.time)}\n\n{times}" if times else "",
         "## What the paper reports\n\n" + _paper(plan.config),
         "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
@@ -347,11 +349,21 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
-INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
-TIME = """![Seconds per context; the numbers are in the table below.](time.png)
+def claim_of(paper: dict[str, str]) -> str:
+    """What is to be reproduced, with a link: title, arxiv, item and claim."""
+    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
 
-Seconds of wall clock that the test takes per context, reading and answering, mean ± standard deviation over seeds. They are measured, on the hardware
-below and with whatever else ran there, so every run has others; in MLflow they are `time/seconds`."""
+
+INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
+
+
+def _time(name: str) -> str:
+    """The figure of times, and how to read it."""
+    return f"![{label(name)}; the numbers are in the table below.](time.png)\n\n" + (
+        f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\nbelow and with whatever else ran there, so every run has others; "
+        f"in MLflow they are `time/{name}`."
+    )
 
 
 def _second_figure(plan: ReportPlan) -> str:

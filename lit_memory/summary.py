@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lit_memory.experiment import Experiment, extended, file_name, load, mapping
 from lit_memory.figures import draw_marks
 from lit_memory.provenance import PROJECT
 from lit_memory.registry import nearest
-from lit_memory.report import Report, ReportConfig, markdown, paper_rows
+from lit_memory.report import Report, ReportConfig, claim_of, markdown, paper_rows
 
 MARKS = ("++", "+")
 """From the strongest on."""
@@ -79,6 +80,9 @@ class Cell:
     def agrees(self) -> bool | None:
         """With the paper; None where it, or the measurement, says "?"."""
         return None if "?" in (self.mark, self.paper) else self.mark == self.paper
+
+    def __str__(self) -> str:
+        return f"{self.mark} ({self.paper})"
 
 
 @dataclass
@@ -149,7 +153,7 @@ class Summary:
     def cell(self, ability: str, arm: str) -> Cell:
         """The strongest mark whose line holds."""
         source, line = self.sources[ability], self.config.abilities[ability]
-        paper = next((row["value"] for row in self.paper_marks() if row["condition"] == ability and row["arm"] == self.config.models[arm]), "?")
+        paper = self.paper_marks.get((ability, self.config.models[arm]), "?")
         claims: list[Claim] = []
         for mark in filter(line.get, MARKS if source.rows else ()):
             found = [evaluate(text, source.values, source.x_values, source.seeds) for text in thresholds(line, mark, arm)]
@@ -159,8 +163,10 @@ class Summary:
                 return Cell("?" if INCOMPLETE in verdicts else mark, paper, claims)
         return Cell("-" if claims else "?", paper, claims)
 
-    def paper_marks(self) -> list[dict[str, str]]:
-        return paper_rows(ReportConfig(paper_values=self.config.paper_values))
+    @cached_property
+    def paper_marks(self) -> dict[tuple[str, str], str]:
+        """(ability, the paper's name of a model) -> the paper's mark."""
+        return {(row["condition"], row["arm"]): row["value"] for row in paper_rows(ReportConfig(paper_values=self.config.paper_values))}
 
     @property
     def names(self) -> list[str]:
@@ -178,7 +184,7 @@ class Summary:
         agree = [cell.agrees for cell in cells.values() if cell.paper != "?"]
         verdict = INCOMPLETE if None in agree or not agree else REPRODUCED if all(agree) else NOT_REPRODUCED
         missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in self.missing]
-        shown = [[ability, *("{0.mark} ({0.paper})".format(cells[ability, arm]) for arm in self.config.models)] for ability in self.config.abilities]
+        shown = [[ability, *(str(cells[ability, arm]) for arm in self.config.models)] for ability in self.config.abilities]
         table = "Marks as measured, in brackets those of the paper\n\n" + markdown(["ability", *self.config.models.values()], shown)
         report = Report(verdict, [], missing, table)
         lines = [["ability", "model", "measured", "paper"], *([a, self.config.models[arm], cell.mark, cell.paper] for (a, arm), cell in cells.items())]
@@ -189,7 +195,7 @@ class Summary:
             "verdict.json": json.dumps(head, indent=2, ensure_ascii=False) + "\n",
             "README.md": self.page(report, cells, command),
         }
-        drawn = {(ability, self.config.models[arm]): (cell.mark, cell.paper) for (ability, arm), cell in cells.items()}
+        drawn = {(ability, self.config.models[arm]): (str(cell), cell.agrees) for (ability, arm), cell in cells.items()}
         contents = draw_marks(self.name, f"{self.scale_shown} · in brackets the paper's marks{' · INCOMPLETE' if verdict == INCOMPLETE else ''}", drawn)
         folder = root / "reports" / self.name / self.scale
         return replace(report, paths=files.write_all(folder, contents | {name: text.encode() for name, text in texts.items()}))
@@ -201,8 +207,6 @@ class Summary:
 
     def page(self, report: Report, cells: Mapping[tuple[str, str], Cell], command: str) -> str:
         """Verdict and figure first, then the numbers behind every mark."""
-        paper = vars(self.paper)
-        link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper["arxiv"] else paper["title"]
         rules, numbers = [], []
         for ability, line in self.config.abilities.items():
             texts = (", ".join(f"`{text}`" for text in thresholds(line, mark, "model")) for mark in reversed(MARKS))
@@ -213,7 +217,7 @@ class Summary:
         blocks = [
             f"# {self.name}",
             f"**{report.verdict}** at {self.scale_shown}" + (f". Missing: {'; '.join(report.missing)}." if report.missing else ""),
-            f"{link}, {paper['item']}. Claim: {paper['claim'].rstrip('.')}.",
+            claim_of(vars(self.paper)),
             "![The marks of this report, in brackets those of the paper.](figure.png)",
             "## Thresholds\n\nA mark is the strongest whose line holds in the report of the experiment; `-` if none does.\n\n"
             + markdown(["ability", "experiment", *(f"`{mark}`" for mark in reversed(MARKS))], rules),

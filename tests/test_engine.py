@@ -1,5 +1,6 @@
 """One run: resuming bit for bit, stages, guards, schedules, and what a checkpoint holds."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -265,6 +266,34 @@ def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec
     for found in (first, second):
         times = Tracker(root).results(found, "time/")
         assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4)] and all(0 < value < found.metrics["seconds"] for _, _, value in times)
+
+
+def test_a_run_times_its_training_at_every_x(make_spec, root):
+    """``timed_steps``: tokens a second, on batches of one size; nothing else changes, and the weights do not."""
+    plain, timed = make_spec(), make_spec("train.timed_steps=1")
+    (_, rows), (found, same) = run(plain, root), run(timed, root)
+    assert plain.key != timed.key and rows == same
+    assert all(torch.equal(a, b) for a, b in zip(*(checkpoint(spec, root)["state_dict"].values() for spec in (plain, timed)), strict=True))
+    times = Tracker(root).results(found, "time/")
+    assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4), ("train_tokens_per_s", 2), ("train_tokens_per_s", 4)]
+
+
+def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
+    clock, sizes = iter([10.0, 14.0, 20.0, 21.0]), []
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
+    weight = torch.nn.Parameter(torch.ones(()))
+
+    def make_task(segments):
+        batch = SimpleNamespace(to=lambda device: SimpleNamespace(ids_BT=torch.zeros(sizes[-1], 3)))
+        return SimpleNamespace(written=segments - 1, segment_len=10, batch=lambda seed, split, step, size: sizes.append(size) or batch)
+
+    conditions = [(2, make_task(2)), (8, make_task(8))]
+    data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0)
+    module = SimpleNamespace(device=torch.device("cpu"), data=data, loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list)
+    watch = engine.Stopwatch(timed_steps=2)
+    watch.on_test_start(SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=contextlib.nullcontext)), module)
+    assert sizes == [6, 1]  # of 120 tokens
+    assert watch.rows == [("train_tokens_per_s", 2, 60.0), ("train_tokens_per_s", 8, 160.0)]
 
 
 def test_seconds_are_per_context(monkeypatch):

@@ -391,7 +391,7 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
         ({"x": "segments", "y": "perplexity"}, [], "report.x: 'segments' is not what the test of language_modeling varies; expected test_segments or segment$"),
         ({"x": "segment", "y": "perplexity"}, [], "report.y: unknown metric 'perplexity'; expected one of segment_loss, segment_bits_per_byte, steps"),
         ({"x": "test_segments", "y": "segment_loss"}, [], "report.y: unknown metric 'segment_loss'"),
-        ({"x": "segment", "y": "segment_loss", "time": True}, [], "report.time: True: expected none where x=segment is no test_<field>"),
+        ({"x": "segment", "y": "segment_loss", "time": "seconds"}, [], "report.time: seconds: expected none where x=segment is no test_<field>"),
         ({"x": "segment", "y": "segment_loss", "state_x": "last"}, [], "report.state_x: last: expected none"),
         ({"x": "segment", "y": "segment_loss"}, ["armt.seconds[0] > 1"], "expect: .*no metric 'seconds'"),
         ({"x": "segment", "y": "segment_loss"}, ["armt[3] > 1"], "expect: .*3 is not tested; tested: 0, 1, 2"),

@@ -153,7 +153,7 @@ def test_a_state_that_grows_says_so(tmp_path):
 def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     times = make_frame(["gamma"], xs=[50, 100], metric="seconds", value=lambda arm, seed, x: x * (1 + seed) / 1000)
     frame = pd.concat([make_frame(), times])
-    plan = make_plan(config=ReportConfig(time=True), expect=[*EXPECT, "gamma.seconds[100] < 3 * gamma.seconds[50]"])
+    plan = make_plan(config=ReportConfig(time="seconds"), expect=[*EXPECT, "gamma.seconds[100] < 3 * gamma.seconds[50]"])
     found = render(plan, frame, tmp_path)
     page = (tmp_path / "README.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.partition("## Time")[2].partition("\n## ")[0].splitlines() if line[:1] == "|"]
@@ -273,7 +273,7 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(drawn, name):
 )
 def test_the_figure_of_times(drawn, frame, labels):
     """Seconds on a logarithmic axis with plain numbers, without chance and training length."""
-    config = ReportConfig(time=True, chance=0.5, identity=True)
+    config = ReportConfig(time="seconds", chance=0.5, identity=True)
     axes = drawn(make_plan(config=config), frame).axes[0]
     assert axes.get_ylabel() == "seconds per context" and axes.get_yscale() == "log"
     shown = {text.get_text() for text in axes.get_yticklabels() + axes.get_yminorticklabels()}

@@ -108,6 +108,6 @@ def test_flags_of_training_are_refused(place, capsys, flag):
 @pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.stem)
 def test_every_summary_fits_its_experiments(path, scale, tmp_path):
     found = Summary.load(str(path), tmp_path, scale)
-    conditions = {row["condition"] for row in found.paper_marks()}
+    conditions = {ability for ability, _ in found.paper_marks}
     assert found.name == path.stem and set(found.config.abilities) <= conditions
-    assert set(found.config.models.values()) <= {row["arm"] for row in found.paper_marks()}
+    assert set(found.config.models.values()) <= {arm for _, arm in found.paper_marks}

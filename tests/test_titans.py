@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import lit_memory
 from lit_memory.backbone import rotate
+from lit_memory.lit import LIT_MODULES
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
 from lit_memory.models.titans import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll
@@ -465,3 +466,12 @@ def test_sizes_that_do_not_fit_each_other(build, tokens, name):
         if equal:
             other = shake(build(name, {"window": 100}, theta_max=0.2, **equal))
             assert same((hidden, state), read(other, ids, [6, 6]))
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_weight_decay_spares_the_biases_of_the_gates(name):
+    """It would pull them to gates of one half. Everything else that is trained is decayed."""
+    module = LIT_MODULES[name](vocab_size=8, layers=2, width=8, weight_decay=0.1)
+    decayed, spared = module.configure_optimizers().param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0)
+    assert [id(p) for p in spared["params"]] == [id(layer.memory.to_gates.bias) for layer in module.model.layers]

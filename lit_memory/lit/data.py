@@ -160,12 +160,24 @@ class LanguageModelingData(LitData):
     task_name = "language_modeling"
 
 
+class QuadraticData(LitData):
+    """Quadratic equations of the RMT paper, solved step by step."""
+
+    task_name = "quadratic"
+
+
+class AlgorithmicData(LitData):
+    """Copy, reverse and associative retrieval of the RMT paper."""
+
+    task_name = "algorithmic"
+
+
 class TimeSeriesData(LitData):
     """Forecasts of time series: ETT, a CSV file, or a stand-in."""
 
     task_name = "time_series"
 
 
-_ALL = (AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, TimeSeriesData)
+_ALL = (AlgorithmicData, AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, QuadraticData, TimeSeriesData)
 LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in _ALL}
 """Registered name of a task -> its LightningDataModule."""

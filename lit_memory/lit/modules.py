@@ -38,7 +38,7 @@ def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> T
 class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
-    lr, weight_decay: of AdamW. schedule: "constant" or "linear" (to ``final_lr`` times lr at the last step), both after a linear
+    lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last step), all after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
     are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have.
@@ -90,16 +90,18 @@ class LitMemory(L.LightningModule):
         return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a global step; a linear schedule, and a warm-up given as a share, restart with every stage."""
+        """Learning rate of a global step; a schedule that falls, and a warm-up given as a share, restart with every stage."""
         h = self.hparams
         first, steps = self.span or (0, self.trainer.estimated_stepping_batches)
-        if math.isinf(steps) and (h["schedule"] == "linear" or 0 < h["warmup"] < 1):
+        if math.isinf(steps) and (h["schedule"] != "constant" or 0 < h["warmup"] < 1):
             raise ValueError(f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs")
         in_stage = step - first
         done, warmup = (in_stage, h["warmup"] * steps) if h["warmup"] < 1 else (step, h["warmup"])
         factor = min(1.0, (done + 1) / warmup) if warmup > 0 else 1.0
-        if h["schedule"] == "linear":
-            factor *= 1 - (1 - h["final_lr"]) * min(1.0, in_stage / steps)
+        if h["schedule"] != "constant":
+            share = min(1.0, in_stage / steps)
+            fallen = share if h["schedule"] == "linear" else (1 - math.cos(math.pi * share)) / 2
+            factor *= 1 - (1 - h["final_lr"]) * fallen
         return h["lr"] * factor
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -157,8 +159,8 @@ class LitMemory(L.LightningModule):
         return loss
 
     def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
-        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. A batch with prompts is
-        scored by what the model says, token after token."""
+        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. Of a batch with prompts,
+        what the model says by itself, token after token, is scored as well; where both scores have a name, that one counts."""
         state = self.read(batch)
         hidden_ND, targets_N, scored_BT = self.answers(batch, state)
         if task.scores_losses:
@@ -168,12 +170,11 @@ class LitMemory(L.LightningModule):
             values = task.score_losses(loss_BT, batch)
             return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
         logits_NV = self.model.logits(hidden_ND)
-        if batch.prompt_B is None:
-            predicted_BT = batch.targets_BT.clone()
-            predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
-            scores = task.score(predicted_BT, batch)
-        else:
-            scores = task.score_text(self.say(batch, state, task), batch)
+        predicted_BT = batch.targets_BT.clone()
+        predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
+        scores = task.score(predicted_BT, batch)
+        if batch.prompt_B is not None:
+            scores |= task.score_text(self.say(batch, state, task), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
 

@@ -24,6 +24,7 @@ Deviations
 5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
 7. ``damped`` and ``clip`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
+8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
 """
@@ -75,10 +76,12 @@ class TitansConfig(TokenRecurrentConfig):
     """Longest step of the memory; default: 1/chunk."""
     damped: bool = True
     """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability; without, theta_max sigmoid(.)."""
-    alpha_init: float = 0.02
+    alpha_init: float = 1e-4
+    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is trained on short contexts
+    comes to rely on. With 0.02 a needle is lost right beyond the training length."""
     eta_init: float = 0.5
     theta_init: float = 0.5
-    """Gates of a row of zeros at init: alpha, eta, and the sigmoid in theta."""
+    """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
     clip: float = 0.0
     """Longest gradient of one token; 0: no limit. Ours."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
@@ -136,6 +139,10 @@ class Titans(TokenRecurrent):
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
         if c.tie_embeddings and not c.inputs:
             self.decoder.head.weight = self.decoder.tokens.weight
+
+    @property
+    def undecayed(self):
+        return {name for name, _ in self.named_parameters() if name.endswith(".to_gates.bias")}
 
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers

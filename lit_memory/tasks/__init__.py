@@ -5,10 +5,12 @@ offers what ``tasks/base.py`` describes.
 """
 
 TASKS = {
+    "algorithmic": "lit_memory.tasks.algorithmic:Algorithmic",
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "needle": "lit_memory.tasks.needle:Needle",
     "dna": "lit_memory.tasks.dna:DNA",
     "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
+    "quadratic": "lit_memory.tasks.quadratic:Quadratic",
     "time_series": "lit_memory.tasks.time_series:TimeSeries",
 }

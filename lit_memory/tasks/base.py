@@ -33,7 +33,7 @@ class Batch:
     meta: numbers per sample (B,) that say what kind of sample it is.
     context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
         iterable that makes them as it goes, once, some with a mask. Samples are ordered so that the longest come first: b grows up to B.
-    prompt_B: tokens of ``ids_BT`` that a test gives to the model, which then goes on by itself; None where ``targets_BT`` say it all.
+    prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model, which then goes on by itself (``score_text``); None: it does not.
     """
 
     ids_BT: Tensor
@@ -136,12 +136,12 @@ class Task:
         """The samples of these numbers, below ``count``."""
         raise NotImplementedError
 
-    new_tokens: ClassVar[int] = 10
+    new_tokens: int = 10
     """Most tokens of what a model says to a batch with prompts."""
 
     @property
-    def stop_id(self) -> int:
-        """The token that ends an answer."""
+    def stop_id(self) -> int | tuple[int, ...]:
+        """The token, or those of several that come first, that ends an answer; (): it ends after ``new_tokens``."""
         raise NotImplementedError
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
