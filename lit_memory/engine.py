@@ -25,12 +25,12 @@ from lightning.pytorch.loggers.logger import Logger
 from lit_memory import checkpoint, files
 from lit_memory.checkpoint import CheckpointError, save
 from lit_memory.experiment import RunSpec
+from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
-from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.lit.modules import LitMemory
 from lit_memory.pretrained import start_from
 from lit_memory.registry import model_size
 from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.base import Task
 from lit_memory.tracking import Tracker
 
 Send = Callable[[dict[str, Any]], None]
@@ -220,7 +220,7 @@ class Stopwatch(L.Callback):
         return seconds + [("train_tokens_per_s", x, speed) for x, speed in self.speeds.items()]
 
 
-def tokens_of(task: Task) -> int:
+def tokens_of(task: Any) -> int:
     """Tokens of one context of a task, as nearly as its segments tell."""
     return (task.written + 1) * (task.segment_len or 1)
 

@@ -18,7 +18,13 @@ from lit_memory.placing import Box, place
 if TYPE_CHECKING:
     from lit_memory.report import Results
 
-LABELS = {"pairs": "key-value pairs written", "exact_match": "exact match", "capacity": "capacity (pairs kept)", "seconds": "seconds per context", "train_tokens_per_s": "training, tokens a second"}
+LABELS = {
+    "pairs": "key-value pairs written",
+    "exact_match": "exact match",
+    "capacity": "capacity (pairs kept)",
+    "seconds": "seconds per context",
+    "train_tokens_per_s": "training, tokens a second",
+}
 LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
 LABELS |= {"step": "optimizer steps", "loss": "loss (nats per token)"}
 SHARES = {"exact_match"}

@@ -25,7 +25,7 @@ from lit_memory.figures import OPTIONAL, draw, label, short
 
 TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
-    "train_tokens_per_s": "Tokens a second of training, forward and backward, on contexts of every tested length and as many of them as have the tokens of a training batch",
+    "train_tokens_per_s": "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the tokens of a training batch",
 }
 """What a run measures by the clock at every x of the test, and what it is; the second one with ``train.timed_steps``."""
 PAPER_VALUES = Path(__file__).parent / "paper_values"
@@ -389,8 +389,8 @@ INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all 
 def _time(name: str) -> str:
     """The figure of times, and how to read it."""
     return f"![{label(name)}; the numbers are in the table below.](time.png)\n\n" + (
-        f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\nbelow and with whatever else ran there, so every run has others; "
-        f"in MLflow they are `time/{name}`."
+        f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\n"
+        f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`."
     )
 
 

@@ -35,6 +35,7 @@ TINY = {
     "dropout": 0.0,
     "latent_width": 8,
     "slots": 6,
+    "readout": "soft",  # of the nearest line alone the others would be independent
     "chunk": 3,  # segments of 5 tokens are two chunks
 }
 
@@ -50,7 +51,7 @@ VARIANTS = {
 # Every registered model, and its variants with other backbones.
 CASES = [(name, {}) for name in MODELS]
 CASES += [(name, {"family": family, **extra}) for family, extra in VARIANTS.items() for name in MODELS if "family" in _config_fields(name)]
-TEXT_ONLY = {"larimar"}
+TEXT_ONLY = {"larimar", "memreasoner"}
 """Models that read no numbers."""
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
 

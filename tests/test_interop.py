@@ -384,7 +384,7 @@ def test_files(tmp_path, monkeypatch):
 
 
 def test_architectures_without_checkpoints_of_the_reference():
-    """RMT-R, Larimar and all that has no decoder say so in one line; a Hugging Face decoder serves the first two, and no other of these."""
+    """RMT-R, readers of lines and all that has no decoder say so in one line; a Hugging Face decoder serves the first three, and no other of these."""
     theirs = hugging_face("gpt2")
     for arch in sorted(set(MODELS) - set(LAYOUTS) - {"mamba"}):
         refused(ValueError, (f"arch={arch!r}", "not known here", "expected one of transformer", "mamba"), load, {}, arch)
@@ -392,7 +392,7 @@ def test_architectures_without_checkpoints_of_the_reference():
             model = load_huggingface(theirs, arch, memory_tokens=2)
             assert model.memory.shape == (4, 16) and logits(model).isfinite().all()
             assert torch.equal(model.decoder.tokens.weight, theirs.get_input_embeddings().weight)
-        elif arch == "larimar":  # its encoder has the decoder's embeddings
+        elif arch in ("larimar", "memreasoner"):  # their encoder has the decoder's embeddings
             model = load_huggingface(theirs, arch, latent_width=8, slots=4)
             assert logits(model).isfinite().all() and torch.equal(model.decoder.tokens.weight, theirs.get_input_embeddings().weight)
         else:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lit_memory.backbone import Decoder, attention_mask
 from lit_memory.memory import episodic
+from lit_memory.models import larimar
 from lit_memory.models.larimar import Larimar
 from lit_memory.recurrence import state_tensors, unroll
 
@@ -169,6 +170,66 @@ def test_lar_length_of_a_passkey():
     assert all(torch.equal(read, model.encode(needle)) for read in reads)
 
 
+# --- distinct lines
+
+
+def filled(tokens, place):
+    """A needle among five lines that repeat, in segments of 40 lines, and a question that begins as the needle does."""
+    needle, filler, lines = ids_of(1, N, seed=1), ids_of(5, N, seed=2), tokens // N // 40 * 40
+    text = filler[torch.arange(lines - 2) % 5]
+    at = round(place * (lines - 2))
+    return torch.cat([text[:at], needle, text[at:], F.pad(needle[:, :3], (0, 2))]).view(1, -1).split(40 * N, dim=1)
+
+
+def test_lar_length_of_distinct_lines():
+    """T-LAR-length, in fp32: what is read after 64,000 tokens is, bit for bit, what is read after 1,000, wherever the needle is, and so is the size
+    of the state; each line is encoded once."""
+    model = make(keys="one_hot", prefix_tokens=3, distinct=True, line_tokens=N).float()
+    encoded, reads, sizes = [], [], []
+    model.encoder.register_forward_hook(lambda *_: encoded.append(1))
+    for tokens, place in ((1000, 0.5), (1000, 0.0), (1000, 1.0), (64_000, 0.5), (64_000, 0.0), (64_000, 0.99)):
+        encoded.clear()
+        with torch.no_grad():
+            state = unroll(model, iter(filled(tokens, place)), keep=0).state
+            assert len(encoded) == 2 * 7  # five lines, the needle, the question: the whole line and its first tokens
+            reads.append(model.read(state))
+            sizes.append((model.state_floats(state), state.real_BN.shape, state.ids_BNT.shape))
+    assert all(torch.equal(read, reads[0]) for read in reads) and set(sizes) == {(2 * 8 * 8, (1, 8), (1, 8, N))}
+    assert torch.equal(reads[0], model.encode(ids_of(1, N, seed=1)))
+    everything = unroll(make(keys="one_hot", prefix_tokens=3, line_tokens=N).float(), iter(filled(1000, 0.5)), keep=0).state
+    assert close(model.read(everything), reads[0], 1e-5)
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_distinct_slow_twin(segment):
+    """Sample by sample: lines in the order in which they came first, then the question, which may have been there; ragged samples included."""
+    model, generator = make(keys="one_hot", distinct=True, line_tokens=N), torch.Generator().manual_seed(0)
+    kinds, picks = ids_of(4, N).clamp(max=2), torch.randint(4, (3, 12), generator=generator)
+    lengths = torch.randint(1, N + 1, (4,), generator=generator)
+    ids, mask = kinds[picks], (torch.arange(N) < lengths[picks].unsqueeze(-1)) & (torch.arange(12) >= torch.tensor([0, 4, 9])[:, None]).unsqueeze(-1)
+    mask[0, 5:8] = mask[1, 11] = False
+    state = unroll(model, ids.flatten(1), segment * N, mask_BT=mask.flatten(1)).state
+    for b in range(3):
+        lines = [tuple(line[real].tolist()) for line, real in zip(ids[b], mask[b], strict=True) if real.any()]
+        expected = [*dict.fromkeys(lines[:-1]), lines[-1]]
+        kept = [tuple(line[line >= 0].tolist()) for line, real in zip(state.ids_BNT[b], state.real_BN[b], strict=True) if real]
+        assert kept == (expected if lines[-1] in lines[:-1] else [*dict.fromkeys(lines)])
+        latents = torch.cat([model.encode(torch.tensor([line])) for line in kept])
+        assert close(state.lines_BNE[b][state.real_BN[b]], latents) and not state.lines_BNE[b][~state.real_BN[b]].any()
+        alone = unroll(model, ids[b : b + 1].flatten(1), segment * N, mask_BT=mask[b : b + 1].flatten(1)).state
+        assert close(model.read(alone), model.read(state)[b : b + 1])
+    model.read(state).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.encoder.parameters())
+
+
+def test_equal_hashes(monkeypatch):
+    """Lines of one hash are still told apart: all that a collision costs is a slot for a line that is repeated."""
+    ids = torch.tensor([[[1, 2], [2, 1], [1, 2], [1, 2], [2, 1]]])
+    assert larimar.first_equal(ids).tolist() == [[0, 1, 0, 0, 1]]
+    monkeypatch.setattr(larimar, "MULTIPLIER", 0)
+    assert larimar.first_equal(ids).tolist() == [[0, 1, 0, 0, 4]]
+
+
 # --- losses and noise
 
 
@@ -176,7 +237,7 @@ def test_losses_slow_twin():
     """Each published loss is what ``unroll`` gives for a context: no line, the line itself, and all lines with the line as the question."""
     model, ids = make(line_tokens=N, pad_id=0), ids_of(2, 3 * N).clamp(min=1)
     ids[0, N - 2 : N] = 0
-    lines, found = ids.split(N, dim=1), model.losses(ids)
+    lines, found = ids.split(N, dim=1), model.losses(*model.cut(ids))
     for name, context in (("language", []), ("autoencoding", [None]), ("memory", [*lines, None])):
         terms = []
         for line in lines:
@@ -188,11 +249,11 @@ def test_losses_slow_twin():
     Z = torch.stack([model.encode(line) for line in lines], dim=1)
     memory = episodic.write(episodic.keys(Z, model.M_0[None]), Z)
     assert close(found["keys"], episodic.keys(Z, memory.M_BKC).square().sum(-1).mean() / 2)
-    assert "keys" not in make(keys="one_hot").losses(ids)
+    assert "keys" not in make(keys="one_hot").losses(ids[:, None])
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1, N:] = False
-    alone = model.losses(ids[1:, :N])
-    both, first = model.losses(ids, mask), model.losses(ids[:1])
+    alone = model.losses(*model.cut(ids[1:, :N]))
+    both, first = model.losses(*model.cut(ids, mask)), model.losses(*model.cut(ids[:1]))
     assert close(both["keys"] * 4, first["keys"] * 3 + alone["keys"])
 
 
@@ -201,7 +262,7 @@ def test_losses_train_all():
     model, ids = make(line_tokens=N), ids_of(4, 3 * N)
     optimizer, sums = torch.optim.Adam(model.parameters(), 3e-3), []
     for _ in range(12):
-        losses = model.losses(ids)
+        losses = model.losses(*model.cut(ids))
         sums.append([losses[name].item() for name in ("memory", "autoencoding", "language")])
         optimizer.zero_grad()
         (sum(losses.values())).backward()
@@ -228,6 +289,8 @@ def test_lar_noise0():
 def test_invalid_combinations():
     with pytest.raises(ValueError, match=r"prefix_tokens=2: linear keys"):
         make(prefix_tokens=2)
+    with pytest.raises(ValueError, match=r"distinct=True: expected line_tokens above 0"):
+        make(keys="one_hot", distinct=True)
     with pytest.raises(ValueError, match=r"wrap_pos=True: a segment has no memory rows"):
         make(family="gpt2", wrap_pos=True)
     with pytest.raises(ValueError, match=r"past=False: expected True where embedding is False"):
@@ -266,4 +329,4 @@ def test_state_precision():
         assert model.read(state).dtype == torch.float32
     low = make().bfloat16()
     assert {t.dtype for t in state_tensors(unroll(low, ids, N).state) if t.is_floating_point()} == {torch.float32}
-    assert low.losses(ids)["memory"].isfinite()
+    assert low.losses(ids[:, None])["memory"].isfinite()

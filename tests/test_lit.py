@@ -12,9 +12,9 @@ from torch.optim import AdamW
 
 import lit_memory
 from lit_memory.backbone import rotary_table
-from lit_memory.lit import modules
+from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.lit.data import LIT_DATA, LitData
-from lit_memory.lit.modules import LIT_MODULES, LitMemory
+from lit_memory.lit.modules import LitMemory
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import load_class
@@ -349,7 +349,7 @@ def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
     assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("cls", [LitMemory, LitData])
+@pytest.mark.parametrize("cls", [LitMemory, LitData, lit_memory.LitLarimar, lit_memory.LitMemReasoner])
 def test_every_argument_is_documented(cls):
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
         assert name == "self" or parameter.kind is parameter.VAR_KEYWORD or name in cls.__doc__, name

@@ -17,8 +17,7 @@ from test_language_modeling import bigram, make, make_data, measure, source  # n
 
 from lit_memory import checkpoint, engine
 from lit_memory.config import ConfigError
-from lit_memory.lit import modules
-from lit_memory.lit.modules import LIT_MODULES
+from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.recurrence import detach, map_state, state_tensors, unroll
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.stream import Stream

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import lit_memory
 from lit_memory.backbone import rotate
-from lit_memory.lit.modules import LIT_MODULES
+from lit_memory.lit import LIT_MODULES
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
 from lit_memory.models.titans import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll

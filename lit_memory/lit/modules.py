@@ -193,11 +193,20 @@ class LitMemory(L.LightningModule):
         predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
         scores = task.score(predicted_BT, batch)
         if batch.prompt_B is not None:
-            mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
-            options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
-            scores |= task.score_text(self.model.generate(batch.ids_BT, task.new_tokens, **options), batch)
+            scores |= task.score_text(self.say(batch, state, task), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
-        return {name: (value, len(batch.ids_BT)) for name, value in means.items()}
+        return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
+
+    def say(self, batch: Batch, state: Any, task: Task) -> Tensor:
+        """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of ``read``."""
+        assert batch.prompt_B is not None
+        mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
+        options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
+        return self.model.generate(batch.ids_BT, task.new_tokens, **options)
+
+    def diagnose(self, batch: Batch, state: Any) -> dict[str, tuple[Tensor, int]]:
+        """More that ``evaluate`` returns, about what the model does with a batch. Default: nothing."""
+        return {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         for name, (value, weight) in self.evaluate(batch, self.data.task).items():
@@ -295,12 +304,6 @@ class LitTARM(LitTokenMemory):
     model_name = "tarm"
 
 
-class LitLarimar(LitMemory):
-    """Decoder that a latent from an episodic memory conditions."""
-
-    model_name = "larimar"
-
-
 class LitMamba(LitMemory):
     """Selective state-space model."""
 
@@ -349,8 +352,3 @@ class LitMAL(LitTitans):
     """Titans, memory as layer."""
 
     model_name = "mal"
-
-
-_ALL = (LitTransformer, LitXL, LitRMT, LitRMTXL, LitRMTR, LitPRMT, LitARMT, LitTARM, LitLarimar, LitMamba, LitRWKV, LitLMM, LitMAC, LitMAG, LitMAL)
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
-"""Registered name of an architecture -> its LightningModule."""

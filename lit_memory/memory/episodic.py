@@ -1,7 +1,8 @@
 """Episodic memory of Larimar as pure functions of tensors: slots that hold an episode of latents, addressed by linear keys.
 
 Paper:     Das et al. 2024, Larimar: Large language models with episodic memory control, arXiv 2403.11901, section 3; the one-hot keys are
-           those of Nelson et al. 2024, Needle in the haystack for memory based large language models, arXiv 2407.01437, eq. 1-4.
+           those of Nelson et al. 2024, Needle in the haystack for memory based large language models, arXiv 2407.01437, eq. 1-4; what is read
+           becomes a line again (``distances``, ``unordered``) in Das et al. 2025, MemReasoner, section 3.4.
 Reference: the code of arXiv 2403.11901 as spec 11 describes it.
 
 An episode of N latents Z goes into K slots M, and a query z is answered by a latent, with A^+ the pseudo-inverse of A:
@@ -102,15 +103,43 @@ def squared_distances(x_BQC: Tensor, y_BNC: Tensor) -> Tensor:
 
 def _distances(z_BQC: Tensor, keys_BNC: Tensor, real_BN: Tensor | None) -> Tensor:
     """Squared distances, inf to keys that are not real. Raises ValueError for an episode without any, and where none is finite."""
-    distances_BQN = squared_distances(z_BQC, keys_BNC)
+    return _checked(squared_distances(z_BQC, keys_BNC), real_BN)
+
+
+def _checked(distances_BQN: Tensor, real_BN: Tensor | None) -> Tensor:
     if real_BN is not None:
         distances_BQN = distances_BQN.masked_fill(~real_BN.unsqueeze(1), torch.inf)
-    lines_B = torch.full((len(keys_BNC),), keys_BNC.shape[1]) if real_BN is None else real_BN.sum(1)
+    lines_B = torch.full((len(distances_BQN),), distances_BQN.shape[2]) if real_BN is None else real_BN.sum(1)
     if not bool(lines_B.all()):
         raise ValueError(f"episode {int(lines_B.argmin())}: expected at least one line to be the nearest; write before reading")
     if not bool(distances_BQN.amin(-1).isfinite().all()):
         raise ValueError("distances: expected numbers, but a latent of a query or of a key is NaN or infinite; check the encoder")
     return distances_BQN
+
+
+def distances(z_BQC: Tensor, lines_BNC: Tensor, real_BN: Tensor | None = None) -> Tensor:
+    """|z - line| of every pair, (B, Q, N), inf to lines that are not real; its gradient is 0 where it is 0. Errors: those of ``nearest``."""
+    block = max(1, BLOCK // max(1, z_BQC.numel()))
+    parts = [torch.linalg.vector_norm(z_BQC.unsqueeze(2) - lines.unsqueeze(1), dim=-1) for lines in lines_BNC.split(block, dim=1)]
+    return _checked(torch.cat(parts, dim=-1), real_BN)
+
+
+def unordered(distances_BQN: Tensor, Z_BNC: Tensor, readout: str = "st", temperature: float = 1.0) -> Tensor:
+    """The latents of the lines that lie nearest to what was read, (B, Q, C).
+
+    readout: "hard" is the nearest line, whose choice has no gradient; "soft" is the mean under softmax(-distances / temperature); "st" is hard,
+        with the gradient of soft. Raises ValueError for another one, and for a temperature that is not above 0.
+    """
+    if readout not in ("hard", "st", "soft"):
+        raise ValueError(f"readout={readout!r}: expected 'hard', 'st' or 'soft'")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: expected more than 0; for the nearest line alone use readout 'hard'")
+    hard_BQC = Z_BNC.take_along_dim(distances_BQN.argmin(-1).unsqueeze(-1), dim=1)
+    if readout == "hard":
+        return hard_BQC
+    excess_BQN = distances_BQN - distances_BQN.amin(-1, keepdim=True)
+    soft_BQC = (-excess_BQN / temperature).softmax(-1) @ Z_BNC
+    return soft_BQC if readout == "soft" else hard_BQC + (soft_BQC - soft_BQC.detach())
 
 
 def nearest(z_BQC: Tensor, keys_BNC: Tensor, real_BN: Tensor | None = None) -> Tensor:
@@ -135,7 +164,8 @@ def gaussian_keys(z_BQC: Tensor, keys_BKC: Tensor, bandwidth: float, real_BK: Te
     return (-excess_BQK / bandwidth / bandwidth / 2).softmax(-1)  # 0 / b / b is 0 for any b, 0 / b^2 is not
 
 
-def _check(W_BNK: Tensor, Z_BNC: Tensor) -> None:
+def check(W_BNK: Tensor, Z_BNC: Tensor) -> None:
+    """Raise ValueError for the first line whose key or latent is not finite."""
     finite_BN = Z_BNC.isfinite().all(-1) & W_BNK.isfinite().all(-1)
     if not bool(finite_BN.all()):
         episode, line = (~finite_BN).nonzero()[0].tolist()
@@ -147,7 +177,7 @@ def write(W_BNK: Tensor, Z_BNC: Tensor, solver: str = "newton", steps: int = 15,
 
     W_BNK, Z_BNC: keys and latents. ``solver`` and on: see ``pinv``. Raises ValueError for a line that is not finite, and where ``pinv`` does.
     """
-    _check(W_BNK, Z_BNC)
+    check(W_BNK, Z_BNC)
     W_64 = W_BNK.double()
     return EpisodicState(pinv(W_BNK, solver, steps, rcond) @ Z_BNC, W_64.mT @ W_64)
 
@@ -171,7 +201,7 @@ def forget(state: EpisodicState, W_BNK: Tensor, Z_BNC: Tensor) -> EpisodicState:
 
 
 def _revise(state: EpisodicState, W_BNK: Tensor, Z_BNC: Tensor, sign: int) -> EpisodicState:
-    _check(W_BNK, Z_BNC)
+    check(W_BNK, Z_BNC)
     M_BKC, W_BNK, Z_BNC, old_BKK = state.M_BKC.double(), W_BNK.double(), Z_BNC.double(), state.gram_BKK
     gram_BKK = old_BKK + sign * W_BNK.mT @ W_BNK
     with torch.no_grad():

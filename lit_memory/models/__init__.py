@@ -14,6 +14,7 @@ MODELS = {
     "armt": "lit_memory.models.armt:ARMT",
     "tarm": "lit_memory.models.tarm:TARM",
     "larimar": "lit_memory.models.larimar:Larimar",
+    "memreasoner": "lit_memory.models.memreasoner:MemReasoner",
     "mamba": "lit_memory.models.mamba:Mamba",
     "rwkv": "lit_memory.models.rwkv:RWKV",
     "lmm": "lit_memory.models.titans:LMM",

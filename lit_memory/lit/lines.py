@@ -1,0 +1,206 @@
+"""LightningModules of models that read lines: losses of their own, an answer from every hop, and which lines were found.
+
+Shape suffixes: B batch, T tokens, N lines, X real lines of a batch, H hops, R tails, C width of a latent.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_memory.lit.modules import LitMemory
+from lit_memory.tasks.base import Batch, Task
+
+OF_SUPPORT = {"support", "support_autoencoding"}
+"""Losses that reconstruct supporting lines."""
+
+
+class Asked(NamedTuple):
+    """The episode of a batch's context, and what its questions find (``Readouts``): None where not all that is left to read are tails."""
+
+    state: Any
+    found: Any
+
+
+class LitLines(LitMemory):
+    """A ``LitMemory`` that weighs several losses.
+
+    Where all that follows a context are its tails (``Batch.read_only``), the memory is read once for all of them. One tail is answered by the
+    last hop; as many tails as there are hops by one hop each; with one hop it answers all. Validation and test add ``hop<i>_support``: the share
+    of the samples of which ``meta["support"]`` (B, H) tells the line that supports hop i, counted back from the question, whose hop i finds it.
+    """
+
+    loss_names: ClassVar[tuple[str, ...]]
+    """``<name>_loss`` is the weight of ``losses()[name]``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        weights = {f"{name}_loss": self.hparams[f"{name}_loss"] for name in self.loss_names}
+        for name, weight in weights.items():
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"{name}={weight}: expected a finite number, 0 or more")
+        if not any(weights.values()):
+            raise ValueError(f"answer_loss={self.hparams['answer_loss']}: expected more than 0 for it or for another one of {', '.join(weights)}")
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The losses that have a weight, by name; there is one for every batch."""
+        raise NotImplementedError
+
+    def weighted(self, losses: dict[str, Tensor]) -> Tensor:
+        return torch.stack([self.hparams[f"{name}_loss"] * loss for name, loss in losses.items()]).sum()
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self.weighted(self.losses(batch))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        losses = self.losses(batch)
+        total = self.weighted(losses)
+        for name, loss in {"loss": total, **{f"{name}_loss": loss for name, loss in losses.items()}}.items():
+            self.log(f"train/{name}", loss, batch_size=len(batch.ids_BT))
+        return total
+
+    def read(self, batch: Batch) -> Asked:
+        state = super().read(batch)
+        tails = batch.read_only * (batch.segment_len or 0) == batch.ids_BT.shape[1]
+        return Asked(state, self.model.readouts(state) if state is not None and tails and getattr(self.model.config, "memory", True) else None)
+
+    def tails(self, batch: Batch, asked: Asked) -> tuple[Batch, Any]:
+        """A batch with a sample for every tail, and the state that each of them is answered from; the batch and its state if nothing is found."""
+        if asked.found is None:
+            return batch, asked.state
+        tails, hops = batch.read_only, asked.found.latents_BHC.shape[1]
+        if 1 not in (tails, hops) and tails != hops:
+            raise ValueError(f"read_only={tails}: expected 1 tail, which the last hop answers, or {hops}, one for each hop")
+        latents_BRC = asked.found.latents_BHC if tails == hops else asked.found.latents_BHC[:, -1:].expand(-1, tails, -1)
+        ids_XT, targets_XT = (t.unflatten(1, (tails, -1)).flatten(0, 1) for t in (batch.ids_BT, batch.targets_BT))
+        prompt_X = None if batch.prompt_B is None else batch.prompt_B.repeat_interleave(tails)
+        alone = replace(batch, ids_BT=ids_XT, targets_BT=targets_XT, segment_len=None, read_only=1, context=(), prompt_B=prompt_X)
+        return alone, self.model.found(latents_BRC.flatten(0, 1))
+
+    def answers(self, batch: Batch, state: Asked) -> tuple[Tensor, Tensor, Tensor]:
+        hidden_ND, targets_N, _ = super().answers(*self.tails(batch, state))
+        return hidden_ND, targets_N, batch.scored_BT
+
+    def say(self, batch: Batch, state: Asked, task: Task) -> Tensor:
+        """(B, R * new_tokens): what is said after the prompt of every tail."""
+        said = super().say(*self.tails(batch, state), task)
+        return said.unflatten(0, (len(batch.ids_BT), -1)).flatten(1)
+
+    def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:
+        support_BH, out = batch.meta.get("support"), {}
+        if support_BH is None or state.found is None:
+            return out
+        for h, (support_B, nearest_B) in enumerate(zip(support_BH.unbind(1), state.found.nearest_BH.unbind(1), strict=False)):
+            told_B = support_B > 0
+            if count := int(told_B.sum()):
+                out[f"hop{h + 1}_support"] = ((nearest_B == support_B)[told_B].float().mean(), count)
+        return out
+
+    def lines(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The lines that a training batch has the model write, and their masks, (B, N, T). Raises ValueError for a batch without any."""
+        written_BT = batch.ids_BT[:, : batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)]
+        segments = [*batch.context, *(written_BT.split(batch.segment_len or written_BT.shape[1], dim=1) if written_BT.shape[1] else ())]
+        if not segments:
+            raise ValueError("lines: expected a batch that has the model write some, but it has tails alone; leave only answer_loss")
+        cut = [self.model.cut(*(segment if isinstance(segment, tuple) else (segment,))) for segment in segments]
+        size, length = len(batch.ids_BT), max(ids_BNT.shape[2] for ids_BNT, _ in cut)
+        ids, masks = ([F.pad(t, (0, length - t.shape[2], 0, 0, 0, size - len(t))) for t in parts] for parts in zip(*cut, strict=True))
+        return torch.cat(ids, dim=1), torch.cat(masks, dim=1)
+
+
+class LitLarimar(LitLines):
+    """Decoder that a latent from an episodic memory conditions.
+
+    answer_loss: weight of the task's own loss. memory_loss, autoencoding_loss, language_loss, keys_loss: those of ``Larimar.losses`` on all lines
+    that a batch writes, the published pre-training with weights 1, 1, 1 and 0.5 (and 0 for answers). Default: answers alone.
+    """
+
+    model_name = "larimar"
+    loss_names = ("answer", "memory", "autoencoding", "language", "keys")
+
+    def __init__(
+        self,
+        *,
+        answer_loss: float = 1.0,
+        memory_loss: float = 0.0,
+        autoencoding_loss: float = 0.0,
+        language_loss: float = 0.0,
+        keys_loss: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if keys_loss and options.get("keys") == "one_hot":
+            raise ValueError(f"keys_loss={keys_loss}: one-hot keys have no distribution of their own; expected 0")
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        out, wanted = {}, [name for name in self.loss_names if self.hparams[f"{name}_loss"]]
+        if "answer" in wanted:
+            hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
+            out["answer"] = self.cross_entropy(hidden_ND, targets_N)
+        if wanted != ["answer"]:
+            found = self.model.losses(*self.lines(batch))
+            out |= {name: found[name] for name in wanted if name != "answer"}
+        return out
+
+    def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:
+        return {} if self.model.config.distinct else super().diagnose(batch, state)  # where lines are left out, none can be counted back
+
+
+class LitMemReasoner(LitLines):
+    """Larimar with ordered lines, hops and an unordered readout.
+
+    answer_loss: weight of the task's own loss, every tail from its hop. order_loss: delta, of ``MemReasoner.order_loss`` on the samples of which
+    supporting lines are told (SF). autoencoding_loss: rho, of reconstructing every line that a batch writes from its own latent; in the paper
+    it is that of as many chunks of Wikipedia. support_loss, support_autoencoding_loss: alpha_SF and beta_SF, of reconstructing the
+    supporting lines from what their hops find, and from their own latents (SF*). The paper tells no weight.
+    """
+
+    model_name = "memreasoner"
+    loss_names = ("answer", "order", "autoencoding", "support", "support_autoencoding")
+
+    def __init__(
+        self,
+        *,
+        answer_loss: float = 1.0,
+        order_loss: float = 1.0,
+        autoencoding_loss: float = 0.0,
+        support_loss: float = 0.0,
+        support_autoencoding_loss: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        asked, told_BH = self.read(batch), batch.meta.get("support")
+        wanted = {name for name in self.loss_names if self.hparams[f"{name}_loss"]}
+        if asked.found is None or told_BH is None or not bool(told_BH.any()):
+            wanted -= {"order", *OF_SUPPORT}
+        hidden_ND, targets_N, _ = self.answers(batch, asked)
+        out = {"answer": self.cross_entropy(hidden_ND, targets_N)}
+        if told_BH is not None and wanted & {"order", *OF_SUPPORT}:
+            out["order"] = self.model.order_loss(asked.found, told_BH)  # which also checks that the lines are there
+        if wanted & {"autoencoding", *OF_SUPPORT}:
+            out |= self.reconstructions(batch, asked, told_BH, wanted)
+        return {name: out[name] for name in self.loss_names if name in wanted | {"answer"}}
+
+    def reconstructions(self, batch: Batch, asked: Asked, told_BH: Tensor | None, wanted: set[str]) -> dict[str, Tensor]:
+        """Those of the losses that reconstruct lines."""
+        ids_BNT, mask_BNT = self.lines(batch)
+        real_BN, out = mask_BNT.any(-1), {}
+        ids_XT, mask_XT = ids_BNT[real_BN], mask_BNT[real_BN]
+        latents_XC = self.latents(asked, ids_XT, mask_XT)
+        if "autoencoding" in wanted:
+            out["autoencoding"] = self.model.reconstruction(ids_XT, mask_XT, latents_XC)
+        if told_BH is not None and wanted & OF_SUPPORT:
+            b, hop = told_BH.nonzero(as_tuple=True)
+            x = real_BN.sum(1).cumsum(0)[b] - 1 - told_BH[b, hop]  # the question is the last line of a sample
+            for name, latents in (("support", asked.found.latents_BHC[b, hop]), ("support_autoencoding", latents_XC[x])):
+                out[name] = self.model.reconstruction(ids_XT[x], mask_XT[x], latents)
+        return out
+
+    def latents(self, asked: Asked, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
+        """Latents (X, C) of all lines that a batch has the model write: where it has read them all, the episode has them, in the same order."""
+        return self.model.encode(ids_XT, mask_XT) if asked.found is None else asked.state.lines_BNE[asked.state.real_BN]
