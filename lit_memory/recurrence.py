@@ -183,7 +183,7 @@ def unroll(
 
     ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an iterator of them,
         which is consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``). Segments
-        may gain samples, which begin there, behind those that are under way; one of an iterator may be a pair (ids, mask).
+        may gain samples, which begin there, behind those that are under way; one that is written may be a pair (ids, mask), but of one tensor.
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
@@ -215,7 +215,8 @@ def unroll(
         raise ValueError(f"read_only={read_only}: the input has {len(ids)} segments")
     writing, reading = len(ids) - read_only, read_only if keep is None else min(read_only, keep)
     if state is None:
-        state = model.init_state(ids[0].shape[0], ids[0].device)
+        first = ids[0][0] if isinstance(ids[0], tuple) else ids[0]
+        state = model.init_state(first.shape[0], first.device)
     elif bptt is not None and bptt <= writing + (read_only > 0):
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
@@ -283,8 +284,8 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
     The layers of one group run as one ``vmap`` over stacked weights. Segments of another length than the first (a short last
     one) are read sequentially afterwards. Source: spec 13.
     """
-    if masks is not None or bptt is not None:
-        raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
+    if masks is not None or bptt is not None or any(isinstance(ids, tuple) for ids in segments):
+        raise ValueError("schedule='diagonal' allows neither masks nor bptt")
     even = next((i for i, ids in enumerate(segments) if ids.shape != segments[0].shape), len(segments))
     num_layers = len(model.layers)
     layer = model.layers[0]

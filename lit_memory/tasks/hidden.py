@@ -128,10 +128,13 @@ class TextConfig:
     def __post_init__(self) -> None:
         one_of(self)
         at_least(1, self, "segment_len", "margin", "vocab_size", "books")
-        if self.margin >= self.segment_len:
-            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
         check_source("haystack", self.haystack)
         check_source("vocabulary", self.vocabulary or self.haystack)
+
+    def check_margin(self) -> None:
+        """Raise ValueError where nothing of the last segment is left for the context."""
+        if self.margin >= self.segment_len:
+            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
 
 
 @dataclass
@@ -147,6 +150,7 @@ class HiddenConfig(TextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_margin()
         if not 0 <= self.vary <= 1:
             raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
 
