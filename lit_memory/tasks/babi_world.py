@@ -242,7 +242,7 @@ def _tell(task: str, rules: Rules, draws: Draws) -> list[Question]:
         if not (text := world.ask()):
             continue
         earlier = tuple(len(question.facts) for question in questions)
-        questions.append(Question(tuple(world.facts), text, *world.reader.answer(text), earlier))
+        questions.append(Question(tuple(world.facts), text, *world.reader.answer(text), earlier=earlier))
         if len(questions[-1].support) > 3:
             return []
         world.new = 0

@@ -202,13 +202,16 @@ class Episodes(Hidden):
             ids_XL, mask_XL = part if isinstance(part, tuple) else (part, torch.ones_like(part, dtype=torch.bool))
             yield ids_XL.view(len(episodes), -1), mask_XL.view(len(episodes), -1)
 
-    def episode(self, place: Place, support: Sequence[int], texts: Texts, told: bool) -> Episode:
-        """A sample of facts in their places, and what is asked of it. Raises ValueError for what does not fit into a tail or a line."""
-        c, tokenizer = self.config, self.tokenizer
+    def episode(self, place: Place, support: Sequence[int], texts: Texts, split: str, key: Sequence[str]) -> Episode:
+        """A sample of facts in their places, and what is asked of it; by the texts of ``key`` it is told what supports the answer.
+
+        Raises ValueError for what does not fit into a tail or a line.
+        """
+        c, tokenizer, told = self.config, self.tokenizer, self.told(split, key)
         lengths = np.array([len(fact) for fact in place.facts], np.int64)
         context = place.room + int(lengths.sum())
         segments = 1 - (-max(context - c.segment_len + c.margin, 0) // c.segment_len)
-        asked, more = self.lines_asked(texts) if c.layout == "lines" else self.text_asked(texts, [place.facts[i] for i in support], told)
+        asked, more = self.lines_asked(texts) if c.layout == "lines" else self.text_asked(texts, [place.facts[i] for i in support], split, told)
         (line,) = encoded(tokenizer, [texts.line], leading_space=True)
         name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
         if (needed := max(len(question) + len(answer) for question, answer in [asked, *more])) > most:
@@ -225,16 +228,16 @@ class Episodes(Hidden):
         first, *others = [(prompt, np.append(answer, self.tokenizer.eos_id)) for answer in answers]
         return first, others
 
-    def text_asked(self, texts: Texts, support: Sequence[np.ndarray], told: bool) -> tuple[Asked, list[Asked]]:
-        """Question and answer in text; and, with ``supporting``, the question for the facts, which is answered where they are told."""
+    def text_asked(self, texts: Texts, support: Sequence[np.ndarray], split: str, told: bool) -> tuple[Asked, list[Asked]]:
+        """Question and answer in text; and, in training with ``supporting``, the question for the facts, which is answered where they are told."""
         eos_id = self.tokenizer.eos_id
         question, cite, answer = encoded(self.tokenizer, [texts.question, f"{texts.line} {CITE}", ", ".join(texts.answers)], leading_space=True)
         facts = np.append(np.concatenate(support), eos_id)
-        return (question, np.append(answer, eos_id)), [(cite, facts if told else NOTHING)] * (self.config.supporting > 0)
+        return (question, np.append(answer, eos_id)), [(cite, facts if told else NOTHING)] * (split == "train" and self.config.supporting > 0)
 
-    def told(self, split: str, *texts: str) -> bool:
+    def told(self, split: str, key: Sequence[str]) -> bool:
         """Whether a sample of these texts comes with its supporting facts."""
-        digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=8, person=b"support").digest()
+        digest = hashlib.blake2b("\n".join(key).encode(), digest_size=8, person=b"support").digest()
         return split != "train" or int.from_bytes(digest, "little") < self.config.supporting * 2**64
 
     def meta(self, samples: Sequence[Sample]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
-
 Asked = tuple[np.ndarray, np.ndarray]
 """Tokens of a question, with all that comes before the answer, and of the answer, with EOS."""
 

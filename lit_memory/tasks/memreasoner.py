@@ -111,7 +111,7 @@ class BabiEpisodes(Episodes):
         subject = SUBJECT.fullmatch(question.text)[1]  # type: ignore[index]
         prompt = PROMPT.format(subject[0].upper() + subject[1:])
         texts = Texts(question.text, question.text, prompt, [question.answer])
-        return self.episode(place, support, texts, self.told(split, *question.facts, question.text))
+        return self.episode(place, support, texts, split, [*question.facts, question.text])
 
     def softened(self, question: Question, facts: list[np.ndarray], rng: Generator) -> tuple[list[np.ndarray], tuple[int, ...]]:
         """Facts between soft noise, and which of the lines support the answer.

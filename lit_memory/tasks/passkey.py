@@ -97,12 +97,12 @@ class Passkey(Episodes):
         note, needle, question = (NOTE, [text.format(answer) for text in PASSKEY], [QUESTION]) if c.needle == "passkey" else ((), [f"{prompt} {answer}."], [])
         ends = question if c.layout == "lines" else []
         facts = encoded_rows(self.tokenizer, [*note, *needle, *ends])
-        if (told := sum(map(len, facts))) > c.tokens:
+        if (told := sum(map(len, facts[: len(note) + len(needle)]))) > c.tokens:
             raise ValueError(f"tokens={c.tokens}: expected at least {told}, those of the sentences that matter")
         hay, position, room, gap = self.gap(c.tokens - told, depth, split, rng)
         gaps_F = np.repeat([0, gap, room], [len(note), len(needle), len(ends)])
         texts = Texts(" ".join([*question, prompt]), prompt, prompt, [answer])
-        return self.episode(Place(facts, gaps_F, hay, position, room), [len(note)], texts, self.told(split, *needle))
+        return self.episode(Place(facts, gaps_F, hay, position, room), [len(note)], texts, split, [*needle, f"{position} {gap}"])
 
     def gap(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:
         """Hay, where it begins, how many tokens of it there are, and how many of them lie in front of the needle."""

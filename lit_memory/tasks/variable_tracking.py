@@ -115,13 +115,13 @@ class VariableTracking(Episodes):
         for n, place in enumerate(order_N.tolist()):
             statements[place] = VALUE.format(names[n], values[n // length]) if n % length == 0 else COPY.format(names[n], names[n - 1])
         support = order_N[:length].tolist()
-        told = self.told(split, *statements, values[0])
+        key = [*statements, values[0]]
         if split == "train" and c.rules == "memreasoner" and not c.tokens:
             lines = mixed(np.arange(count), np.full(max(count // 2 - 1, 0), -1), rng).tolist()
             statements, support = ["" if n < 0 else statements[n] for n in lines], [lines.index(n) for n in support]
         question = f"{QUESTION.format(values[0])} {PREFIX.format(length, values[0])}"
         texts = Texts(question, SHORT_QUESTION.format(values[0]), SHORT_PREFIX.format(length, values[0]), names[:length])
-        return self.episode(*self.place(statements, support, split, rng), texts, told)
+        return self.episode(*self.place(statements, support, split, rng), texts, split, key)
 
     def names(self, count: int, rng: Generator) -> list[str]:
         """Distinct names of variables, as the tokenizer needs them."""
