@@ -37,13 +37,33 @@ DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
     "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 4], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
-    "memreasoner": {"task": "qa2", "tokens": 60, "test_tokens": [50, 80], "line_tokens": 12, "segment_lines": 6, "segment_len": 8, "books": 2, "vocab_size": 256},
-    "variable_tracking": {"layout": "text", "statements": 2, "tokens": 80, "test_tokens": [61, 80], "segment_len": 80, "margin": 66, "books": 2, "vocab_size": 256},
+    "memreasoner": {
+        "task": "qa2",
+        "tokens": 60,
+        "test_tokens": [50, 80],
+        "line_tokens": 12,
+        "segment_lines": 6,
+        "segment_len": 8,
+        "books": 2,
+        "vocab_size": 256,
+    },
+    "variable_tracking": {
+        "layout": "text",
+        "statements": 2,
+        "tokens": 80,
+        "test_tokens": [61, 80],
+        "segment_len": 80,
+        "margin": 66,
+        "books": 2,
+        "vocab_size": 256,
+    },
     "passkey": {"layout": "text", "digits": 2, "tokens": 80, "test_tokens": [70, 80], "segment_len": 30, "margin": 14, "books": 2, "vocab_size": 256},
     "time_series": {"horizon": 5, "test_horizon": [3, 4], "segment_len": 5},
     "dna": {"length": 44, "test_length": [40, 50], "segment_len": 16},
     "language_modeling": {"segments": 3, "test_segments": [2, 4], "segment_len": 8, "books": 1, "vocab_size": 256},
 }
+for _name in ("memreasoner", "variable_tracking", "passkey"):
+    DATA[_name] |= {"books": 2, "vocab_size": 256}
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 PAIRS = [(m, d) for name, m in LIT_MODULES.items() for task, d in LIT_DATA.items() if not (name in TEXT_ONLY and task == "time_series")]
 modules_and_data = pytest.mark.parametrize(("lit", "data"), PAIRS, ids=lambda c: c.__name__)

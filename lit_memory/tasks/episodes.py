@@ -30,7 +30,7 @@ from lit_memory.checks import at_least
 from lit_memory.tasks.base import Batch
 from lit_memory.tasks.hidden import Asked, Hidden, Sample, TextConfig, encoded, padded, tail, until
 from lit_memory.text.haystack import Haystack
-from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.text.tokenizers import UNKNOWN, Tokenizer
 
 CITE = "Supporting facts:"
 """Follows a question that asks for the facts themselves."""
@@ -205,7 +205,7 @@ class Episodes(Hidden):
     def episode(self, place: Place, support: Sequence[int], texts: Texts, split: str, key: Sequence[str]) -> Episode:
         """A sample of facts in their places, and what is asked of it; by the texts of ``key`` it is told what supports the answer.
 
-        Raises ValueError for what does not fit into a tail or a line.
+        Raises ValueError for what does not fit into a tail or a line, and for an answer with a word that the tokenizer does not have.
         """
         c, tokenizer, told = self.config, self.tokenizer, self.told(split, key)
         lengths = np.array([len(fact) for fact in place.facts], np.int64)
@@ -215,9 +215,12 @@ class Episodes(Hidden):
         (line,) = encoded(tokenizer, [texts.line], leading_space=True)
         name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
         if (needed := max(len(question) + len(answer) for question, answer in [asked, *more])) > most:
-            raise ValueError(f"{name}={most}: expected at least {needed}, the tokens of a question, what stands before the answer, the answer and EOS")
+            raise ValueError(f"{name}={most}: expected at least {needed}, the tokens of a question or prompt, its answer and EOS")
         if c.layout == "lines" and len(line) > c.line_tokens:
             raise ValueError(f"line_tokens={c.line_tokens}: expected at least {len(line)}, the tokens of a question")
+        if c.tokenizer == "word" and any(UNKNOWN in answer for _, answer in [asked, *more[: len(texts.answers) - 1]]):
+            told_by = "expected one of task and vocabulary, or another tokenizer"
+            raise ValueError(f"answer={', '.join(texts.answers)!r}: tokenizer 'word' has no such word; {told_by}")
         starts_F = place.gaps_F + np.cumsum(lengths) - lengths
         return Episode(place.noise, place.position, list(place.facts), starts_F, segments, context, *asked, more, line, support, told)
 

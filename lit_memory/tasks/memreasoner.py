@@ -52,6 +52,8 @@ SOFT = [f"{who} {verb} to the {place}." for who in ACTORS for verb in ("moved", 
 """All sentences of soft noise, actor by actor."""
 SUBJECT = re.compile(r"Where is (.+)\?")
 PROMPT = "{} is in the"
+HOPS = {"qa1": 1, "qa2": 2}
+"""Supporting facts of a question."""
 
 
 class BabiEpisodes(Episodes):
@@ -72,8 +74,8 @@ class BabiEpisodes(Episodes):
         """What is between the facts: sentences of ``haystack``, or of bAbI's kind."""
         empty_lines: bool = True
         """Earlier questions of a story are empty lines, but between sentences of books."""
-        eval_task: Literal["", "qa1", "qa2"] = ""
-        """Questions of the test; default: ``task``."""
+        eval_task: Literal["same", "qa1", "qa2"] = "same"
+        """Questions of the test: those of ``task``, or of another one."""
         eval_places: Literal["same", "other"] = "same"
         """Places of the test: those of the training, or six that it does not have."""
 
@@ -84,8 +86,12 @@ class BabiEpisodes(Episodes):
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Episode]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"memreasoner/{split}", step)))
-        stream = questions((split == "test" and c.eval_task) or c.task, seed, split, step, size, c.stories)
+        stream = questions(self.asked(split), seed, split, step, size, c.stories)
         return [self.placed(*self.fitting(stream, split), split, rng) for _ in range(size)]
+
+    def asked(self, split: str) -> str:
+        """The task that a split asks."""
+        return self.config.task if split != "test" or self.config.eval_task == "same" else self.config.eval_task
 
     def fitting(self, stream: Iterator[Question], split: str) -> tuple[Question, list[np.ndarray]]:
         """The next question whose facts fit into ``tokens``, and the tokens of its facts."""
@@ -98,17 +104,16 @@ class BabiEpisodes(Episodes):
             facts = encoded_rows(self.tokenizer, question.facts)
             if not c.tokens or sum(map(len, facts)) <= c.tokens:
                 return question, facts
-        raise ValueError(f"tokens={c.tokens}: no question of {c.task} among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone")
+        raise ValueError(f"tokens={c.tokens}: no question among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone")
 
     def placed(self, question: Question, facts: list[np.ndarray], split: str, rng: Generator) -> Episode:
-        c, support = self.config, question.support
+        c, support, subject = self.config, question.support, subject_of(question, self.asked(split))
         place = Place(facts, np.zeros(len(facts), np.int64))
         if c.tokens and c.noise == "soft":
             facts, support = self.softened(question, facts, rng)
             place = Place(facts, np.zeros(len(facts), np.int64))
         elif c.tokens:
             place = between(facts, c.tokens, load_noise(self.tokenizer, c.haystack, c.books, split, True), rng)
-        subject = SUBJECT.fullmatch(question.text)[1]  # type: ignore[index]
         prompt = PROMPT.format(subject[0].upper() + subject[1:])
         texts = Texts(question.text, question.text, prompt, [question.answer])
         return self.episode(place, support, texts, split, [*question.facts, question.text])
@@ -138,6 +143,14 @@ class BabiEpisodes(Episodes):
     def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
         first = re.match(r"\W*(\w*)", said)
         return super().judge(target, said, ended, question) | {"accuracy": float(bool(first) and first[1] == target)}  # type: ignore[index]
+
+
+def subject_of(question: Question, task: str) -> str:
+    """Whom or what a question is about. Raises ValueError for one of another kind than the task's."""
+    found, hops = SUBJECT.fullmatch(question.text), HOPS[task]
+    if not found or len(question.support) != hops:
+        raise ValueError(f"question={question.text!r} with {len(question.support)} supporting facts: expected 'Where is ...?' with {hops}, as in {task}")
+    return found[1]
 
 
 def with_gaps(question: Question) -> Question:

@@ -84,10 +84,10 @@ class VariableTracking(Episodes):
             super().__post_init__()
             at_least(0, self, "hops", "eval_hops", "statements")
             for split in ("train", "test"):
-                chain = self.chain(split)
-                if wrong := [n for n in self.lengths(split) if n % chain]:
-                    name, value = ("statements", wrong[0]) if self.statements else ("hops", self.hops if split == "train" else self.eval_hops)
-                    raise ValueError(f"{name}={value}: {wrong[0]} statements are no whole number of chains of {chain}; expected a multiple")
+                name = "statements" if self.statements else "eval_hops" if split == "test" and self.eval_hops else "hops"
+                if wrong := [n for n in self.lengths(split) if n % self.chain(split)]:
+                    chains = f"{wrong[0]} statements are no whole number of chains of {self.chain(split)}; expected a multiple"
+                    raise ValueError(f"{name}={getattr(self, name)}: {chains}")
                 if self.rules == "memreasoner" and max(self.lengths(split)) > len(LETTERS):
                     raise ValueError(f"statements={self.statements}: expected at most {len(LETTERS)}, one to a letter")
 
