@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lit_memory.lit.data import LIT_DATA
+from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import load_class
 from lit_memory.tasks.episodes import Lines, cut, mixed
 
@@ -238,6 +239,29 @@ def test_what_a_test_varies(name):
         assert task.test_axis() == (other, [2, 4]) and [(t.batch(0, "test", 0, 3).meta[other] == x).all() for x, t in task.test_conditions()]
         with pytest.raises(ValueError, match=rf"test_{other}=\[2\]: a test varies one field; expected none where test_tokens is given"):
             make(name, **{f"test_{other}": [2], "test_tokens": [200]})
+
+
+def test_books_that_repeat_say_so():
+    for name, config in (("memreasoner", {}), ("variable_tracking", {"noise": "books"}), ("passkey", {"needle": "magic"})):
+        task = make(name, **config, books=1)
+        size = len(task.books("test"))
+        told = f"The haystack of the test has {size:,} tokens, so that its sentences come up to 3 times at {2 * size + 1:,} tokens."
+        assert task.at(test_tokens=[100, 2 * size + 1]).remarks() == [told] and task.at(test_tokens=[100]).remarks() == []
+    assert make("passkey", tokens=10**9).remarks() == make("memreasoner", noise="soft", tokens=10**9).remarks() == []
+
+
+@pytest.mark.parametrize("name", ["rmt", "mamba", "larimar"])
+def test_a_tuple_of_segments_may_have_masks(build, name):
+    """``unroll`` reads a training context as it reads the iterator of a test; a diagonal schedule allows no masks."""
+    task = make("memreasoner", task="qa2", layout="text", segment_len=64)
+    batch = task.batch(0, "train", 0, 6)
+    assert any(isinstance(part, tuple) for part in batch.context)
+    model = build(name, vocab_size=task.vocab_size)
+    expected, found = (unroll(model, context, keep=0).state for context in (iter(batch.context), batch.context))
+    assert all(torch.equal(a, b) for a, b in zip(state_tensors(expected), state_tensors(found), strict=True))
+    if name == "mamba":
+        with pytest.raises(ValueError, match="allows neither masks nor bptt"):
+            unroll(model, batch.context, keep=0, schedule="diagonal")
 
 
 def test_segments_that_are_written():

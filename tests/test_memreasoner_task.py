@@ -1,8 +1,10 @@
 """bAbI as episodes: what the lines say, soft noise, other places, and what is wrong in a configuration."""
 
+import os
 import re
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import torch
 from test_episodes import SMALL, lines_of, tails_of, texts_of
 
 from lit_memory.tasks import memreasoner
-from lit_memory.tasks.babi import PLACES, Question, interpret, parse, questions
+from lit_memory.tasks.babi import PLACES, Question, interpret, load, parse, questions
 from lit_memory.tasks.babi_reader import event_of
 from lit_memory.tasks.memreasoner import OTHER, SOFT, BabiEpisodes, with_gaps
 
+DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"
 FACT = re.compile(r"(?:Daniel|John|Mary|Sandra) [a-z ]+\.")
 
 
@@ -101,6 +104,15 @@ def test_earlier_questions_are_empty_lines(tmp_path):
     assert [q.earlier for q in parse(tmp_path / "qa2_two-supporting-facts_test.txt")[0]] == [(), (6,), (6, 8)]
     with pytest.raises(ValueError, match=r"tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone"):
         make(task="qa2", stories=str(tmp_path), tokens=9).batch(0, "test", 0, 1)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the files of bAbI in ../shared or LIT_MEMORY_SHARED")
+@pytest.mark.parametrize(("name", "longest"), [("qa1", 14), ("qa2", 72)])
+def test_longest_episodes_of_the_files(name, longest):
+    """Spec 4.1: lines of the longest training episode; 0 to 4 empty lines, exactly as often each."""
+    samples = load(str(DATA), name, "train")
+    assert max(len(with_gaps(question).facts) for question in samples) == longest
+    assert set(Counter(len(question.earlier) for question in samples).values()) == {len(samples) // 5}
 
 
 @pytest.fixture(autouse=True)
@@ -311,7 +323,7 @@ def test_what_a_batch_tells(config, message, tmp_path):
         ("2 Where is Mary?\tspaceship\t1", "answer='spaceship': tokenizer 'word' has no such word; expected one of task and vocabulary, or another tokenizer"),
         ("2 Who is Mary?\tgarden\t1", "question='Who is Mary?' with 1 supporting facts: expected 'Where is ...?' with 1, as in qa1"),
         ("2 Mary left.\n3 Where is Mary?\tgarden\t1 2", "question='Where is Mary?' with 2 supporting facts: expected 'Where is ...?' with 1, as in qa1"),
-        ("2 Where is John?\tgarden\t1", "question='Where is John?': its 30 facts do not answer it"),
+        ("2 Where is John?\tgarden\t1", "question='Where is John?': soft noise changed its answer from garden to "),
         ("2 Mary left.\n3 Where is Mary?\tgarden\t1", "fact='Mary left.': expected one of bAbI's QA1 to QA5"),
     ],
 )
@@ -319,8 +331,8 @@ def test_stories_that_make_no_sense(line, message, tmp_path):
     """Stories of one's own: unknown words, questions of another kind, questions without an answer."""
     for part in ("train", "test"):
         (tmp_path / f"qa1_single-supporting-fact_{part}.txt").write_text(f"1 Mary moved to the garden.\n{line}\n" * 12)
-    task = make(stories=str(tmp_path), **({"noise": "soft", "tokens": 180} if "facts" in message[-30:] or message.startswith("fact") else {}))
-    with pytest.raises(ValueError, match=re.escape(message).replace("30", r"\d+")):
+    task = make(stories=str(tmp_path), **({"noise": "soft", "tokens": 180} if message.startswith("fact") or "soft" in message else {}))
+    with pytest.raises(ValueError, match=re.escape(message)):
         task.batch(0, "train", 0, 1)
 
 

@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -105,7 +106,7 @@ class Lines:
         before_F = sample.starts_F - (np.cumsum(lengths_F) - lengths_F)
         self.ends = [sample.position, *(sample.position + before_F).tolist(), sample.position + sample.context - int(lengths_F.sum())]
         counts = np.empty(2 * len(lengths_F) + 1, np.int64)  # of noise, a fact, noise, ..., a fact, noise
-        counts[::2] = [self.between(a, b) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+        counts[::2] = [self.between(a, b) for a, b in pairwise(self.ends)]
         counts[1::2] = np.maximum(1, -(-lengths_F // most))
         self.firsts = [0, *np.cumsum(counts).tolist()]
 
@@ -140,7 +141,8 @@ class Lines:
         starts = start + 1 + self.noise.offset(start + 1, np.arange(skip, skip + count + 1) - 1)  # of line k > 0, and of the next one
         starts[0] = start if skip == 0 else starts[0]
         starts[-1] = min(starts[-1], stop)
-        return np.split(self.noise.tokens(int(starts[0]), int(starts[-1] - starts[0])), starts[1:-1] - starts[0])
+        tokens, edges = self.noise.tokens(int(starts[0]), int(starts[-1] - starts[0])), (starts - starts[0]).tolist()
+        return [tokens[a:b] for a, b in pairwise(edges)]
 
 
 @lru_cache(maxsize=8)
@@ -169,6 +171,17 @@ class Episodes(Hidden):
         given = [name.removeprefix("test_") for name, values in vars(self.config).items() if name.startswith("test_") and values]
         axis = given[0] if given else "tokens"
         return axis, getattr(self.config, f"test_{axis}") or [self.config.tokens]
+
+    def books(self, split: str) -> Haystack | None:
+        """The sentences of books between the facts; None where there is other noise, or none."""
+        raise NotImplementedError
+
+    def remarks(self) -> list[str]:
+        """Where contexts of the test are longer than the books, and so have sentences more than once."""
+        hay = self.books("test")
+        lengths = dict.fromkeys(task.config.tokens for _, task in self.test_conditions())
+        told = [f"up to {-(-tokens // len(hay))} times at {tokens:,} tokens" for tokens in lengths if hay.repeats(tokens)] if hay else []
+        return [f"The haystack of the test has {len(hay):,} tokens, so that its sentences come {', '.join(told)}."] if hay and told else []
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         samples = self.samples(seed, split, step, size)

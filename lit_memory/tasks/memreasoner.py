@@ -43,6 +43,7 @@ from lit_memory.tasks.babi_world import ACTORS
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
 from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
 from lit_memory.text.corpus import check_source
+from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 
 OTHER = {"office": "library", "garden": "garage", "kitchen": "cafe", "bathroom": "attic", "bedroom": "basement", "hallway": "gym"}
@@ -89,6 +90,10 @@ class BabiEpisodes(Episodes):
         stream = questions(self.asked(split), seed, split, step, size, c.stories)
         return [self.placed(*self.fitting(stream, split), split, rng) for _ in range(size)]
 
+    def books(self, split: str) -> Haystack | None:
+        c = self.config
+        return load_noise(self.tokenizer, c.haystack, c.books, split, True) if c.noise == "books" else None
+
     def asked(self, split: str) -> str:
         """The task that a split asks."""
         return self.config.task if split != "test" or self.config.eval_task == "same" else self.config.eval_task
@@ -112,8 +117,8 @@ class BabiEpisodes(Episodes):
         if c.tokens and c.noise == "soft":
             facts, support = self.softened(question, facts, rng)
             place = Place(facts, np.zeros(len(facts), np.int64))
-        elif c.tokens:
-            place = between(facts, c.tokens, load_noise(self.tokenizer, c.haystack, c.books, split, True), rng)
+        elif books := self.books(split) if c.tokens else None:
+            place = between(facts, c.tokens, books, rng)
         prompt = PROMPT.format(subject[0].upper() + subject[1:])
         texts = Texts(question.text, question.text, prompt, [question.answer])
         return self.episode(place, support, texts, split, [*question.facts, question.text])

@@ -106,15 +106,17 @@ class Passkey(Episodes):
 
     def gap(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:
         """Hay, where it begins, how many tokens of it there are, and how many of them lie in front of the needle."""
+        if books := self.books(split):
+            position = books.place(rng)
+            whole = books.sentences(position, room + 1) - 1
+            return books, position, room, books.offset(position, whole * depth // 100)
+        hay = filler(self.tokenizer)
+        blocks = room // len(hay)
+        return hay, 0, blocks * len(hay), blocks * depth // 100 * len(hay)
+
+    def books(self, split: str) -> Haystack | None:
         c = self.config
-        if c.needle == "passkey":
-            hay = filler(self.tokenizer)
-            blocks = room // len(hay)
-            return hay, 0, blocks * len(hay), blocks * depth // 100 * len(hay)
-        hay = load_hay(self.tokenizer, c.haystack, c.books, split)
-        position = hay.place(rng)
-        whole = hay.sentences(position, room + 1) - 1
-        return hay, position, room, hay.offset(position, max(whole, 0) * depth // 100)
+        return None if c.needle == "passkey" else load_hay(self.tokenizer, c.haystack, c.books, split)
 
     def meta(self, samples: list[Episode]) -> dict[str, Tensor]:
         """With digits, and the percent of hay that is in front of the needle, to a whole number."""

@@ -38,6 +38,7 @@ from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.babi import split_of
 from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
+from lit_memory.text.haystack import Haystack
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NOTE = "[INST] Memorize the chain(s) of variable assignment in the following text, and track them."
@@ -144,6 +145,10 @@ class VariableTracking(Episodes):
     def spelled(self, text: str) -> str:
         return " ".join(text) if self.config.tokenizer == "word" else text
 
+    def books(self, split: str) -> Haystack | None:
+        c = self.config
+        return load_hay(self.tokenizer, c.haystack, c.books, split) if c.noise == "books" else None
+
     def place(self, statements: list[str], support: list[int], split: str, rng: Generator) -> tuple[Place, list[int]]:
         """Where the statements lie, behind the note of a text, and which facts support the answer."""
         c = self.config
@@ -154,8 +159,8 @@ class VariableTracking(Episodes):
             return Place(facts, np.zeros(len(facts), np.int64)), support
         if (told := sum(map(len, facts))) > c.tokens:
             raise ValueError(f"tokens={c.tokens}: expected at least {told}, those of the statements, or 0 for no noise")
-        if c.noise == "books":
-            place = between(facts, c.tokens, load_hay(self.tokenizer, c.haystack, c.books, split), rng)
+        if books := self.books(split):
+            place = between(facts, c.tokens, books, rng)
         else:
             line = repeated_line(self.tokenizer)
             lines = (c.tokens - told) // len(line)
