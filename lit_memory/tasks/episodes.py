@@ -178,8 +178,8 @@ class Episodes(Hidden):
 
     def remarks(self) -> list[str]:
         """Where contexts of the test are longer than the books, and so have sentences more than once."""
-        hay = self.books("test")
         lengths = dict.fromkeys(task.config.tokens for _, task in self.test_conditions())
+        hay = self.books("test") if any(lengths) else None
         told = [f"up to {-(-tokens // len(hay))} times at {tokens:,} tokens" for tokens in lengths if hay.repeats(tokens)] if hay else []
         return [f"The haystack of the test has {len(hay):,} tokens, so that its sentences come {', '.join(told)}."] if hay and told else []
 
