@@ -93,15 +93,15 @@ class Passkey(Episodes):
             if c.digits == 1 or split_of((), answer) == split:
                 break
         depth = int(rng.integers(101)) if c.depth is None else c.depth
-        answer = " ".join(answer) if c.tokenizer == "word" and c.needle != "san_francisco" else answer
-        note, needle, question = (NOTE, [text.format(answer) for text in PASSKEY], [QUESTION]) if c.needle == "passkey" else ((), [f"{prompt} {answer}."], [])
-        ends = question if c.layout == "lines" else []
+        spelled = " ".join(answer) if c.tokenizer == "word" and c.needle != "san_francisco" else answer
+        note, needle, question = (NOTE, PASSKEY, [QUESTION]) if c.needle == "passkey" else ((), [f"{prompt} {{}}."], [])
+        needle, ends = [text.format(spelled) for text in needle], question if c.layout == "lines" else []
         facts = encoded_rows(self.tokenizer, [*note, *needle, *ends])
         if (told := sum(map(len, facts[: len(note) + len(needle)]))) > c.tokens:
             raise ValueError(f"tokens={c.tokens}: expected at least {told}, those of the sentences that matter")
         hay, position, room, gap = self.gap(c.tokens - told, depth, split, rng)
         gaps_F = np.repeat([0, gap, room], [len(note), len(needle), len(ends)])
-        texts = Texts(" ".join([*question, prompt]), prompt, prompt, [answer])
+        texts = Texts(" ".join([*question, prompt]), prompt, prompt, [spelled])
         return self.episode(Place(facts, gaps_F, hay, position, room), [len(note)], texts, split, [*needle, f"{position} {gap}"])
 
     def gap(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:

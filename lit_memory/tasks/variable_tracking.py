@@ -152,22 +152,21 @@ class VariableTracking(Episodes):
     def place(self, statements: list[str], support: list[int], split: str, rng: Generator) -> tuple[Place, list[int]]:
         """Where the statements lie, behind the note of a text, and which facts support the answer."""
         c = self.config
-        note = [NOTE] * (c.note and c.layout == "text")
-        facts = encoded_rows(self.tokenizer, [*note, *statements])
-        support = [n + len(note) for n in support]
+        note = encoded_rows(self.tokenizer, [NOTE] * (c.note and c.layout == "text"))
+        facts, room = encoded_rows(self.tokenizer, statements), c.tokens - sum(map(len, note))
+        if c.tokens and (short := sum(map(len, facts)) - room) > 0:
+            raise ValueError(f"tokens={c.tokens}: expected at least {c.tokens + short}, those of the statements, or 0 for no noise")
         if not c.tokens:
-            return Place(facts, np.zeros(len(facts), np.int64)), support
-        if (told := sum(map(len, facts))) > c.tokens:
-            raise ValueError(f"tokens={c.tokens}: expected at least {told}, those of the statements, or 0 for no noise")
-        if books := self.books(split):
-            place = between(facts, c.tokens, books, rng)
+            place = Place(facts, np.zeros(len(facts), np.int64))
+        elif books := self.books(split):
+            place = between(facts, room, books, rng)
         else:
             line = repeated_line(self.tokenizer)
-            lines = (c.tokens - told) // len(line)
+            lines = (room - sum(map(len, facts))) // len(line)
             gaps_F = np.sort(rng.choice(lines + 1, len(facts), replace=lines < len(facts)))
             place = Place(facts, gaps_F * len(line), line, 0, lines * len(line))
-        place.gaps_F[: len(note)] = 0
-        return place, support
+        behind = place._replace(facts=[*note, *facts], gaps_F=np.concatenate([np.zeros(len(note), np.int64), place.gaps_F]))
+        return behind, [n + len(note) for n in support]
 
     def meta(self, samples: list[Episode]) -> dict[str, Tensor]:
         """With the number of statements."""
