@@ -8,6 +8,7 @@ schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, 
 Shape suffixes: B batch, T tokens, S tokens of a full segment, D width, V vocabulary, G cells that run together.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +64,10 @@ class SegmentRecurrent(nn.Module):
         ``mask_BT`` is True at real tokens (default: all). With ``write=False`` the state comes back as it was.
         """
         raise NotImplementedError
+
+    def advance(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
+        """The state after one segment whose hidden states nobody reads. Default: those of ``step`` are thrown away."""
+        return self.step(state, ids_BT, mask_BT)[1]
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Vocabulary scores (B, T, V). Apart from ``step`` because on a long context only the answer needs them."""
@@ -168,7 +173,7 @@ def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[i
 
 def unroll(
     model: SegmentRecurrent,
-    ids_BT: Tensor | tuple[Tensor, ...] | Iterable[Tensor | tuple[Tensor, Tensor]],
+    ids_BT: Tensor | Iterable[Tensor | tuple[Tensor, Tensor]],
     segment_len: int | None = None,
     *,
     mask_BT: Tensor | None = None,
@@ -183,7 +188,7 @@ def unroll(
 
     ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an iterator of them,
         which is consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``). Segments
-        may gain samples, which begin there, behind those that are under way; one that is written may be a pair (ids, mask), but of one tensor.
+        may gain samples, which begin there, behind those that are under way; one of a tuple or an iterator may be a pair (ids, mask).
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
     read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
@@ -210,13 +215,15 @@ def unroll(
         lengths = segment_lengths(ids.shape[1], segment_len or ids.shape[1], align)
         ids, masks = ids.split(lengths, dim=1), mask_BT.split(lengths, dim=1) if mask_BT is not None else None
     elif mask_BT is not None:
-        raise ValueError("a tuple of segments allows no mask_BT; pass one tensor")
+        raise ValueError("a tuple of segments allows no mask_BT; pass one tensor, or pairs of ids and mask")
+    elif any(isinstance(segment, tuple) for segment in ids):
+        pairs = [segment if isinstance(segment, tuple) else (segment, segment.new_ones(segment.shape[:2], dtype=torch.bool)) for segment in ids]
+        ids, masks = zip(*pairs, strict=True)
     if not 0 <= read_only <= len(ids):
         raise ValueError(f"read_only={read_only}: the input has {len(ids)} segments")
     writing, reading = len(ids) - read_only, read_only if keep is None else min(read_only, keep)
     if state is None:
-        first = ids[0][0] if isinstance(ids[0], tuple) else ids[0]
-        state = model.init_state(first.shape[0], first.device)
+        state = model.init_state(ids[0].shape[0], ids[0].device)
     elif bptt is not None and bptt <= writing + (read_only > 0):
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
@@ -233,6 +240,9 @@ def unroll(
 
 def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int | None) -> Unrolled:
     hidden: deque[Tensor] = deque(maxlen=keep)
+    unread: float = 0  # segments in front whose hidden states are not kept; of an iterator any may be the last
+    if keep is not None and (keep == 0 or isinstance(segments, tuple)):
+        unread = len(segments) - keep if keep else math.inf
     for i, segment in enumerate(segments):
         ids, mask = segment if isinstance(segment, tuple) else (segment, masks and masks[i])
         if state is None:
@@ -240,9 +250,12 @@ def _sequential(model, segments: Any, masks, state, keep: int | None, bptt: int 
         if bptt is not None and 0 < i <= len(segments) - bptt:  # i = 0: a learned initial memory is trained
             state = detach(state)
         state = _grown(model, state, ids)
-        h_BTD, state = _masked_step(model, state, ids, mask)
-        if keep != 0:
+        if i < unread:
+            new = model.advance(state, ids, mask)
+        else:
+            h_BTD, new = model.step(state, ids, mask)
             hidden.append(h_BTD)
+        state = _live(model, new, state, mask)
     return Unrolled(_join(model, hidden, state), state)
 
 
@@ -252,11 +265,9 @@ def _grown(model, state, ids) -> State:
     return model.join(state, model.init_state(new, ids.device)) if new > 0 else state
 
 
-def _masked_step(model, state, ids, mask):
-    h_BTD, new = model.step(state, ids, mask)
-    if mask is not None:  # a sample that has ended must not write its padding
-        new = model.choose(mask.any(1), new, state)
-    return h_BTD, new
+def _live(model, new, old, mask) -> State:
+    """State ``new``, but ``old`` for samples that have ended, which must not write their padding."""
+    return new if mask is None else model.choose(mask.any(1), new, old)
 
 
 def _join(model, hidden: deque[Tensor], state) -> Tensor:
@@ -284,8 +295,8 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
     The layers of one group run as one ``vmap`` over stacked weights. Segments of another length than the first (a short last
     one) are read sequentially afterwards. Source: spec 13.
     """
-    if masks is not None or bptt is not None or any(isinstance(ids, tuple) for ids in segments):
-        raise ValueError("schedule='diagonal' allows neither masks nor bptt")
+    if masks is not None or bptt is not None:
+        raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
     even = next((i for i, ids in enumerate(segments) if ids.shape != segments[0].shape), len(segments))
     num_layers = len(model.layers)
     layer = model.layers[0]
@@ -415,7 +426,7 @@ def _append(model: SegmentRecurrent, state: State, current_BS: Tensor, filled_B:
     full_B = filled_B == current_BS.shape[1]
     if bool(full_B.any()):
         mask = None if bool(full_B.all()) else full_B[:, None].expand_as(current_BS)
-        _, state = _masked_step(model, state, current_BS, mask)
+        state = _live(model, model.advance(state, current_BS, mask), state, mask)
         filled_B = filled_B.masked_fill(full_B, 0)
     return state, current_BS.scatter(1, filled_B[:, None], token_B[:, None]), filled_B + 1
 

@@ -265,8 +265,9 @@ class Episodes(Hidden):
         return self.judged([self.joined([tail[scored] for tail, scored in zip(*tails, strict=True)]) for tails in zip(*parts, strict=True)], batch)
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Of what was said after the first prompt, (B, N), or after every one of H, (B, H, N): all of it counts as one answer."""
-        return self.judged([self.joined(tails) for tails in said_BN.view(len(said_BN), -1, said_BN.shape[-1])], batch)
+        """Of what was said after the first prompt, or after every one of R, (B, R * new_tokens): all of it counts as one answer."""
+        tails = said_BN.unflatten(1, (-1, min(said_BN.shape[1], self.new_tokens)))
+        return self.judged([self.joined(said) for said in tails], batch)
 
     def joined(self, said: Sequence[Tensor] | Tensor) -> Tensor:
         """What was said in several tails, each up to its EOS, with EOS at the end if all have one."""
