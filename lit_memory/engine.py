@@ -184,20 +184,21 @@ class Stopwatch(L.Callback):
     def on_test_start(self, trainer, pl_module):
         if not self.timed_steps:
             return
-        data: Any = pl_module.data
+        module: Any = pl_module
+        data = module.data
         wanted = data.batch_size * tokens_of(data.whole_task)
-        pl_module.train()
+        module.train()
         for x, task in data.test_conditions:
-            batch = task.batch(data.seed, "train", 0, max(1, wanted // tokens_of(task))).to(pl_module.device)
+            batch = task.batch(data.seed, "train", 0, max(1, wanted // tokens_of(task))).to(module.device)
             with torch.enable_grad(), trainer.precision_plugin.forward_context():
-                pl_module.loss(batch).backward()
-                began = self.now(pl_module.device)
+                module.loss(batch).backward()
+                began = self.now(module.device)
                 for _ in range(self.timed_steps):
-                    pl_module.loss(batch).backward()
-            seconds = (self.now(pl_module.device) - began) / self.timed_steps
+                    module.loss(batch).backward()
+            seconds = (self.now(module.device) - began) / self.timed_steps
             self.speeds[x] = len(batch.ids_BT) * tokens_of(task) / seconds
-        pl_module.zero_grad()
-        pl_module.eval()
+        module.zero_grad()
+        module.eval()
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         self.began = self.now(pl_module.device)

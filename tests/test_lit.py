@@ -37,12 +37,35 @@ DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
     "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 4], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
+    "memreasoner": {
+        "task": "qa2",
+        "tokens": 60,
+        "test_tokens": [50, 80],
+        "line_tokens": 12,
+        "segment_lines": 6,
+        "segment_len": 8,
+        "books": 2,
+        "vocab_size": 256,
+    },
+    "variable_tracking": {
+        "layout": "text",
+        "statements": 2,
+        "tokens": 80,
+        "test_tokens": [61, 80],
+        "segment_len": 80,
+        "margin": 66,
+        "books": 2,
+        "vocab_size": 256,
+    },
+    "passkey": {"layout": "text", "digits": 2, "tokens": 80, "test_tokens": [70, 80], "segment_len": 30, "margin": 14, "books": 2, "vocab_size": 256},
     "time_series": {"horizon": 5, "test_horizon": [3, 4], "segment_len": 5},
     "dna": {"length": 44, "test_length": [40, 50], "segment_len": 16},
     "language_modeling": {"segments": 3, "test_segments": [2, 4], "segment_len": 8, "books": 1, "vocab_size": 256},
     "quadratic": {"max_root": 5, "test_max_root": [5, 10], "segment_len": 50},
     "algorithmic": {"length": 4, "symbols": 3, "segment_len": 4, "test_length": [4, 5]},
 }
+for _name in ("memreasoner", "variable_tracking", "passkey"):
+    DATA[_name] |= {"books": 2, "vocab_size": 256}
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 WRITES = {"rmt", "xl"}
 """Models that write the 150 tokens of an equation, which takes most of them seconds."""
@@ -141,9 +164,10 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     segments, logits = batch.ids_BT.split(batch.segment_len, dim=1), []
     for b in range(3):
         state, own = module.model.init_state(1), []
-        for ids in batch.context:
-            if b < len(ids):
-                _, state = module.model.step(state, ids[b : b + 1])
+        for part in batch.context:
+            ids, mask = part if isinstance(part, tuple) else (part, torch.ones_like(part, dtype=torch.bool))
+            if b < len(ids) and mask[b].any():
+                _, state = module.model.step(state, ids[b : b + 1], mask[b : b + 1])
         for i, ids in enumerate(segments):
             hidden, state = module.model.step(state, ids[b : b + 1], write=i < len(segments) - batch.read_only)
             own.append(module.model.logits(hidden))
@@ -158,7 +182,7 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    each = {"dna": 1, "language_modeling": 23, "needle": 3, "quadratic": 150, "algorithmic": 8}.get(data.task_name, 2)
+    each = {"dna": 1, "language_modeling": 23, "needle": 3, "passkey": 3, "quadratic": 150, "algorithmic": 8}.get(data.task_name, 2)
     assert len(scored) == 3 * each * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     found = module.evaluate(batch, samples.task)

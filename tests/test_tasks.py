@@ -29,6 +29,18 @@ TASK_CASES = {
         {"variant": "pk", "digits": 4, "note": False, "segments": 8, "segment_len": 64, "margin": 38, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
         {"variant": "w", "segments": 7, "segment_len": 160, "books": 2, "vocab_size": 512, "vary": 0.5, "test_segments": [7]},
     ],
+    "memreasoner": [
+        {"task": "qa2", "tokens": 150, "line_tokens": 12, "segment_lines": 8, "segment_len": 24, "books": 2, "vocab_size": 512, "test_tokens": [0, 150]},
+        {"task": "qa2", "layout": "text", "tokens": 200, "noise": "soft", "segment_len": 32, "margin": 16, "books": 2, "vocab_size": 256},
+    ],
+    "variable_tracking": [
+        {"hops": 2, "statements": 8, "line_tokens": 24, "segment_lines": 8, "segment_len": 40, "books": 2, "vocab_size": 512, "test_statements": [4, 8]},
+        {"rules": "ruler", "layout": "text", "tokens": 400, "segment_len": 96, "margin": 90, "books": 2, "vocab_size": 512, "test_tokens": [200, 400]},
+    ],
+    "passkey": [
+        {"digits": 9, "line_tokens": 20, "segment_lines": 8, "tokens": 200, "segment_len": 24, "books": 2, "vocab_size": 512, "test_digits": [2, 9]},
+        {"needle": "magic", "layout": "text", "tokens": 250, "segment_len": 40, "margin": 16, "books": 2, "vocab_size": 512, "test_depth": [0, 100]},
+    ],
     "time_series": [{"horizon": 24, "test_horizon": [7, 24], "patch": 12, "segment_len": 1}, {"lookback": 48, "horizon": 5, "segment_len": 1}],
     "dna": [{"length": 60, "segment_len": 8, "test_length": [50, 60]}, {"length": 60, "segment_len": 7, "next_base": True}],
     "language_modeling": [
@@ -68,7 +80,7 @@ def retrieval(request):
 
 def whole(batch):
     """Every sample as one tuple of ids, context included."""
-    context = [segment.tolist() for segment in batch.context]
+    context = [(segment[0] if isinstance(segment, tuple) else segment).tolist() for segment in batch.context]
     if batch.ids_BT.dim() == 3:
         return [tuple(row) for row in batch.ids_BT.flatten(1).tolist()]
     return [tuple(i for s in context if b < len(s) for i in s[b]) + tuple(ids) for b, ids in enumerate(batch.ids_BT.tolist())]

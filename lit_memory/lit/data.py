@@ -155,6 +155,24 @@ class NeedleData(LitData):
     task_name = "needle"
 
 
+class MemReasonerData(LitData):
+    """bAbI as an episode of lines, or the same as text: with sentences of books or of bAbI's own kind between the facts, or other places in the test."""
+
+    task_name = "memreasoner"
+
+
+class VariableTrackingData(LitData):
+    """All variables to which chains of assignments give one value, as lines or as text."""
+
+    task_name = "variable_tracking"
+
+
+class PasskeyData(LitData):
+    """A passkey, a magic number or a sentence about San Francisco in a haystack, as lines or as text."""
+
+    task_name = "passkey"
+
+
 class DNAData(LitData):
     """Classes of DNA sequences: GenomicsBenchmarks, or a stand-in with motifs."""
 
@@ -185,6 +203,7 @@ class TimeSeriesData(LitData):
     task_name = "time_series"
 
 
-_ALL = (AlgorithmicData, AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, QuadraticData, TimeSeriesData)
+_EPISODES = (MemReasonerData, VariableTrackingData, PasskeyData)
+_ALL = (AlgorithmicData, AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, QuadraticData, TimeSeriesData, *_EPISODES)
 LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in _ALL}
 """Registered name of a task -> its LightningDataModule."""

@@ -162,7 +162,8 @@ def parse(path: str | Path) -> list[list[Question]]:
         support = [int(i) for i in line["support"].split()]
         if unknown := [i for i in support if i not in index]:
             raise _corrupt(path, number, f"supports to be IDs of facts above the question; got {unknown[0]}")
-        stories[-1].append(Question(tuple(facts), line["question"], line["answer"], tuple(index[i] for i in support)))
+        earlier = tuple(len(question.facts) for question in stories[-1])
+        stories[-1].append(Question(tuple(facts), line["question"], line["answer"], tuple(index[i] for i in support), earlier))
     if 1 not in allowed:
         raise _corrupt(path, len(lines), "a question at the end of the story")
     return stories

@@ -4,7 +4,7 @@ Each story draws events until one is possible, tells it, and asks when there is 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
@@ -27,12 +27,14 @@ WINDOW = 5
 @dataclass(frozen=True)
 class Question:
     """One sample. facts: all facts above the question in its story. support: indices into ``facts``, in the order of the files (QA2:
-    get or drop, move; QA3: get or drop, move to the place in the question, move before that)."""
+    get or drop, move; QA3: get or drop, move to the place in the question, move before that). earlier: for each earlier question of the
+    story, how many of the facts are above it."""
 
     facts: tuple[str, ...]
     text: str
     answer: str
     support: tuple[int, ...]
+    earlier: tuple[int, ...] = field(default=(), repr=False)
 
 
 class Draws:
@@ -239,7 +241,8 @@ def _tell(task: str, rules: Rules, draws: Draws) -> list[Question]:
         world.step()
         if not (text := world.ask()):
             continue
-        questions.append(Question(tuple(world.facts), text, *world.reader.answer(text)))
+        earlier = tuple(len(question.facts) for question in questions)
+        questions.append(Question(tuple(world.facts), text, *world.reader.answer(text), earlier=earlier))
         if len(questions[-1].support) > 3:
             return []
         world.new = 0

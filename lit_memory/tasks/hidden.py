@@ -11,7 +11,7 @@ Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segm
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,8 +25,12 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
+Asked = tuple[np.ndarray, np.ndarray]
+"""Tokens of a question, with all that comes before the answer, and of the answer, with EOS."""
 
-class Sample(NamedTuple):
+
+@dataclass(frozen=True, eq=False)
+class Sample:
     """One sample whose context is not there yet: what it takes to read any part of it."""
 
     noise: Haystack | None
@@ -43,6 +47,8 @@ class Sample(NamedTuple):
     """With all that comes before the answer."""
     answer: np.ndarray
     """With EOS."""
+    more: Sequence[Asked] = ()
+    """What else is asked, each in a read-only segment of its own; an answer without tokens is not scored."""
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start .. start + count`` of the context."""
@@ -84,6 +90,17 @@ def padded(rows: Sequence[np.ndarray], segment_len: int, pad_id: int) -> Segment
     return torch.from_numpy(ids_bS), torch.from_numpy(mask_bS)
 
 
+def tail(starts: Sequence[np.ndarray], asked: Sequence[Asked], segment_len: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Read-only segments (B, S) and their targets, of what stands in front of the questions, questions and answers."""
+    ids_BS = np.full((len(asked), segment_len), pad_id, np.int64)
+    targets_BS = np.full_like(ids_BS, -100)
+    for row, targets, start, (question, answer) in zip(ids_BS, targets_BS, starts, asked, strict=True):
+        prompt = len(start) + len(question)
+        row[: prompt + len(answer)] = np.concatenate([start, question, answer])
+        targets[prompt : prompt + len(answer)] = answer
+    return torch.from_numpy(ids_BS), torch.from_numpy(targets_BS)
+
+
 @lru_cache(maxsize=16)
 def load_tokenizer(task: type[Task], name: str, vocab_size: int, source: str, books: int | None) -> Tokenizer:
     """The tokenizer of a task, trained (word, bpe) on the training books of a source; a word tokenizer knows the task's ``words``."""
@@ -91,16 +108,12 @@ def load_tokenizer(task: type[Task], name: str, vocab_size: int, source: str, bo
 
 
 @dataclass
-class HiddenConfig:
-    """The text, and how long it is."""
+class TextConfig:
+    """The text, and the segments in which it is read."""
 
-    segments: int = 8
-    """Segments of a sample; with ``vary`` the most of them."""
     segment_len: int = 512
     margin: int = 20
     """Tokens at the end of the last segment for the question, the answer, and what else stands there."""
-    vary: float = 0.0
-    """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
     haystack: str = "noise"
     """Synthetic English; a folder of books; or a set of the hub, pg19 or wikitext-..., see ``text.load_corpus``."""
     books: int | None = None
@@ -110,22 +123,39 @@ class HiddenConfig:
     vocab_size: int = 4096
     vocabulary: str = ""
     """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
-    test_segments: list[int] = field(default_factory=list)
-    """Segments of the samples that the test visits; default: ``segments``."""
 
     def __post_init__(self) -> None:
         one_of(self)
         at_least(1, self, "segment_len", "margin", "vocab_size", "books")
-        if self.margin >= self.segment_len:
-            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
-        if not 0 <= self.vary <= 1:
-            raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
         check_source("haystack", self.haystack)
         check_source("vocabulary", self.vocabulary or self.haystack)
 
+    def check_margin(self) -> None:
+        """Raise ValueError where nothing of the last segment is left for the context."""
+        if self.margin >= self.segment_len:
+            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
+
+
+@dataclass
+class HiddenConfig(TextConfig):
+    """How long the text is, in segments."""
+
+    segments: int = 8
+    """Segments of a sample; with ``vary`` the most of them."""
+    vary: float = 0.0
+    """Share of the training samples whose number of segments is drawn, 1..segments, one by one."""
+    test_segments: list[int] = field(default_factory=list)
+    """Segments of the samples that the test visits; default: ``segments``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_margin()
+        if not 0 <= self.vary <= 1:
+            raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
+
 
 class Hidden(Task):
-    """Say what facts tell that are hidden in a long text. ``Config`` is a ``HiddenConfig``."""
+    """Say what facts tell that are hidden in a long text. ``Config`` is a ``HiddenConfig``, or a ``TextConfig`` where ``written`` says how long."""
 
     words: ClassVar[tuple[str, ...]]
     """Texts that the word tokenizer has to know."""
@@ -163,27 +193,24 @@ class Hidden(Task):
         return self.tokenizer.eos_id
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
-        samples = sorted(self.samples(seed, split, step, size), key=lambda sample: -sample.segments)
-        length, most = self.config.segment_len, samples[0].segments
-        tail_BS = np.full((size, length), self.tokenizer.pad_id, np.int64)
-        targets_BS = np.full((size, length), -100, np.int64)
-        asked_B, prompt_B = np.empty(size, np.int64), np.empty(size, np.int64)
-        for i, sample in enumerate(samples):
-            context = sample.segment(sample.segments - 1, length, self.config.margin)
-            asked_B[i] = len(context)
-            prompt_B[i] = asked_B[i] + len(sample.question)
-            end = prompt_B[i] + len(sample.answer)
-            tail_BS[i, : asked_B[i]] = context
-            tail_BS[i, asked_B[i] : end] = np.concatenate([sample.question, sample.answer])
-            targets_BS[i, prompt_B[i] : end] = sample.answer
-        context = self.contexts(samples) if most > 1 else ()
-        meta = self.meta(samples) | {"asked": torch.from_numpy(asked_B), "prompt": torch.from_numpy(prompt_B)}
+        return self.laid_out(self.samples(seed, split, step, size), split)
+
+    def laid_out(self, samples: Sequence[Sample], split: str) -> Batch:
+        """Samples as a batch, the longest first."""
+        samples = sorted(samples, key=lambda sample: -sample.segments)
+        length, margin, pad_id = self.config.segment_len, self.config.margin, self.tokenizer.pad_id
+        starts = [sample.segment(sample.segments - 1, length, margin) for sample in samples]
+        asked = zip(*([(sample.question, sample.answer), *sample.more] for sample in samples), strict=True)
+        ids, targets = zip(*(tail(starts, each, length, pad_id) for each in asked), strict=True)
+        asked_B = torch.tensor([len(start) for start in starts])
+        meta = self.meta(samples) | {"asked": asked_B, "prompt": asked_B + torch.tensor([len(sample.question) for sample in samples])}
+        context = self.contexts(samples) if samples[0].segments > 1 else ()
         test = split == "test"
         return Batch(
-            torch.from_numpy(tail_BS),
-            torch.from_numpy(targets_BS),
+            torch.cat(ids, dim=1),
+            torch.cat(targets, dim=1),
             length,
-            read_only=1,
+            read_only=len(ids),
             meta=meta,
             context=context if test else tuple(context),
             prompt_B=meta["prompt"] if test else None,
