@@ -372,7 +372,7 @@ def test_init(build):
         model = build("lmm", width=128, memory_heads=2, memory_expand=2, memory_std=memory_std, eta_init=0.75, chunk=8, damped=False)
         memory = model.layers[0].memory
         log_keep, log_eta, theta = memory.gates(torch.zeros(3, 5, 128, dtype=torch.float64), torch.float64)
-        assert log_keep.shape == (6, 5) and torch.allclose(1 - log_keep.exp(), torch.full_like(log_keep, 0.02), rtol=1e-6)
+        assert log_keep.shape == (6, 5) and torch.allclose(1 - log_keep.exp(), torch.full_like(log_keep, 1e-4), rtol=1e-6)
         assert torch.allclose(log_eta.exp(), torch.full_like(log_eta, 0.75)) and torch.allclose(theta, torch.full_like(theta, 0.5 / 8))
         assert all(W.std().item() == pytest.approx(expected, rel=0.05) for W in memory.M)
 

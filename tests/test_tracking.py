@@ -6,6 +6,7 @@ import math
 import pytest
 import yaml
 
+from lit_memory.report import ReportConfig
 from lit_memory.tracking import PARENT, Tracker, default_uri, frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -131,12 +132,13 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     tracker.end(opened[2][1], "FAILED")
     specs = [spec for spec, _ in opened]
     runs = {spec.key: tracker.find(spec.key) for spec in specs}
-    table = frame(tracker, specs, runs)
+    report = ReportConfig(x="test_pairs")
+    table = frame(tracker, specs, runs, report)
     assert list(table.columns) == ["arm", "point", "seed", "x", "metric", "value"]
     rows = set(table.itertuples(index=False, name=None))
     assert {row for row in rows if row[4] == "exact_match"} == {("a", "", s, x, "exact_match", 0.25 if x == 4 else 0.5 + s) for s in (0, 1) for x in (2, 4)}
     assert {row for row in rows if row[4] == "steps"} == {("a", "", s, x, "steps", 6.0 + s) for s in (0, 1) for x in (2, 4)}
-    assert set(frame(tracker, specs[1:], runs).seed) == {1} and frame(tracker, specs, {}).empty
+    assert set(frame(tracker, specs[1:], runs, report).seed) == {1} and frame(tracker, specs, {}, report).empty
 
 
 def test_tags_and_artifacts(tracker, root, start, tmp_path):
