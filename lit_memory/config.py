@@ -60,6 +60,8 @@ class TrainConfig:
     """Largest gradient norm; 0: no limit."""
     clip_value: float = 0.0
     """Largest gradient entry; 0: no limit."""
+    losses: dict[str, Any] = field(default_factory=dict)
+    """Weights of the losses of a model that has several (its ``loss_names``); default: those of its LightningModule."""
     bptt: int | None = None
     """Segments that gradients cross; default: all."""
     unroll_schedule: Literal["sequential", "diagonal"] = "sequential"

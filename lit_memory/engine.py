@@ -350,7 +350,8 @@ def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
     torch.manual_seed(spec.seed)
-    module = LIT_MODULES[spec.model["name"]](**optimizer, **model)
+    losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
+    module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
     if t["init"]:
         start_from(module.model, t["init"])
     task = {k: v for k, v in spec.task.items() if k != "name"}

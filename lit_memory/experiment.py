@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "train.test_cuts": [],
     "train.init": "",
     "train.timed_steps": 0,
+    "train.losses": {},
     "model.inputs": 0,
     "model.cutoffs": [],
     "task.stream": False,
@@ -347,6 +348,7 @@ class Resolver:
         except ValueError as error:
             raise self.error("task", str(error).partition("=")[0], str(error)) from None
         self.check_together(model, sampler)
+        self.check_losses(train, model_class)
         self.check_schedule(train, model_class)
         self.check_stream(train, sampler)
         self.check_test(train, model, sampler)
@@ -383,6 +385,16 @@ class Resolver:
                 model.check_segment(sampler.segment_len)
         except ValueError as error:
             raise self.error("model", str(error).partition("=")[0], str(error)) from None
+
+    def check_losses(self, train: TrainConfig, model_class: Any) -> None:
+        """Check the losses that are weighed against those that the model has."""
+        for name, weight in train.losses.items():
+            if name not in model_class.loss_names:
+                known = nearest(name, model_class.loss_names) if model_class.loss_names else f"{model_class.__name__} has one loss; expected none"
+                raise self.error("train", f"losses.{name}", f"unknown loss; {known}")
+            if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+                raise self.error("train", f"losses.{name}", f"{weight}: expected a finite number, 0 or more")
+            train.losses[name] = float(weight)
 
     def check_schedule(self, train: TrainConfig, model_class: type) -> None:
         """Check the order of computation against the model."""

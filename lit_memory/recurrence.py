@@ -108,6 +108,9 @@ class SegmentRecurrent(nn.Module):
         batch = next(state_tensors(state))
         return self.reorder(state, torch.arange(len(batch), device=batch.device).repeat_interleave(readers))
 
+    loss_names: ClassVar[tuple[str, ...]] = ()
+    """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
+
     @property
     def undecayed(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone. Default: none."""

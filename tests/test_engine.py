@@ -268,6 +268,14 @@ def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec
         assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4)] and all(0 < value < found.metrics["seconds"] for _, _, value in times)
 
 
+def test_losses_are_weighed(make_spec):
+    plain, weighed = (make_spec("model={name: larimar, width: 16}", *more) for more in ([], ["train.losses={memory: 1, keys: 0.5}"]))
+    assert plain.key != weighed.key
+    for spec, expected in ((plain, (1, 0, 0)), (weighed, (1, 1, 0.5))):
+        module, _ = build(spec)
+        assert tuple(module.hparams[f"{name}_loss"] for name in ("answer", "memory", "keys")) == expected
+
+
 def test_a_run_times_its_training_at_every_x(make_spec, root):
     """``timed_steps``: tokens a second, on batches of one size; nothing else changes, and the weights do not."""
     plain, timed = make_spec(), make_spec("train.timed_steps=1")

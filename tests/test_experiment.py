@@ -284,6 +284,15 @@ BROKEN = {
         {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},
         "FILE (arm a): train.test_cuts: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
     ),
+    "loss of a model with one": ({"base/train/losses": {"order": 1}}, "FILE (arm a): train.losses.order: unknown loss; ARMT has one loss; expected none"),
+    "loss that a model has not": (
+        {"base/model": {"name": "larimar", "width": 16}, "base/train/losses": {"memroy": 1}},
+        "FILE (arm a): train.losses.memroy: unknown loss; did you mean 'memory'?",
+    ),
+    "weight of a loss": (
+        {"base/model": {"name": "larimar", "width": 16}, "base/train/losses": {"memory": -1}},
+        "FILE (arm a): train.losses.memory: -1: expected a finite number, 0 or more",
+    ),
     "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: seconds beside another metric"),
     # stages
     "stages, no list": ({"base/train/stages": {"steps": 2}}, "FILE (arm a): train.stages: "),

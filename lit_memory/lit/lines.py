@@ -5,7 +5,7 @@ Shape suffixes: B batch, T tokens, N lines, X real lines of a batch, H hops, R t
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,18 +26,16 @@ class Asked(NamedTuple):
 
 
 class LitLines(LitMemory):
-    """A ``LitMemory`` that weighs several losses.
+    """A ``LitMemory`` that weighs several losses: ``<name>_loss`` is the weight of ``losses()[name]``, for the model's ``loss_names``.
 
     Where all that follows a context are its tails (``Batch.read_only``), the memory is read once for all of them. One tail is answered by the
     last hop; as many tails as there are hops by one hop each; with one hop it answers all. Validation and test add ``hop<i>_support``: the share
     of the samples of which ``meta["support"]`` (B, H) tells the line that supports hop i, counted back from the question, whose hop i finds it.
     """
 
-    loss_names: ClassVar[tuple[str, ...]]
-    """``<name>_loss`` is the weight of ``losses()[name]``."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.loss_names: tuple[str, ...] = self.model_class.loss_names  # type: ignore[attr-defined]
         weights = {f"{name}_loss": self.hparams[f"{name}_loss"] for name in self.loss_names}
         for name, weight in weights.items():
             if not 0 <= weight < math.inf:
@@ -119,7 +117,6 @@ class LitLarimar(LitLines):
     """
 
     model_name = "larimar"
-    loss_names = ("answer", "memory", "autoencoding", "language", "keys")
 
     def __init__(
         self,
@@ -159,7 +156,6 @@ class LitMemReasoner(LitLines):
     """
 
     model_name = "memreasoner"
-    loss_names = ("answer", "order", "autoencoding", "support", "support_autoencoding")
 
     def __init__(
         self,

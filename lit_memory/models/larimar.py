@@ -38,6 +38,8 @@ from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, exact, 
 class Larimar(LineRecurrent):
     """Decoder that one latent conditions, read from the latents of earlier lines."""
 
+    loss_names = ("answer", "memory", "autoencoding", "language", "keys")
+
     @dataclass
     class Config(LinesConfig):
         """``slots`` are for linear keys."""

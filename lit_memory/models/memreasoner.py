@@ -45,6 +45,8 @@ from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, Readout
 class MemReasoner(LineRecurrent):
     """Decoder that one latent conditions, found by several reads of a memory of ordered lines."""
 
+    loss_names = ("answer", "order", "autoencoding", "support", "support_autoencoding")
+
     @dataclass
     class Config(LinesConfig):
         solver: Literal["newton", "newton_safe", "svd"] = "newton_safe"
