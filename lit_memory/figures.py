@@ -27,7 +27,7 @@ LABELS = {
 }
 LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
 LABELS |= {"step": "optimizer steps", "loss": "loss (nats per token)"}
-SHARES = {"exact_match"}
+SHARES = {"exact_match", "exact_set", "babilong_compare", "string_match_all", "recall", "accuracy", "token_accuracy", "answer_accuracy"}
 """Metrics from 0 to 1, drawn on that range."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito, distinct for the colour-blind, without the yellow that disappears on white."""
