@@ -233,6 +233,17 @@ def test_equal_hashes(monkeypatch):
 # --- losses and noise
 
 
+def test_losses_that_are_not_named_are_not_computed(monkeypatch):
+    model, ids = make(), torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(0))
+    lines = model.cut(ids)
+    whole = model.losses(*lines)
+    for names in (["memory"], ["keys", "language"]):
+        found = model.losses(*lines, names=names)
+        assert found.keys() == set(names) and all(torch.equal(found[name], whole[name]) for name in names)
+    monkeypatch.setattr(model, "address", lambda *_: pytest.fail("the memory was read"))
+    assert torch.equal(model.losses(*lines, names=["autoencoding"])["autoencoding"], whole["autoencoding"])
+
+
 def test_losses_slow_twin():
     """Each published loss is what ``unroll`` gives for a context: no line, the line itself, and all lines with the line as the question."""
     model, ids = make(line_tokens=N, pad_id=0), ids_of(2, 3 * N).clamp(min=1)

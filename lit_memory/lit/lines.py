@@ -138,8 +138,7 @@ class LitLarimar(LitLines):
             hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
             out["answer"] = self.cross_entropy(hidden_ND, targets_N)
         if wanted != ["answer"]:
-            found = self.model.losses(*self.lines(batch))
-            out |= {name: found[name] for name in wanted if name != "answer"}
+            out |= self.model.losses(*self.lines(batch), names=wanted)
         return out
 
     def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:

@@ -23,6 +23,7 @@ Deviations
 Shape suffixes: B batch, T tokens, N lines, Q questions, X lines of a batch, C width of a latent, E latent and key, K slots.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,8 +131,8 @@ class Larimar(LineRecurrent):
             w_BQK = self.noisy(w_BQK, c.read_noise)
             return episodic.read(memory, w_BQK), w_BQK
 
-    def losses(self, ids_BNT: Tensor, mask_BNT: Tensor | None = None) -> dict[str, Tensor]:
-        """The published training losses of lines: cross-entropies of their tokens, each from the ones before it in its line.
+    def losses(self, ids_BNT: Tensor, mask_BNT: Tensor | None = None, names: Collection[str] = loss_names[1:]) -> dict[str, Tensor]:
+        """Those of the published training losses of lines that are named: cross-entropies of their tokens, each from the ones before it in its line.
 
         memory: every line from what its own latent reads out of the memory of all. autoencoding: from its latent. language: from a zero latent.
         keys (not with one-hot keys): the KL term, 1/2 |w|^2 of the questions up to a constant, mean over the lines.
@@ -139,13 +140,15 @@ class Larimar(LineRecurrent):
         """
         mask_BNT = torch.ones_like(ids_BNT, dtype=torch.bool) if mask_BNT is None else mask_BNT
         lines_BNE, real_BN = self.lines(ids_BNT, mask_BNT), mask_BNT.any(-1)
-        found_BNC, w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
         own_BNC = lines_BNE[..., : self.config.latent_width]
-        latents = {"memory": found_BNC, "autoencoding": own_BNC, "language": torch.zeros_like(own_BNC)}
-        out = {name: self.reconstruction(ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1), z_BNC.flatten(0, 1)) for name, z_BNC in latents.items()}
-        if w_BNK is not None:
-            out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
-        return out
+        latents, out = {"autoencoding": own_BNC, "language": torch.zeros_like(own_BNC)}, {}
+        if {"memory", "keys"} & set(names):
+            latents["memory"], w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
+            if w_BNK is not None:
+                out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
+        for name in latents.keys() & set(names):
+            out[name] = self.reconstruction(ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1), latents[name].flatten(0, 1))
+        return {name: out[name] for name in self.loss_names if name in out and name in names}
 
 
 MULTIPLIER = 6364136223846793005
