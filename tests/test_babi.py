@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_memory import BABILongData, MemReasonerData
 from lit_memory.tasks.babi import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, load, parse, questions, simulate, split_of
 from lit_memory.tasks.babi_world import Draws, Lua
 
@@ -622,6 +623,18 @@ def folder(tmp_path):
     for part, stories in (("train", 30), ("test", 5)):
         (tmp_path / f"{FILES['qa1']}_{part}.txt").write_text(written(simulated("qa1", "v1.2", 35)[-stories:], " "))
     return tmp_path
+
+
+@pytest.mark.parametrize("data_class", [BABILongData, MemReasonerData])
+def test_every_question_of_a_folder_is_asked_once(folder, data_class):
+    """Also where the batches would leave a rest."""
+    small = {"segments": 0} if data_class is BABILongData else {"layout": "text"}
+    size = len(load(str(folder), "qa1", "test"))
+    data = data_class(task="qa1", stories=str(folder), test_size=size, eval_batch_size=size // 2 + 1, books=1, **small)
+    (loader,) = data.test_dataloader()
+    asked = [tuple(ids.tolist()) for batch in loader for ids in batch.ids_BT]
+    whole = data.task.batch(0, "test", 0, size)
+    assert len(loader) > 1 and len(asked) == size and sorted(asked) == sorted(tuple(ids.tolist()) for ids in whole.ids_BT)
 
 
 def test_questions_of_a_folder(folder):

@@ -109,14 +109,12 @@ class LitData(L.LightningDataModule):
         return [self._evaluation(task, "test", size, self.test_cuts) for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
-        size = self.evaluation_batch(task, split, samples)
+        size = self.eval_batch_size
+        if task.in_parts(split):  # a last batch of another size would not be the part that is left
+            size = max(n for n in range(1, size + 1) if samples % n == 0)
         if task.stream:  # whole batches up to the end of the text
             samples = size * min(max(1, samples // size), task.stream_steps(split, size))
         return DataLoader(Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=task.count(split)), batch_size=None)
-
-    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
-        """Contexts per batch of a validation or a test of so many ``samples``."""
-        return self.eval_batch_size
 
 
 class AssociativeRetrievalData(LitData):
@@ -135,11 +133,6 @@ class BABILongData(LitData):
         tasks: list[Any] = [task for _, task in self.test_conditions if task.config.eval_set]
         for task, size in zip(tasks, self.test_sizes, strict=bool(tasks)):
             task.rows(size - 1, 1)
-
-    def evaluation_batch(self, task: Task, split: str, samples: int) -> int:
-        """Batch k of a set is its k-th part: where ``eval_batch_size`` would leave a rest, the largest number below it that leaves none."""
-        whole = split == "test" and task.config.eval_set
-        return max(n for n in range(1, self.eval_batch_size + 1) if samples % n == 0) if whole else self.eval_batch_size
 
 
 class BabiData(BABILongData):

@@ -107,6 +107,9 @@ class BABILong(Hidden):
         told = [f"up to {-(-budget // len(noise))} times at {segments} segments" for segments, budget in budgets.items() if noise.repeats(budget)]
         return [f"The haystack of the test has {len(noise):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
 
+    def in_parts(self, split: str) -> bool:
+        return self.config.stories not in RULES or (split == "test" and bool(self.config.eval_set))
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         """Samples in the order in which they are drawn."""
         c = self.config

@@ -139,6 +139,10 @@ class Task:
         """The samples of these numbers, below ``count``."""
         raise NotImplementedError
 
+    def in_parts(self, split: str) -> bool:
+        """Whether batch k has the k-th part of what a split has in order, so that a validation or a test reads batches of one size."""
+        return False
+
     @property
     def stream(self) -> bool:
         """Whether a batch goes on where the one before has ended (``Batch.continues``)."""

@@ -84,6 +84,9 @@ class BabiEpisodes(Episodes):
             super().__post_init__()
             check_source("stories", self.stories, RULES)
 
+    def in_parts(self, split: str) -> bool:
+        return self.config.stories not in RULES
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Episode]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"memreasoner/{split}", step)))
