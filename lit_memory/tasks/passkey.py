@@ -132,7 +132,7 @@ class Passkey(Episodes):
 def rouge_l_recall(said: str, wanted: str) -> float:
     """Words of the longest common subsequence of two texts, as a share of the words of ``wanted``, whatever the case.
 
-    Source: Lin 2004, ROUGE, section 3 (spec 6.3).
+    Source: ROUGE-L of Lin 2004, section 3 (spec 6.3).
     """
     ours, theirs = (re.findall(r"\w+", text.lower()) for text in (said, wanted))
     longest = [0] * (len(theirs) + 1)  # of the words of ``said`` so far and the first words of ``wanted``
