@@ -21,7 +21,7 @@ def claims_table() -> str:
     for path in sorted(ROOT.glob("reports/*/verdict.json")):
         report = json.loads(path.read_text())
         name, paper = report["experiment"], report["paper"]
-        source = f"{paper['arxiv']}, {paper['item']}" if paper["arxiv"] else paper["item"]
+        source = f"{paper['arxiv'] or paper['title'].partition(':')[0]}, {paper['item']}"
         verdict = f"[{report['verdict']}](reports/{name}/README.md)"
         lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
     return "\n".join(lines)
