@@ -53,6 +53,8 @@ class SegmentRecurrent(nn.Module):
     """The backbone: embeddings, layers, norm and ``head``."""
     diagnosed: ClassVar[tuple[str, ...]] = ()
     """Names of what a validation tells about the memory, besides its metrics; a report may show them."""
+    loss_names: ClassVar[tuple[str, ...]] = ()
+    """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
     state_growth: int = 0
     """Floats that every segment adds to the state of one sample; 0 for a memory of constant size."""
 
@@ -107,9 +109,6 @@ class SegmentRecurrent(nn.Module):
             return state
         batch = next(state_tensors(state))
         return self.reorder(state, torch.arange(len(batch), device=batch.device).repeat_interleave(readers))
-
-    loss_names: ClassVar[tuple[str, ...]] = ()
-    """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
 
     @property
     def undecayed(self) -> set[str]:

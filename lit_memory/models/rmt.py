@@ -26,6 +26,12 @@ from lit_memory.checks import at_least
 from lit_memory.recurrence import SegmentRecurrent, State, state_tensors
 
 
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError for a weight of the new memory that is none."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha={alpha}: expected a number above 0, up to 1 (RMT)")
+
+
 class TokenMemory(SegmentRecurrent):
     """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that segment s wrote; RMT has alpha 1."""
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.checks import at_least
-from lit_memory.models.rmt import TokenMemory
+from lit_memory.models.rmt import TokenMemory, check_alpha
 from lit_memory.models.xl import XL, AdaptiveRecurrent, XLDecoder, XLState, empty_cache
 
 
@@ -55,8 +55,7 @@ class RMTXL(TokenMemory, AdaptiveRecurrent):
         def __post_init__(self) -> None:
             super().__post_init__()
             at_least(0, self, "memory_tokens")
-            if not 0 < self.alpha <= 1:
-                raise ValueError(f"alpha={self.alpha}: expected a number above 0, up to 1 (RMT)")
+            check_alpha(self.alpha)
 
         def rows(self, segment_len: int) -> int:
             return segment_len + 2 * self.memory_tokens

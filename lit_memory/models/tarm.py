@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_memory.models.rmt import RMT
+from lit_memory.models.rmt import RMT, check_alpha
 
 
 class TARM(RMT):
@@ -31,8 +31,7 @@ class TARM(RMT):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not 0 < self.alpha <= 1:
-                raise ValueError(f"alpha={self.alpha}: expected a number above 0, up to 1 (RMT)")
+            check_alpha(self.alpha)
 
     def update(self, old_BMD: Tensor, new_BMD: Tensor) -> Tensor:
         return torch.lerp(old_BMD, new_BMD, self.config.alpha)

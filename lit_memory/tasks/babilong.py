@@ -104,8 +104,7 @@ class BABILong(Hidden):
         if c.eval_set or not any(budgets):
             return []
         noise = load_noise(self.tokenizer, c.haystack, c.books, "test", c.leading_space)
-        told = [f"up to {-(-budget // len(noise))} times at {segments} segments" for segments, budget in budgets.items() if noise.repeats(budget)]
-        return [f"The haystack of the test has {len(noise):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
+        return noise.remarks({f"{segments} segments": budget for segments, budget in budgets.items()})
 
     def in_parts(self, split: str) -> bool:
         return self.config.stories not in RULES or (split == "test" and bool(self.config.eval_set))

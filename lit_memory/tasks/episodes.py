@@ -180,8 +180,7 @@ class Episodes(Hidden):
         """Where contexts of the test are longer than the books, and so have sentences more than once."""
         lengths = dict.fromkeys(task.config.tokens for _, task in self.test_conditions())
         hay = self.books("test") if any(lengths) else None
-        told = [f"up to {-(-tokens // len(hay))} times at {tokens:,} tokens" for tokens in lengths if hay.repeats(tokens)] if hay else []
-        return [f"The haystack of the test has {len(hay):,} tokens, so that its sentences come {', '.join(told)}."] if hay and told else []
+        return hay.remarks({f"{tokens:,} tokens": tokens for tokens in lengths}) if hay else []
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         samples = self.samples(seed, split, step, size)

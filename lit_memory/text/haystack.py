@@ -15,7 +15,7 @@ Shape suffixes: N tokens of the haystack, T tokens of a context, S sentences of 
 
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -45,6 +45,11 @@ class Haystack:
     def repeats(self, budget: int) -> bool:
         """Whether a context of ``budget`` tokens has passages twice."""
         return budget > len(self)
+
+    def remarks(self, budgets: Mapping[str, int]) -> list[str]:
+        """What a reader of a test has to know about contexts of so many tokens, by what they are called: which are longer than the haystack."""
+        told = [f"up to {-(-budget // len(self))} times at {name}" for name, budget in budgets.items() if self.repeats(budget)]
+        return [f"The haystack of the test has {len(self):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
 
     def place(self, rng: np.random.Generator) -> int:
         """The position of a uniformly drawn sentence: all that is random about a context."""
