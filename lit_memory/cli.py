@@ -77,8 +77,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
     """Say what will happen, do it, and report; returns the exit code."""
     tracker = job.open_tracker()
     job.look_up(tracker)
-    wanted = [] if job.args.report else [s for s in job.specs if job.args.fresh or job.status(s) != "finished"]
-    todo = list({s.key: s for s in reversed(wanted)}.values())[::-1]  # arms with equal settings are one run
+    todo = job.todo()
     console.print(job.headline(todo), highlight=False, soft_wrap=True)
     if job.args.dry_run:
         console.print(plan_table(job))
@@ -149,8 +148,10 @@ class Execution:
         self.job, self.tracker, self.console, self.errors = job, tracker, console, errors
         self.failed = 0
         tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title, "where": job.where}
-        self.parent = tracker.parent(job.experiment.experiment, job.scale, tags)
-        self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parent, tags)
+        own = job.experiment.experiment
+        self.parents = {name: tracker.parent(name, job.scale, tags) for name in dict.fromkeys([own, *(spec.experiment for spec in todo)])}
+        self.parent = self.parents[own]
+        self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parents, tags)
 
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""

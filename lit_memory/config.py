@@ -44,11 +44,12 @@ class TrainConfig:
     """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
 
     steps: int = 10_000
-    """Most steps of a stage; a stage may have its own."""
+    """Most steps of a stage; a stage may have its own. 0, where ``init`` names a run: that run's weights are tested as they are."""
     batch_size: int = 64
-    init: str = ""
-    """A folder, or a name on the Hugging Face hub, whose weights the model starts from: a pretrained decoder, which gets a fresh memory,
-    or a model of ours. Default: all weights are drawn from the seed."""
+    init: Any = ""
+    """What the model's weights come from. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets a fresh memory, or a
+    model of ours. {run: arm}, or {run: experiment/arm} for an experiment beside this one: the run of that arm with the same scale and seed,
+    which is trained first, once for all that start from it. Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -88,7 +89,11 @@ class TrainConfig:
     """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "steps", "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
+        if not isinstance(self.init, str) and not (isinstance(self.init, dict) and [*self.init] == ["run"] and isinstance(self.init["run"], str)):
+            raise ValueError(f"init={self.init!r}: expected a folder, a name on the hub, or {{run: arm}} or {{run: experiment/arm}}")
+        if self.steps or not isinstance(self.init, dict):
+            at_least(1, self, "steps")
+        at_least(1, self, "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")

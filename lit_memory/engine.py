@@ -28,7 +28,7 @@ from lit_memory.experiment import RunSpec
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.pretrained import start_from
+from lit_memory.pretrained import check_weights, start_from
 from lit_memory.registry import model_size
 from lit_memory.seeds import mixed_seed
 from lit_memory.tracking import Tracker
@@ -344,20 +344,36 @@ class Keeper(Checkpoint):
             raise SystemExit(128 + signal.SIGTERM)
 
 
-def build(spec: RunSpec) -> tuple[LitMemory, LitData]:
-    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of ``train.init``."""
+def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
+    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of ``train.init``; of another run's if there
+    is a ``root`` with its checkpoints."""
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
     torch.manual_seed(spec.seed)
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
     module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
-    if t["init"]:
+    if spec.start is None and t["init"]:
         start_from(module.model, t["init"])
+    elif spec.start is not None and root is not None:
+        start_from_run(module, spec.start, root)
     task = {k: v for k, v in spec.task.items() if k != "name"}
     loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
     data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
     return module, data
+
+
+def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
+    """Give a fresh model the weights that a run ended with. Raises FileNotFoundError where it has left none, ValueError for weights of another model."""
+    path = checkpoint.newest(start.folder(root), lambda text: None)
+    if path is None:
+        raise FileNotFoundError(f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first")
+    weights = VerifiedCheckpoints().load_checkpoint(path)["state_dict"]
+    try:
+        check_weights(weights, module.state_dict())
+    except ValueError as error:
+        raise ValueError(f"init={{run: {start.experiment}/{start.arm}}}: {error}") from None
+    module.load_state_dict(weights)
 
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -376,7 +392,9 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
             return
         run_id = tracker.start(spec, run, parent, tags, flatten(spec))
         try:
-            tracker.finish(run_id, *train_and_test(spec, spec.folder(root), tracker, run_id, send))
+            if spec.start is not None and ((found := tracker.find(spec.start.key)) is None or found.status != "FINISHED"):
+                raise RuntimeError(f"init: the run that it starts from, {spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}, has not finished")
+            tracker.finish(run_id, *train_and_test(spec, root, tracker, run_id, send))
         except BaseException as error:
             status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
             with contextlib.suppress(Exception):  # whoever cannot write this, on a full disk say, still tells what happened
@@ -385,17 +403,19 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
             raise
 
 
-def train_and_test(spec: RunSpec, path: Path, tracker: Tracker, run_id: str, send: Send):
-    """Fit from the last checkpoint, then test: (metric, x, value) rows, totals, and such rows of measured times."""
+def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, send: Send):
+    """Fit from the last checkpoint, if there is something to train, then test: (metric, x, value) rows, totals, and such rows of measured times."""
     torch.set_num_threads(spec.train["threads"])
+    path = spec.folder(root)
     files.sweep(path)
-    module, data = build(spec)
+    module, data = build(spec, root)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
     keeper, stopwatch = Keeper(path, logger), Stopwatch(spec.train["timed_steps"])
     trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper)
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():
-        trainer.fit(module, datamodule=data, ckpt_path=last and str(last), weights_only=True)
+        if spec.stages:
+            trainer.fit(module, datamodule=data, ckpt_path=last and str(last), weights_only=True)
         trained = keeper.seconds
         for entry in curriculum.history:
             tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
@@ -450,7 +470,8 @@ def make_trainer(spec: RunSpec, path: Path, logger: Any, *callbacks: L.Callback)
 def flatten(spec: RunSpec) -> dict[str, Any]:
     """The configuration as dotted MLflow parameters, with the model's size."""
     flat = {f"{section}.{k}": v for section in ("model", "task", "train") for k, v in getattr(spec, section).items()}
-    return flat | model_size(spec.model) | {"seed": spec.seed, "arm": spec.arm}
+    started = {"start": f"{spec.start.arm} of {spec.start.experiment}, key {spec.start.key}"} if spec.start else {}
+    return flat | model_size(spec.model) | {"seed": spec.seed, "arm": spec.arm} | started
 
 
 def peak_memory_mb() -> float:

@@ -53,6 +53,10 @@ ADDED: dict[str, Any] = {
 """Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
 
 
+Changes = Sequence[tuple[str, Any]]
+"""Dotted keys and their values, of the command line."""
+
+
 def key_folder(root: Path, key: str) -> Path:
     """The folder of all that a key leaves on disk."""
     return root / "checkpoints" / key[:16]
@@ -71,11 +75,15 @@ class RunSpec:
     model: dict[str, Any]
     task: dict[str, Any]
     train: dict[str, Any]
+    start: "RunSpec | None" = None
+    """The run whose weights it starts from (``train.init``), which has been trained."""
 
     @property
     def key(self) -> str:
         """Identity of everything that changes the numbers; names and reports are outside."""
         sections = {section: {k: v for k, v in getattr(self, section).items() if (f"{section}.{k}", v) not in ADDED.items()} for section in SECTIONS}
+        if self.start is not None:
+            sections["train"]["init"] = {"run": self.start.key}
         content = {"version": KEY_VERSION, **sections, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -90,8 +98,8 @@ class RunSpec:
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Stages with their steps, batch size, ``until`` and the fields of the task that they change."""
-        stages = self.train["stages"] or [{}]
+        """Stages with their steps, batch size, ``until`` and the fields of the task that they change; none where nothing is trained."""
+        stages = self.train["stages"] or [{}] * (self.train["steps"] > 0)
         return [
             {
                 "steps": s.get("steps", self.train["steps"]),
@@ -111,6 +119,11 @@ class RunSpec:
             found += [*range(first + self.train["valid_every"], end, self.train["valid_every"]), end]
             first = end
         return found
+
+    @property
+    def trained(self) -> "RunSpec":
+        """The run that its weights are from: this one, or where nothing is trained the one that it starts from."""
+        return self if self.stages or self.start is None else self.start
 
     def config(self) -> dict[str, Any]:
         """Everything as nested plain data."""
@@ -150,7 +163,6 @@ class Experiment:
 
     def plan(self, overrides: Sequence[str] = ()) -> list[RunSpec]:
         """All runs of the (first) scale, arm by arm, seed by seed. Raises ConfigError."""
-        scale = next(iter(self.scales))
         changes = [parse_override(text) for text in overrides]
         count = len(self.seeds) * sum(math.prod(map(len, self.axes(arm).values())) for arm in self.arms)
         if count > MOST_RUNS:
@@ -158,9 +170,36 @@ class Experiment:
         specs = []
         for arm in self.arms:
             for point, settings in self.grid_points(arm):
-                run = self.resolve(scale, arm, settings, changes)
-                specs += [RunSpec(self.experiment, scale, arm, point, seed, **run) for seed in self.seeds]
+                specs += self.specs(arm, point, settings, self.seeds, changes)
         return specs
+
+    def specs(self, arm: str, point: str, settings: Mapping[str, Any], seeds: Sequence[int], changes: Changes, above: Sequence[str] = ()) -> list[RunSpec]:
+        """The runs of one arm at one point of its grid, with those that they start from. ``above``: the arms that start from this one."""
+        scale, name = next(iter(self.scales)), f"{self.experiment}/{arm}"
+        run = self.resolve(scale, arm, settings, changes)
+        starts: Sequence[RunSpec | None] = [None] * len(seeds)
+        if isinstance(run["train"]["init"], dict):
+            starts = self.starts(run["train"]["init"]["run"], name, seeds, changes, [*above, name])
+        return [RunSpec(self.experiment, scale, arm, point, seed, **run, start=start) for seed, start in zip(seeds, starts, strict=True)]
+
+    def starts(self, wanted: str, arm: str, seeds: Sequence[int], changes: Changes, above: Sequence[str]) -> list[RunSpec]:
+        """The runs that ``train.init`` of an arm names, one for every seed. Changes of the command line are for this experiment alone."""
+        where, (other, _, source) = f"{self.file} (arm {arm.rpartition('/')[2]})", wanted.rpartition("/")
+
+        def wrong(message: str) -> ConfigError:
+            return ConfigError(where, "train.init", f"{{run: {wanted}}}: {message}")
+
+        found = self
+        if other and other != self.experiment:
+            file_name(other, where, "train.init")
+            found = load(Path(self.file).with_name(f"{other}.yaml")).at(next(iter(self.scales)))
+        if source not in found.arms:
+            raise wrong(f"no such arm; {nearest(source, found.arms)}")
+        if found.axes(source):
+            raise wrong("that arm has a grid; expected one of which every seed has one run")
+        if f"{found.experiment}/{source}" in above:
+            raise wrong("it starts from this arm itself; expected no circle")
+        return [spec.trained for spec in found.specs(source, "", {}, seeds, changes if found is self else (), above)]
 
     def axes(self, arm: str) -> dict[str, list]:
         """The grid of one arm: what all arms share, and its own."""
@@ -174,7 +213,7 @@ class Experiment:
             settings = dict(zip(axes, values, strict=True))
             yield point_name("-".join(f"{k.rpartition('.')[2].rstrip('?')}{v}" for k, v in settings.items())), settings
 
-    def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         """Validated model, task and train sections of one arm."""
         tree = copy.deepcopy(self.base)
         scaled, own = split_arm(self.scales[scale], arm)

@@ -86,7 +86,7 @@ class Job:
 
     def look_up(self, tracker: Any) -> None:
         if tracker is not None:
-            keys = list(dict.fromkeys(s.key for s in self.everything))
+            keys = list(dict.fromkeys(s.key for spec in self.everything for s in with_starts(spec)))
             self.runs = {key: run for key, run in zip(keys, tracker.find_all(keys), strict=True) if run is not None}
 
     def close_stale(self, tracker: Any) -> None:
@@ -103,6 +103,14 @@ class Job:
                 tracker.retire(self.runs[spec.key].run_id)
             checkpoint.clear(spec.folder(self.root))
 
+    def todo(self) -> list[RunSpec]:
+        """What there is to run, in order: runs that others start from come first, and arms with equal settings are one run."""
+        if self.args.report:
+            return []
+        wanted = [s for s in self.specs if self.args.fresh or self.status(s) != "finished"]
+        found = [s for spec in wanted for s in with_starts(spec) if s is spec or self.status(s) != "finished"]
+        return list({s.key: s for s in reversed(found)}.values())[::-1]
+
     def status(self, spec: RunSpec) -> str:
         """finished, running (in another process), to resume, or new."""
         run = self.runs.get(spec.key)
@@ -118,16 +126,18 @@ class Job:
         seconds = [self.estimate(s) for s in todo]
         known = [s for s in seconds if s is not None]
         time_left = f"; about {duration(sum(known) / len(known) * len(todo) / min(self.jobs, len(todo)))}" if known else ""
-        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}"
+        first = len({s.key for s in todo} - {s.key for s in self.specs})
+        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}" + (f"; {first} of other experiments to train first" if first else "")
         modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
         return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
 
     def estimate(self, spec: RunSpec) -> float | None:
         """Seconds of a run: what the same arm took here, or took for the report that came with the project."""
-        own = [r.metrics["seconds"] for s in self.everything if s.arm == spec.arm and (r := self.runs.get(s.key)) and "seconds" in r.metrics]
+        alike = [s for s in self.everything if (s.experiment, s.arm) == (spec.experiment, spec.arm)]
+        own = [r.metrics["seconds"] for s in alike if (r := self.runs.get(s.key)) and "seconds" in r.metrics]
         if own:
             return sum(own) / len(own)
-        shipped = PROJECT / "reports" / self.experiment.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
+        shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
         if not shipped.is_file() or self.overrides:
             return None
         runs = [r for r in json.loads(shipped.read_text()).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
@@ -197,7 +207,7 @@ class Job:
         if axis == STEP:
             return None
         field = axis.removeprefix("test_")
-        trained = [s.task | stage["task"] for s in self.everything for stage in s.stages]
+        trained = [s.trained.task | stage["task"] for s in self.everything for stage in s.trained.stages]
         if field == axis:
             return max(x for task in {json.dumps(task): task for task in trained}.values() for x in build("task", task).places(axis))
         return max((task[field] for task in trained if task.get(field) is not None), default=None)
@@ -233,6 +243,11 @@ class Job:
         if x is not None and sizes.get("state_growth"):
             sizes["segments"] = build("task", {**spec.task, self.experiment.report.x.removeprefix("test_"): x}).written
         return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+
+
+def with_starts(spec: RunSpec) -> list[RunSpec]:
+    """A run, and before it those that it starts from."""
+    return [*(with_starts(spec.start) if spec.start else []), spec]
 
 
 def new_tracker(root: Path) -> Any:

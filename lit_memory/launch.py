@@ -116,11 +116,11 @@ def this_package_first() -> Iterator[None]:
 
 
 class Launch:
-    """Runs specs, at most ``jobs`` at a time."""
+    """Runs specs, at most ``jobs`` at a time; one that starts from another's weights when that has ended."""
 
-    def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parent: str, tags: Mapping[str, str]) -> None:
+    def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parents: Mapping[str, str], tags: Mapping[str, str]) -> None:
         self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
-        self.arguments = (root, uri, parent, tags)
+        self.root, self.uri, self.parents, self.tags = root, uri, parents, tags
         self.handlers: dict[int, Any] = {}
         self.context = multiprocessing.get_context("forkserver")  # imports torch once for all children
         self.context.set_forkserver_preload(["lit_memory.engine"])
@@ -137,8 +137,9 @@ class Launch:
         self.handlers |= {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self.waiting or self.running:
-                while self.waiting and len(self.running) < self.jobs:
-                    self.start(self.waiting.pop(0))
+                while len(self.running) < self.jobs and (spec := self.next()):
+                    self.waiting.remove(spec)
+                    self.start(spec)
                 yield from self.listen()
         except Interrupted:
             self.stop()
@@ -146,6 +147,15 @@ class Launch:
         finally:
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
+
+    def next(self) -> RunSpec | None:
+        """The first that waits for no other; None where all do."""
+        left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
+        return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
+
+    def arguments(self, spec: RunSpec) -> tuple[RunSpec, Path, str, str, Mapping[str, str]]:
+        """What ``run_one`` needs to know of a run."""
+        return spec, self.root, self.uri, self.parents[spec.experiment], self.tags
 
     def interrupt(self, number: int, frame: Any) -> None:
         for each in self.handlers:
@@ -155,7 +165,7 @@ class Launch:
 
     def start(self, spec: RunSpec) -> None:
         here, there = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=run_child, args=(spec, *self.arguments, there), daemon=True, name=spec.name)
+        process = self.context.Process(target=run_child, args=(*self.arguments(spec), there), daemon=True, name=spec.name)
         process.start()
         there.close()
         self.running.append(Child(spec, process, here))

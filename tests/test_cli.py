@@ -47,8 +47,8 @@ class Inline(Launch):
             child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
             self.running.append(child)
             try:
-                run_one(child.spec, *self.arguments, messages.append)
-            except ArithmeticError as error:
+                run_one(*self.arguments(child.spec), messages.append)
+            except (ArithmeticError, RuntimeError) as error:
                 child.failure, child.process.exitcode = f"{type(error).__name__}: {error}", 1
             for message in messages:
                 yield child, child.hear(message)
@@ -399,6 +399,31 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert "2 runs: 1 finished, 1 new" in out and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1 and "\nREPRODUCED\n" in out
 
 
+def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, root, tmp_path, inline, capsys):
+    """It belongs to its own experiment; what starts from it and trains nothing tests the same weights."""
+    first, starts = write(), {"train.init": {"run": "tiny/b"}, "train.steps": 0, "model.gamma": "off"}
+    later = tmp_path / "later.yaml"
+    later.write_text(yaml.safe_dump(tree | {"experiment": "later", "arms": {"y": starts}, "expect": ["y[2] >= 0"]}))
+    assert call(later, "--root", root) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("later (scale default): 1 run: 1 new; 1 of other experiments to train first\n")
+    assert out.index("✓ b seed 0") < out.index("✓ y seed 0") and statuses(root).items() >= {"b": "FINISHED", "y": "FINISHED"}.items()
+    tracker, specs = Tracker(root), [*prepare(first).specs[1:], *prepare(later).specs]
+    source, tested = (tracker.find(spec.key) for spec in specs)
+    assert tracker.results(source) == tracker.results(tested) and (source.metrics["steps"], tested.metrics["steps"]) == (6, 0)
+    assert source.tags["lit.experiment"] == "tiny" and tested.params["start"] == f"b of tiny, key {source.tags['lit.key']}"
+    assert call(first, "--root", root) == 0 and call(later, "--root", root) == 0
+    out = capsys.readouterr().out
+    assert "2 runs: 1 finished, 1 new" in out and "1 run: 1 finished\n" in out and out.count("finished in") == 1
+
+
+def test_what_starts_from_a_run_that_failed_fails(write, root, inline, capsys):
+    arms = {"a": {"train.lr": 1e30}, "y": {"train.init": {"run": "a"}, "train.steps": 0}}
+    assert call(write(arms=arms, expect=[]), "--root", root) == 1
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "✗ a seed 0 failed" in errors and "RuntimeError: init: the run that it starts from, a of tiny, seed 0, has not finished" in errors
+
+
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
     file = write()
     assert call(file, "--root", root, "--report") == 0
@@ -438,7 +463,8 @@ def make_launch(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "run_child", talk)
     monkeypatch.setattr(launch, "GRACE", 2.0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield lambda arms, jobs: Launch([SimpleNamespace(arm=arm, name=arm) for arm in arms], jobs, tmp_path, "", "", {})
+    common = {"start": None, "experiment": "tiny"}
+    yield lambda arms, jobs: Launch([SimpleNamespace(arm=a, name=a, key=a, **common) for a in arms], jobs, tmp_path, "", {"tiny": ""}, {})
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -451,6 +477,17 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
         seen.setdefault(child.spec.arm, []).append(event.get("news", child.process.exitcode))
     assert seen == {"a": [True, False, True, 0], "b": [True, False, True, 0], "crash": [True, False, True, -signal.SIGKILL]}
     assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_run_waits_for_the_one_that_it_starts_from(make_launch):
+    runs, ended = make_launch(["a", "b", "c", "d"], 4), []
+    for spec, start in zip(runs.waiting, (2, None, None, 2), strict=True):
+        spec.start = start and runs.waiting[start]
+    for child, event in runs.events():
+        if event["event"] == "end":
+            ended.append(child.spec.arm)
+        assert child.spec.arm not in "ad" or "c" in ended
+    assert sorted(ended) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -512,3 +512,18 @@ def test_a_run_starts_from_pretrained_weights(make_spec, decoder, tmp_path):
 def test_pretrained_weights_of_another_model(make_spec, decoder, settings, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         build(make_spec(*GPT2, f"train.init={decoder}", *settings))
+
+
+def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
+    """And of a run that has left none."""
+    engine.quiet()
+    start = make_spec()
+    with pytest.raises(FileNotFoundError, match=r"init={run: tiny/a}: no checkpoint of its seed 0 in .*; run it first"):
+        build(dataclasses.replace(start, start=start), tmp_path)
+    trainer = engine.make_trainer(start, tmp_path, False, Curriculum(start), engine.Keeper(start.folder(tmp_path)))
+    module, data = build(start)
+    trainer.fit(module, datamodule=data)
+    again = build(dataclasses.replace(start, start=start, seed=1), tmp_path)[0]
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"init={run: tiny/a}: .*has shape"):
+        build(dataclasses.replace(make_spec("model.width=32"), start=start), tmp_path)

@@ -414,6 +414,37 @@ def test_files_and_scales_that_do_not_exist(tmp_path, tree):
 
 # The experiments of the project
 
+# Runs that start from others
+
+
+def test_a_run_starts_from_another(tree):
+    """Its key has that of the other, whatever that is called; a run that trains nothing passes on what it started from."""
+    starts = {"again": {"train.init": {"run": "a"}, "train.steps": 0}, "third": {"train.init": {"run": "again"}, "model.gamma": "off"}}
+    found = {spec.arm: spec for spec in plan(tree, {"arms": tree["arms"] | starts})}
+    assert found["again"].start == found["again"].trained == found["a"] and not found["again"].stages
+    assert found["third"].start == found["a"] and found["third"].trained is found["third"]
+    assert len({spec.key for spec in found.values()}) == 4
+    renamed = plan(tree, {"arms": {"x": {}, "y": {"train.init": {"run": "tiny/x"}, "train.steps": 0}}})[1]
+    assert renamed.key == found["again"].key
+    other = plan(tree, {"arms": {"x": {"train.lr": 0.1}, "y": {"train.init": {"run": "tiny/x"}, "train.steps": 0, "train.lr": found["a"].train["lr"]}}})[1]
+    assert {**other.config(), "start": 0, "arm": 0} == {**renamed.config(), "start": 0, "arm": 0} and other.key != renamed.key
+
+
+def test_a_run_starts_from_another_experiment(tree, tmp_path):
+    """At the same scale, from the same seed, without what the command line changes here."""
+    whole = tree | {"scales": {"cpu": {}, "gpu": {"train.steps": 9}}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(whole))
+    own = {"experiment": "later", "arms": {"y": {"train.init": {"run": "tiny/b"}, "train.steps": 0}}, "expect": [], "seeds": [0, 5]}
+    (tmp_path / "later.yaml").write_text(yaml.safe_dump(whole | own))
+    for scale, steps in (("cpu", 6), ("gpu", 9)):
+        specs = load(tmp_path / "later.yaml").at(scale).plan(["train.batch_size=2"])
+        starts = [spec.start for spec in specs]
+        assert [(s.experiment, s.arm, s.scale, s.seed, s.train["steps"], s.train["batch_size"]) for s in starts] == [
+            ("tiny", "b", scale, seed, steps, 4) for seed in (0, 5)
+        ]
+        assert starts[0] == load(tmp_path / "tiny.yaml").at(scale).plan()[1]
+
+
 SCALES = [(path, scale) for path in EXPERIMENTS for scale in load(path).scale_names()]
 
 
@@ -445,7 +476,14 @@ SMALL += [
     "task.horizon?=4",
     "task.test_horizon?=[3, 4]",
 ]
-DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in reversed(load(path).at().plan(SMALL))}
+
+
+def alone(spec: RunSpec) -> RunSpec:
+    """The same run without the one that it starts from, which has left no weights here."""
+    return dataclasses.replace(spec, start=None, train=spec.train | {"init": ""}) if spec.start else spec
+
+
+DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(load(path).at().plan(SMALL)))}
 
 
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
