@@ -45,6 +45,7 @@ ADDED: dict[str, Any] = {
     "model.inputs": 0,
     "model.cutoffs": [],
     "task.stream": False,
+    "task.apart": 0,
     "task.eval_set": "",
     "task.eval_revision": None,
     "task.eval_length": None,

@@ -201,12 +201,17 @@ def _line(axes: Any, results: "Results") -> None:
 
 def _x_axis(axes: Any, xs: list[float], train_x: float | None, log: bool) -> None:
     """Limits that hold every x, finished or not; a tick at every tested x, a label where it touches no more important one."""
-    scale = math.log if log else float
-    ends = sorted(scale(x) for x in (*xs, train_x) if x is not None)
-    low, span = ends[0] - 0.03 * (ends[-1] - ends[0]), 1.06 * (ends[-1] - ends[0])
-    if log:
+    shown = [*xs, *([] if train_x is None else [train_x])]
+    scale, back = (math.log, math.exp) if log else (float, float)
+    if log and min(shown) == 0:  # which has no logarithm: asinh is linear up to the smallest other one, and then logarithmic
+        positive = min((x for x in shown if x > 0), default=1.0)
+        scale, back = (lambda x: math.asinh(x / positive)), (lambda y: positive * math.sinh(y))
+        axes.set_xscale("asinh", linear_width=positive)
+    elif log:
         axes.set_xscale("log")
-    axes.set_xlim(*(math.exp(end) if log else end for end in (low, low + span)))
+    ends = sorted(map(scale, shown))
+    low, span = ends[0] - 0.03 * (ends[-1] - ends[0]), 1.06 * (ends[-1] - ends[0])
+    axes.set_xlim(back(low), back(low + span))
     labels = dict.fromkeys(xs, "")
     for x in (xs[-1], xs[0], *(x for x in xs if x == train_x), *xs):
         gaps = [(abs(scale(x) - scale(other)) / span, len(text)) for other, text in labels.items() if text and other != x]

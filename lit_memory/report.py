@@ -47,6 +47,7 @@ class ReportConfig:
     """Words and units for the axis; "" takes them from figures.LABELS, or else the field's name."""
     y_label: str = ""
     log_x: bool = False
+    """A logarithmic axis, which begins with a linear part where 0 is on it."""
     log_y: bool = False
     chance: float | None = None
     """y of blind guessing, drawn as a horizontal line."""
@@ -111,8 +112,8 @@ class ReportPlan:
     """git commit, dirty, versions, hardware, date."""
 
     def __post_init__(self) -> None:
-        if self.config.log_x and min(self.x_values) <= 0:
-            raise ValueError(f"log_x: expected positive values of {self.config.x}, got {min(self.x_values):g}")
+        if self.config.log_x and min(self.x_values) < 0:
+            raise ValueError(f"log_x: expected values of {self.config.x} of 0 or more, got {min(self.x_values):g}")
         self.config.state_value(self.x_values)
 
     @property

@@ -261,6 +261,26 @@ def test_a_tuple_of_segments_may_have_masks(build, name):
     assert all(torch.equal(a, b) for a, b in zip(state_tensors(expected), state_tensors(found), strict=True))
 
 
+def test_sentences_that_come_apart():
+    """Whole sentences of the training's books, or the pieces that they are cut in, beside the same samples; there are none in other splits."""
+    for name, config in (("memreasoner", {}), ("variable_tracking", {"noise": "books"})):
+        task, alone = make(name, **config, apart=2, line_tokens=24), make(name, **config, line_tokens=24)
+        pieces = cut(task.books("train"), 24)
+        known = {tuple(piece.tolist()) for piece in np.split(pieces.tokens_N, pieces.starts_S[1:])}
+        batch = task.batch(3, "train", 5, 4)
+        ids_BNL, mask_BNL = batch.apart
+        assert ids_BNL.shape == mask_BNL.shape == (4, 2, 24)
+        found = [tuple(line[real].tolist()) for line, real in zip(ids_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)]
+        assert known.issuperset(found) and len(set(found)) > 4 and (ids_BNL[~mask_BNL] == task.tokenizer.pad_id).all()
+        assert torch.equal(batch.apart[0], task.batch(3, "train", 5, 4).apart[0]) and not torch.equal(batch.apart[0], task.batch(3, "train", 6, 4).apart[0])
+        assert torch.equal(batch.ids_BT, alone.batch(3, "train", 5, 4).ids_BT) and alone.batch(3, "train", 5, 4).apart is None
+        assert task.batch(3, "valid", 5, 4).apart is task.at(layout="text", segment_len=160).batch(3, "train", 5, 4).apart is None
+        moved = batch.to(torch.device("meta")).apart
+        assert all(part.is_meta for part in moved)
+    with pytest.raises(ValueError, match="apart=1: the noise of this task is not that of books; expected 0"):
+        make("passkey", apart=1).batch(0, "train", 0, 2)
+
+
 def test_segments_that_are_written():
     """About as many as a context takes."""
     assert make("memreasoner", layout="text", tokens=1000, segment_len=100, margin=20).written == 10

@@ -3,6 +3,7 @@
 All comparisons are in fp64 on tiny models, with batches as a task in layout "lines" makes them.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,22 @@ def test_losses_slow_twin():
         assert list(module.losses(make_batch(support=support))) == ["answer", "autoencoding"]
     assert list(make().losses(batch)) == ["answer", "order"]
     assert make(answer_loss=0.0).loss(make_batch(support=None)) == 0  # nothing is told, and nothing else has a weight
+
+
+@pytest.mark.parametrize("cls", [lit_memory.LitMemReasoner, lit_memory.LitLarimar])
+def test_lines_apart_are_auto_encoded(cls):
+    """With those of the context, and they change nothing else; shorter ones, too."""
+    batch = make_batch(1)
+    module, apart_BNL = make(cls, autoencoding_loss=1.0), torch.randint(1, V, (B, 2, L - 1), generator=torch.Generator().manual_seed(3))
+    mask_BNL = torch.arange(L - 1) < torch.tensor([[2, 4], [3, 3], [4, 1]])[..., None]
+    both = replace(batch, apart=(apart_BNL, mask_BNL))
+    lines = [line for b in range(B) for line in sample_lines(batch, b)]
+    lines += [line[real] for line, real in zip(apart_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)]
+    expected = [term for line in lines for term in terms(module.model, line, module.model.encode(line[None])[0])]
+    losses, without = module.losses(both), module.losses(batch)
+    assert close(losses.pop("autoencoding"), torch.stack(expected).mean())
+    without.pop("autoencoding")
+    assert losses.keys() == without.keys() and all(torch.equal(loss, without[name]) for name, loss in losses.items())
 
 
 def test_every_loss_trains():

@@ -420,8 +420,8 @@ def test_the_section_of_the_yaml_is_strict():
     for fields, message in [*wrong, ({"paper_values": "armt_text_and_figures", "paper_rows": ["Fig 9"]}, "no row of .* starts with 'Fig 9'; tables: text;")]:
         with pytest.raises(ValueError, match=message):
             ReportConfig(**fields)
-    with pytest.raises(ValueError, match="log_x: expected positive values of test_pairs, got 0"):
-        make_plan(xs=[0, 1], config=ReportConfig(log_x=True))
+    with pytest.raises(ValueError, match="log_x: expected values of test_pairs of 0 or more, got -1"):
+        make_plan(xs=[-1, 1], config=ReportConfig(log_x=True))
     with pytest.raises(ValueError, match="state_x=7: expected one of the tested values 50, 100, 200, 500, first or last"):
         make_plan(config=ReportConfig(state_x=7))
     assert [make_plan(config=ReportConfig(state_x=x)).state_x for x in (None, "first", "last", 100)] == [None, 50, 500, 100]

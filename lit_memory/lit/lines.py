@@ -109,6 +109,12 @@ class LitLines(LitMemory):
         return torch.cat(ids, dim=1), torch.cat(masks, dim=1)
 
 
+def fitted(apart: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """Lines in no context, as long as those of a context."""
+    ids_BNT, mask_BNT = (F.pad(t, (0, length - t.shape[2])) for t in apart)
+    return ids_BNT, mask_BNT
+
+
 class LitLarimar(LitLines):
     """Decoder that a latent from an episodic memory conditions.
 
@@ -138,7 +144,10 @@ class LitLarimar(LitLines):
             hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
             out["answer"] = self.cross_entropy(hidden_ND, targets_N)
         if wanted != ["answer"]:
-            out |= self.model.losses(*self.lines(batch), names=wanted)
+            lines = self.lines(batch)
+            if batch.apart is not None:
+                lines = tuple(torch.cat(both, dim=1) for both in zip(fitted(batch.apart, lines[0].shape[2]), lines, strict=True))
+            out |= self.model.losses(*lines, names=wanted)
         return out
 
     def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:
@@ -149,8 +158,8 @@ class LitMemReasoner(LitLines):
     """Larimar with ordered lines, hops and an unordered readout.
 
     answer_loss: weight of the task's own loss, every tail from its hop. order_loss: delta, of ``MemReasoner.order_loss`` on the samples of which
-    supporting lines are told (SF). autoencoding_loss: rho, of reconstructing every line that a batch writes from its own latent; in the paper
-    it is that of as many chunks of Wikipedia. support_loss, support_autoencoding_loss: alpha_SF and beta_SF, of reconstructing the
+    supporting lines are told (SF). autoencoding_loss: rho, of reconstructing every line that a batch writes, or that comes apart, from its
+    own latent; in the paper it is that of as many chunks of Wikipedia. support_loss, support_autoencoding_loss: alpha_SF and beta_SF, of reconstructing the
     supporting lines from what their hops find, and from their own latents (SF*). The paper tells no weight.
     """
 
@@ -188,7 +197,12 @@ class LitMemReasoner(LitLines):
         ids_XT, mask_XT = ids_BNT[real_BN], mask_BNT[real_BN]
         latents_XC = self.latents(asked, ids_XT, mask_XT)
         if "autoencoding" in wanted:
-            out["autoencoding"] = self.model.reconstruction(ids_XT, mask_XT, latents_XC)
+            all_of_it = ids_XT, mask_XT, latents_XC
+            if batch.apart is not None:
+                other_ids_XT, other_mask_XT = (t.flatten(0, 1) for t in fitted(batch.apart, ids_XT.shape[1]))
+                others = other_ids_XT, other_mask_XT, self.model.encode(other_ids_XT, other_mask_XT).to(latents_XC.dtype)
+                all_of_it = [torch.cat(both) for both in zip(all_of_it, others, strict=True)]
+            out["autoencoding"] = self.model.reconstruction(*all_of_it)
         if told_BH is not None and wanted & OF_SUPPORT:
             b, hop = told_BH.nonzero(as_tuple=True)
             x = real_BN.sum(1).cumsum(0)[b] - 1 - told_BH[b, hop]  # the question is the last line of a sample

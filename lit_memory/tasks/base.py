@@ -36,6 +36,7 @@ class Batch:
     prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model, which then goes on by itself (``score_text``); None: it does not.
     continues: whether the samples go on where those of the batch before have ended, with the memory that those have left (False: they begin).
         The last token of such a batch is only predicted; the next one begins with it. None: the batch stands alone.
+    apart: lines (B, n, L) that are in no context, and a mask that is True at real tokens, for models that learn to write lines. None: there are none.
     """
 
     ids_BT: Tensor
@@ -46,6 +47,7 @@ class Batch:
     context: Iterable[Segment] = ()
     prompt_B: Tensor | None = None
     continues: bool | None = None
+    apart: tuple[Tensor, Tensor] | None = None
 
     @property
     def scored_BT(self) -> Tensor:
@@ -55,7 +57,9 @@ class Batch:
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``."""
         move = partial(Tensor.to, device=device, non_blocking=non_blocking)
-        moved = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        if self.apart is not None:
+            moved["apart"] = move(self.apart[0]), move(self.apart[1])
         context = (tuple(map(move, part)) if isinstance(part, tuple) else move(part) for part in self.context)
         return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
 

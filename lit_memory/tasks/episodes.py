@@ -17,17 +17,18 @@ Shape suffixes: B batch, L tokens of a line, F facts, H hops, N tokens of an ans
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import Generator
+from numpy.random import PCG64, Generator
 from torch import Tensor
 
 from lit_memory.checks import at_least
+from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.base import Batch
 from lit_memory.tasks.hidden import Asked, Hidden, Sample, TextConfig, encoded, padded, tail, until
 from lit_memory.text.haystack import Haystack
@@ -53,6 +54,8 @@ class EpisodesConfig(TextConfig):
     """Lines of a segment."""
     supporting: float = 0.0
     """Share of the training samples of which the supporting facts are told, chosen by a hash of their text."""
+    apart: int = 0
+    """Sentences of books that come with every training sample of lines, in no context (published: about one), for models that learn to write lines."""
     test_tokens: list[int] = field(default_factory=list)
     """Tokens of the contexts that the test visits; default: ``tokens``."""
 
@@ -60,7 +63,7 @@ class EpisodesConfig(TextConfig):
         super().__post_init__()
         if self.layout == "text":
             self.check_margin()
-        at_least(0, self, "tokens")
+        at_least(0, self, "tokens", "apart")
         at_least(1, self, "line_tokens", "segment_lines")
         if not 0 <= self.supporting <= 1:
             raise ValueError(f"supporting={self.supporting}: expected a share from 0 to 1")
@@ -184,7 +187,20 @@ class Episodes(Hidden):
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         samples = self.samples(seed, split, step, size)
-        return self.laid_out(samples, split) if self.config.layout == "text" else self.in_lines(samples, split)  # type: ignore[arg-type]
+        if self.config.layout == "text":
+            return self.laid_out(samples, split)  # type: ignore[arg-type]
+        batch = self.in_lines(samples, split)
+        return replace(batch, apart=self.apart(seed, step, size)) if split == "train" and self.config.apart else batch
+
+    def apart(self, seed: int, step: int, size: int) -> tuple[Tensor, Tensor]:
+        """Uniformly drawn sentences of the training's books, cut like lines: ids (B, n, L) and their mask. Raises ValueError where there are no books."""
+        c, books = self.config, self.books("train")
+        if books is None:
+            raise ValueError(f"apart={c.apart}: the noise of this task is not that of books; expected 0")
+        hay, rng = cut(books, c.line_tokens), Generator(PCG64(mixed_seed(seed, "apart/train", step)))
+        places = [hay.place(rng) for _ in range(size * c.apart)]
+        ids_XL, mask_XL = rows_of([hay.tokens(place, int(hay.offset(place, 1))) for place in places], c.line_tokens, self.tokenizer.pad_id)
+        return ids_XL.unflatten(0, (size, -1)), mask_XL.unflatten(0, (size, -1))
 
     def in_lines(self, episodes: Sequence[Episode], split: str) -> Batch:
         """A batch in layout "lines"; a tail to every hop that has an answer of its own."""
@@ -210,8 +226,7 @@ class Episodes(Hidden):
                 shown = view.read(max(start, 0), max(min(start + n, len(view)) - max(start, 0), 0))
                 shown = [row if len(row) else empty for row in shown] + [episode.line] * (start + n > len(view))
                 rows_X += [NOTHING] * (n - len(shown)) + shown
-            part = padded(rows_X, c.line_tokens, pad_id)
-            ids_XL, mask_XL = part if isinstance(part, tuple) else (part, torch.ones_like(part, dtype=torch.bool))
+            ids_XL, mask_XL = rows_of(rows_X, c.line_tokens, pad_id)
             yield ids_XL.view(len(episodes), -1), mask_XL.view(len(episodes), -1)
 
     def episode(self, place: Place, support: Sequence[int], texts: Texts, split: str, key: Sequence[str]) -> Episode:
@@ -273,6 +288,12 @@ class Episodes(Hidden):
         parts = [until(part.tolist(), self.tokenizer.eos_id) for part in said]
         tokens = [token for spoken, _ in parts for token in spoken]
         return torch.tensor(tokens + [self.tokenizer.eos_id] * all(ended for _, ended in parts))
+
+
+def rows_of(rows: Sequence[np.ndarray], length: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Rows of tokens, left-aligned, and their mask."""
+    part = padded(rows, length, pad_id)
+    return part if isinstance(part, tuple) else (part, torch.ones_like(part, dtype=torch.bool))
 
 
 def encoded_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
