@@ -178,8 +178,10 @@ class LitMemReasoner(LitLines):
         super().__init__(**options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        asked, told_BH = self.read(batch), batch.meta.get("support")
         wanted = {name for name in self.loss_names if self.hparams[f"{name}_loss"]}
+        if wanted == {"autoencoding"}:
+            return self.reconstructions(batch, Asked(None, None), None, wanted)
+        asked, told_BH = self.read(batch), batch.meta.get("support")
         if asked.found is None or told_BH is None or not bool(told_BH.any()):
             wanted -= {"order", *OF_SUPPORT}
         hidden_ND, targets_N, _ = self.answers(batch, asked)
