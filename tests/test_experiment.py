@@ -475,7 +475,15 @@ SMALL += [
     "task.test_length?=[40, 48]",
     "task.horizon?=4",
     "task.test_horizon?=[3, 4]",
+    "task.tokens?=100",
+    "task.segment_lines?=16",
 ]
+
+
+def planned(path: Path) -> list[RunSpec]:
+    """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report names the one."""
+    experiment = load(path).at()
+    return experiment.plan([*SMALL, *["task.test_tokens=[100, 120]"] * (experiment.report.x == "test_tokens")])
 
 
 def alone(spec: RunSpec) -> RunSpec:
@@ -483,7 +491,7 @@ def alone(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, start=None, train=spec.train | {"init": ""}) if spec.start else spec
 
 
-DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(load(path).at().plan(SMALL)))}
+DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(planned(path)))}
 
 
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
