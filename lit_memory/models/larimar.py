@@ -141,10 +141,11 @@ class Larimar(LineRecurrent):
         mask_BNT: True at real tokens (default: all); a line without any is none.
         """
         mask_BNT = torch.ones_like(ids_BNT, dtype=torch.bool) if mask_BNT is None else mask_BNT
-        lines_BNE, real_BN = self.lines(ids_BNT, mask_BNT), mask_BNT.any(-1)
+        addressed = bool({"memory", "keys"} & set(names))
+        lines_BNE, real_BN = (self.lines if addressed else super().lines)(ids_BNT, mask_BNT), mask_BNT.any(-1)
         own_BNC = lines_BNE[..., : self.config.latent_width]
         latents, out = {"autoencoding": own_BNC, "language": torch.zeros_like(own_BNC)}, {}
-        if {"memory", "keys"} & set(names):
+        if addressed:
             latents["memory"], w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
             if w_BNK is not None:
                 out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
