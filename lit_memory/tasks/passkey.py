@@ -21,6 +21,7 @@ Deviations
 2. A hash of a number decides its split, but of one digit, of which there are too few. The sentence about San Francisco is in all splits: a
    model that was trained on it needs no haystack.
 3. To the word tokenizer, digits are spelled. A model says at most 16 tokens (published: 10 for a passkey), as many as San Francisco takes.
+4. The published model is trained on text of all kinds; a small one may learn to write numbers from the needles of ``train_digits``.
 """
 
 import re
