@@ -39,6 +39,7 @@ KEY_VERSION = 1
 """Part of every key; raise it when a change of the code changes the numbers."""
 ADDED: dict[str, Any] = {
     "train.test_cuts": [],
+    "task.train_digits": [],
     "train.init": "",
     "train.timed_steps": 0,
     "train.losses": {},
@@ -256,10 +257,13 @@ class Experiment:
     def metrics(self, specs: Sequence[RunSpec]) -> list[str]:
         """What there is along the report's x axis, times aside."""
         task = load_class("task", specs[0].task["name"])
+        models = [load_class("model", name) for name in dict.fromkeys(spec.model["name"] for spec in specs)]
         if self.report.x == STEP:
-            diagnosed = dict.fromkeys(name for spec in specs for name in load_class("model", spec.model["name"]).diagnosed)
+            diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
             return [*task.metrics, "loss", *(f"test_{name}" for name in (*task.metrics, "loss")), *OF_A_RUN, *diagnosed]
-        return [*task.curves.get(self.report.x, (*task.metrics, *task.derived, "loss")), "steps"]
+        if self.report.x in task.curves:
+            return [*task.curves[self.report.x], "steps"]
+        return [*task.metrics, *task.derived, "loss", "steps", *dict.fromkeys(name for model in models for name in model.tested)]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""

@@ -53,6 +53,8 @@ class SegmentRecurrent(nn.Module):
     """The backbone: embeddings, layers, norm and ``head``."""
     diagnosed: ClassVar[tuple[str, ...]] = ()
     """Names of what a validation tells about the memory, besides its metrics; a report may show them."""
+    tested: ClassVar[tuple[str, ...]] = ()
+    """Those of them that a test tells as well, for every x."""
     loss_names: ClassVar[tuple[str, ...]] = ()
     """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
     state_growth: int = 0

@@ -138,6 +138,17 @@ def test_claims_may_be_about_time(tree):
             experiment.check_report(experiment.plan())
 
 
+def test_claims_may_be_about_the_memory(tree):
+    """What a model tells of its memory in every test is a metric of its experiments, and of no others; some of it validations alone have."""
+    task, claim = {"name": "passkey", "layout": "lines", "test_tokens": [100, 200]}, "a.hop1_support[last] >= a.lines[first] / 99"
+    edits = {"base/task": task, "base/model": {"width": 16, "heads": 2, "layers": 1}, "report": {"x": "test_tokens", "y": "lines"}, "expect": [claim]}
+    for name, right in (("larimar", True), ("memreasoner", True), ("transformer", False)):
+        experiment = parse(change(tree, {**edits, "base/model/name": name, "scales": {"cpu": {}}, "arms": {"a": {}}}), "tiny.yaml")
+        with contextlib.nullcontext() if right else pytest.raises(ConfigError, match=r"report\.y: unknown metric 'lines'"):
+            experiment.check_report(experiment.plan())
+    assert load_class("model", "rmt").diagnosed and not load_class("model", "rmt").tested
+
+
 def test_the_key_ignores_names_and_reports(tree):
     names = {"experiment": "other", "paper/title": "Other", "report/notes": "Other", "report/chance": 0.5, "expect": [], "arms": {"c": {}}}
     spec, other = plan(tree)[0], plan(tree, names | {"scales": {"big": {}}})[0]
@@ -475,7 +486,15 @@ SMALL += [
     "task.test_length?=[40, 48]",
     "task.horizon?=4",
     "task.test_horizon?=[3, 4]",
+    "task.tokens?=100",
+    "task.segment_lines?=16",
 ]
+
+
+def planned(path: Path) -> list[RunSpec]:
+    """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report names the one."""
+    experiment = load(path).at()
+    return experiment.plan([*SMALL, *["task.test_tokens=[100, 120]"] * (experiment.report.x == "test_tokens")])
 
 
 def alone(spec: RunSpec) -> RunSpec:
@@ -483,7 +502,7 @@ def alone(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, start=None, train=spec.train | {"init": ""}) if spec.start else spec
 
 
-DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(load(path).at().plan(SMALL)))}
+DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(planned(path)))}
 
 
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
@@ -499,4 +518,6 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     trainer.test(module, datamodule=data, verbose=False)
     rows = engine.collect(trainer.callback_metrics, data)
     assert {x for name, x, _ in rows if name in data.task.metrics} == {x for x, _ in data.test_conditions}
+    if spec.model["name"] == "larimar":
+        assert {(name, x) for name in module.model.tested for x, _ in data.test_conditions} <= {(name, x) for name, x, _ in rows}
     assert all(math.isfinite(value) for _, _, value in rows)

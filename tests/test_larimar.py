@@ -220,6 +220,9 @@ def test_lar_length_of_distinct_lines():
             assert len(encoded) == 2 * 7  # five lines, the needle, the question: the whole line and its first tokens
             reads.append(model.read(state))
             sizes.append((model.state_floats(state), state.real_BN.shape, state.ids_BNT.shape))
+            lines = torch.cat(filled(tokens, place)).view(-1, N)
+            at = (lines == ids_of(1, N, seed=1)).all(1).nonzero().item()
+            assert model.readouts(state).nearest_BH.tolist() == [[len(lines) - 1 - at]]  # where it was, not in which slot it is
     assert all(torch.equal(read, reads[0]) for read in reads) and set(sizes) == {(2 * 8 * 8, (1, 8), (1, 8, N))}
     assert torch.equal(reads[0], model.encode(ids_of(1, N, seed=1)))
     everything = unroll(make(keys="one_hot", prefix_tokens=3, line_tokens=N).float(), iter(filled(1000, 0.5)), keep=0).state
@@ -240,6 +243,7 @@ def test_distinct_slow_twin(segment):
         expected = [*dict.fromkeys(lines[:-1]), lines[-1]]
         kept = [tuple(line[line >= 0].tolist()) for line, real in zip(state.ids_BNT[b], state.real_BN[b], strict=True) if real]
         assert kept == (expected if lines[-1] in lines[:-1] else [*dict.fromkeys(lines)])
+        assert state.age_BN[b][state.real_BN[b]].tolist() == [*(len(lines) - 1 - lines.index(line) for line in kept[:-1]), 0]
         latents = torch.cat([model.encode(torch.tensor([line])) for line in kept])
         assert close(state.lines_BNE[b][state.real_BN[b]], latents) and not state.lines_BNE[b][~state.real_BN[b]].any()
         alone = unroll(model, ids[b : b + 1].flatten(1), segment * N, mask_BT=mask[b : b + 1].flatten(1)).state

@@ -34,7 +34,8 @@ def episode(lines, batch=2, seed=3, scale=1.0):
     """Random latents of so many lines and a question."""
     Z = scale * torch.randn(batch, lines + 2, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     real = torch.arange(lines + 2).expand(batch, -1) > 0
-    return Episode(Z * real.unsqueeze(-1), real, torch.full((batch, lines + 2, 0), -1))
+    age = torch.arange(lines + 1, -1, -1).expand(batch, -1) * real
+    return Episode(Z * real.unsqueeze(-1), real, torch.full((batch, lines + 2, 0), -1), age)
 
 
 def close(a, b, tol=1e-10):
@@ -86,7 +87,7 @@ def test_step_slow_twin(temporal):
         chosen, latents, _ = naive(model, Z[:-1], Z[-1], 2.0)
         assert found.nearest_BH[b].tolist() == [len(Z) - 1 - i for i in chosen] and close(found.latents_BHC[b], latents)
         assert close(hidden[b], model.decode(asked[b : b + 1], latents[-1:])[0])
-        assert found.ranks_BN[b].tolist() == [0] * (8 - len(Z)) + list(range(len(Z) - 1, 0, -1))
+        assert found.age_BN[b].tolist() == [0] * (8 - len(Z)) + list(range(len(Z) - 1, 0, -1))
 
 
 def test_gradients_of_the_default_reach_all():
@@ -261,7 +262,7 @@ def test_update_slow_twin(temporal):
         alone = model.readouts(Episode(*(t[b : b + 1, columns] for t in state)))
         assert close(found.latents_BHC[b], alone.latents_BHC[0]) and close(found.distances_BHN[b][:, kept], alone.distances_BHN[0][:, 1:])
         assert found.distances_BHN[b].isfinite().sum() == 2 * eta
-        assert found.nearest_BH[b].tolist() == [10 - kept[eta - int(i)] for i in alone.nearest_BH[0]]
+        assert torch.equal(found.nearest_BH[b], alone.nearest_BH[0]) and found.nearest_BH[b, -1] in [10 - column for column in kept]
         assert not close(found.distances_BHN[b][:, kept], first.distances_BHN[b][:, kept], 1e-3)
 
 

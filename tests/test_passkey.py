@@ -89,6 +89,19 @@ def test_splits_share_no_number():
     assert all(len(values) > 50 for values in seen) and not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
 
 
+def test_numbers_of_several_lengths():
+    """All of ``train_digits`` in training and validation, each where its hash says; those of a test are as long as it asks."""
+    task, tests = make(train_digits=[1, 2, 4], tokens=100), {}
+    for split in ("train", "valid", "test"):
+        batch = task.at(test_digits=[2, 4]).test_conditions()[1][1].batch(0, split, 0, 60) if split == "test" else task.batch(0, split, 0, 60)
+        answers = [tails[0][1].replace(" ", "") for tails in tails_of(task, batch)]
+        tests[split] = {answer for answer in answers if len(answer) > 1}
+        assert set(map(len, answers)) == ({4} if split == "test" else {1, 2, 4}) and batch.meta["digits"].tolist() == [*map(len, answers)]
+    assert not tests["train"] & tests["valid"] and not tests["train"] & tests["test"]
+    with pytest.raises(ValueError, match=r"train_digits=\[3, 0\]: expected 1 to 15"):
+        make(train_digits=[3, 0])
+
+
 @pytest.mark.parametrize(
     ("said", "score"),
     [

@@ -29,8 +29,9 @@ class LitLines(LitMemory):
     """A ``LitMemory`` that weighs several losses: ``<name>_loss`` is the weight of ``losses()[name]``, for the model's ``loss_names``.
 
     Where all that follows a context are its tails (``Batch.read_only``), the memory is read once for all of them. One tail is answered by the
-    last hop; as many tails as there are hops by one hop each; with one hop it answers all. Validation and test add ``hop<i>_support``: the share
-    of the samples of which ``meta["support"]`` (B, H) tells the line that supports hop i, counted back from the question, whose hop i finds it.
+    last hop; as many tails as there are hops by one hop each; with one hop it answers all. Validation and test add ``lines``, how many the memory
+    holds, the question aside, and ``hop<i>_support``: the share of the samples of which ``meta["support"]`` (B, H) tells the line that supports
+    hop i, counted back from the question, whose hop i finds it.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -88,8 +89,11 @@ class LitLines(LitMemory):
         return said.unflatten(0, (len(batch.ids_BT), -1)).flatten(1)
 
     def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:
-        support_BH, out = batch.meta.get("support"), {}
-        if support_BH is None or state.found is None:
+        if state.found is None:
+            return {}
+        support_BH, age_BN = batch.meta.get("support"), state.found.age_BN
+        out = {"lines": ((age_BN > 0).sum(1).float().mean(), len(age_BN))}
+        if support_BH is None:
             return out
         for h, (support_B, nearest_B) in enumerate(zip(support_BH.unbind(1), state.found.nearest_BH.unbind(1), strict=False)):
             told_B = support_B > 0
@@ -149,9 +153,6 @@ class LitLarimar(LitLines):
                 lines = tuple(torch.cat(both, dim=1) for both in zip(fitted(batch.apart, lines[0].shape[2]), lines, strict=True))
             out |= self.model.losses(*lines, names=wanted)
         return out
-
-    def diagnose(self, batch: Batch, state: Asked) -> dict[str, tuple[Tensor, int]]:
-        return {} if self.model.config.distinct else super().diagnose(batch, state)  # where lines are left out, none can be counted back
 
 
 class LitMemReasoner(LitLines):

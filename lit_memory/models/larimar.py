@@ -33,13 +33,14 @@ from torch.nn import functional as F
 
 from lit_memory.checks import at_least
 from lit_memory.memory import episodic
-from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, exact, taken, trimmed
+from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, aged, ages, exact, taken, trimmed
 
 
 class Larimar(LineRecurrent):
     """Decoder that one latent conditions, read from the latents of earlier lines."""
 
     loss_names = ("answer", "memory", "autoencoding", "language", "keys")
+    diagnosed = tested = ("hop1_support", "lines")
 
     @dataclass
     class Config(LinesConfig):
@@ -80,8 +81,9 @@ class Larimar(LineRecurrent):
     def advance_distinct(self, state: Episode, ids_BNT: Tensor, mask_BNT: Tensor) -> Episode:
         """The episode with those of the lines that it does not have, in the order in which they came first, and the last line as the question,
         also where it has that. A line is encoded by itself: its latent depends, to the last bit, on nothing that is read with it."""
-        old, new_ids_BNT = state.real_BN.shape[1], ids_BNT.masked_fill(~mask_BNT, -1)
-        all_ids_BNT, real_BN = torch.cat([state.ids_BNT, new_ids_BNT], dim=1), torch.cat([state.real_BN, mask_BNT.any(-1)], dim=1)
+        old, new_real_BN, state = state.real_BN.shape[1], mask_BNT.any(-1), aged(state, mask_BNT.any(-1))
+        parts = ((state.ids_BNT, ids_BNT.masked_fill(~mask_BNT, -1)), (state.real_BN, new_real_BN), (state.age_BN, ages(new_real_BN)))
+        all_ids_BNT, real_BN, age_BN = (torch.cat(pair, dim=1) for pair in parts)
         columns_N = torch.arange(real_BN.shape[1], device=real_BN.device)
         first_BN = first_equal(all_ids_BNT)
         own_BN = real_BN & (first_BN == columns_N)
@@ -94,7 +96,7 @@ class Larimar(LineRecurrent):
         lines_BNE = lines_BNE.take_along_dim(first_BN.unsqueeze(-1), dim=1)
         asked_BN = real_BN & (columns_N == (columns_N * real_BN).amax(1, keepdim=True))
         kept_BN = own_BN | asked_BN
-        found = Episode(lines_BNE * kept_BN.unsqueeze(-1), kept_BN, all_ids_BNT.masked_fill(~kept_BN.unsqueeze(-1), -1))
+        found = Episode(lines_BNE * kept_BN.unsqueeze(-1), kept_BN, all_ids_BNT.masked_fill(~kept_BN.unsqueeze(-1), -1), age_BN * kept_BN)
         return trimmed(taken(found, kept_BN.byte().argsort(dim=1, stable=True)))
 
     def read(self, state: Episode) -> Tensor:

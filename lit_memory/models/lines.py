@@ -32,28 +32,30 @@ from lit_memory.recurrence import SegmentRecurrent, map_state
 
 
 class Episode(NamedTuple):
-    """Latents of all lines (with keys behind them if a model has those), the newest last, which of them are real, and their tokens (B, N, T).
+    """Latents of all lines (with keys behind them if a model has those), the newest last, which of them are real, their tokens (B, N, T), and how
+    many real lines have come after each: 0 after the question. Of a line that is kept once, all that have come after its first coming.
 
-    The first is not: it stands for the question of a sample that has no line yet. Samples with fewer lines are padded in front. What is not
+    The first is not real: it stands for the question of a sample that has no line yet. Samples with fewer lines are padded in front. What is not
     real is zero. Tokens are -1 where there is none; T is 0 in a model that needs no tokens.
     """
 
     lines_BNE: Tensor
     real_BN: Tensor
     ids_BNT: Tensor
+    age_BN: Tensor
 
 
 class Readouts(NamedTuple):
     """What a question finds: the latents of H reads, one after the other, and of every read the nearest of the lines before the question.
 
-    Lines are counted back from the question, 1 is the one before it; 0 where there is none.
-    distances_BHN: from what was read to every line, inf to what is none. ranks_BN: the count of every column, 0 where it is no line.
+    A line is told by its age, which counts back from the question: 1 is the one before it; 0 where there is none.
+    distances_BHN: from what was read to every line, inf to what is none. age_BN: of every column, 0 where it is no line.
     """
 
     latents_BHC: Tensor
     nearest_BH: Tensor
     distances_BHN: Tensor
-    ranks_BN: Tensor
+    age_BN: Tensor
 
 
 @dataclass
@@ -177,8 +179,7 @@ class LineRecurrent(SegmentRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         options = self.state_options(device, dtype)
         lines_BNE = torch.zeros(batch, 1, self.state_growth, **options)
-        no_line_BN = torch.zeros(batch, 1, dtype=torch.bool, device=options["device"])
-        return Episode(lines_BNE, no_line_BN, torch.full((batch, 1, self.kept_tokens), -1, device=options["device"]))
+        return self.alone(lines_BNE, real=False)
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         return self.decode_state(state, ids_BT, mask_BT), self.advance(state, ids_BT, mask_BT) if write else state
@@ -193,21 +194,30 @@ class LineRecurrent(SegmentRecurrent):
 
     def readouts(self, state: Episode) -> Readouts:
         """What is read, and what it lies next to. Default: one read, and its distances to the latents of the lines."""
-        lines_BNE, real_BN = (t[:, :-1] for t in padded(state, max(2, state.real_BN.shape[1]))[:2])
+        lines_BNE, real_BN, _, age_BN = self.before(state)
         alone_B1, read_B1C = ~real_BN.any(1, keepdim=True), self.read(state).unsqueeze(1)
         distances_B1N = episodic.distances(read_B1C.detach(), lines_BNE[..., : read_B1C.shape[-1]].detach(), real_BN | alone_B1)
-        return self.located(read_B1C, distances_B1N, real_BN)
+        return self.located(read_B1C, distances_B1N, real_BN, age_BN)
 
     @staticmethod
-    def located(latents_BHC: Tensor, distances_BHN: Tensor, real_BN: Tensor) -> Readouts:
+    def before(state: Episode) -> Episode:
+        """The lines before the question; one that is not real where there is none."""
+        return map_state(lambda t: t[:, :-1], padded(state, max(2, state.real_BN.shape[1])))
+
+    @staticmethod
+    def located(latents_BHC: Tensor, distances_BHN: Tensor, real_BN: Tensor, age_BN: Tensor) -> Readouts:
         """Readouts of these latents, where what was read has these distances to the lines."""
-        ranks_BN = real_BN.flip(1).cumsum(1).flip(1) * real_BN
-        return Readouts(latents_BHC, ranks_BN.gather(1, distances_BHN.argmin(-1)), distances_BHN.masked_fill(~real_BN.unsqueeze(1), torch.inf), ranks_BN)
+        return Readouts(latents_BHC, age_BN.gather(1, distances_BHN.argmin(-1)), distances_BHN.masked_fill(~real_BN.unsqueeze(1), torch.inf), age_BN)
 
     def found(self, latents_BC: Tensor) -> Episode:
         """The state of which these latents are what is read: that of questions with no line before them."""
-        real_BN = torch.ones(len(latents_BC), 1, dtype=torch.bool, device=latents_BC.device)
-        return Episode(latents_BC.unsqueeze(1), real_BN, torch.full((len(latents_BC), 1, self.kept_tokens), -1, device=latents_BC.device))
+        return self.alone(latents_BC.unsqueeze(1), real=True)
+
+    def alone(self, lines_B1E: Tensor, real: bool) -> Episode:
+        """Episodes of one line each, of which no tokens are known."""
+        size = lines_B1E.shape[:2]
+        real_B1 = lines_B1E.new_full(size, real, dtype=torch.bool)
+        return Episode(lines_B1E, real_B1, real_B1.new_full((*size, self.kept_tokens), -1, dtype=torch.int64), real_B1.new_zeros(size, dtype=torch.int64))
 
     def encode(self, ids_XT: Tensor, mask_XT: Tensor | None = None) -> Tensor:
         """(1): latents (X, C) of lines. A line without a token that counts has one, too. What is there several times is encoded once, but with dropout."""
@@ -235,10 +245,10 @@ class LineRecurrent(SegmentRecurrent):
         ids_BNT, mask_BNT = self.cut(ids_BT, mask_BT)
         real_BN = mask_BNT.any(-1)
         lines_BNE = self.lines(ids_BNT, mask_BNT).to(state.lines_BNE.dtype).masked_fill(~real_BN.unsqueeze(-1), 0)
-        new = Episode(lines_BNE, real_BN, ids_BNT.masked_fill(~mask_BNT, -1)[..., : self.kept_tokens])
+        new = Episode(lines_BNE, real_BN, ids_BNT.masked_fill(~mask_BNT, -1)[..., : self.kept_tokens], ages(real_BN))
         if mask_BT is not None:
             new = taken(new, real_BN.byte().argsort(dim=1, stable=True))  # what is no line comes first, so that the last line is one
-        return map_state(lambda a, b: torch.cat([a, b], dim=1), state, new)
+        return map_state(lambda a, b: torch.cat([a, b], dim=1), aged(state, real_BN), new)
 
     def noisy(self, x: Tensor, std: float) -> Tensor:
         return x + std * torch.randn_like(x) if std and self.training else x
@@ -297,6 +307,16 @@ def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ids_UT.clamp(min=0), ids_UT >= 0, counts_U
 
 
+def ages(real_BN: Tensor) -> Tensor:
+    """How many real lines come after each real one; 0 at the others."""
+    return (real_BN.flip(1).cumsum(1).flip(1) - 1) * real_BN
+
+
+def aged(state: Episode, real_BN: Tensor) -> Episode:
+    """The same episodes after more lines, of which these are real."""
+    return state._replace(age_BN=state.age_BN + real_BN.sum(1, keepdim=True) * state.real_BN)
+
+
 def taken(state: Episode, columns_BN: Tensor) -> Episode:
     """The lines that are in these columns."""
     rows_B1 = torch.arange(len(columns_BN), device=columns_BN.device)[:, None]
@@ -306,8 +326,9 @@ def taken(state: Episode, columns_BN: Tensor) -> Episode:
 def padded(state: Episode, lines: int) -> Episode:
     """The same episodes with ``lines`` lines: those that are missing are added in front and not real."""
     missing = lines - state.real_BN.shape[1]
-    lines_BNE, real_BN, ids_BNT = state
-    return Episode(F.pad(lines_BNE, (0, 0, missing, 0)), F.pad(real_BN, (missing, 0)), F.pad(ids_BNT, (0, 0, missing, 0), value=-1))
+    lines_BNE, real_BN, ids_BNT, age_BN = state
+    ids_BNT = F.pad(ids_BNT, (0, 0, missing, 0), value=-1)
+    return Episode(F.pad(lines_BNE, (0, 0, missing, 0)), F.pad(real_BN, (missing, 0)), ids_BNT, F.pad(age_BN, (missing, 0)))
 
 
 def trimmed(state: Episode) -> Episode:

@@ -39,13 +39,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_memory.checks import at_least
 from lit_memory.memory import episodic
-from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, Readouts, exact, padded
+from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, Readouts, exact
 
 
 class MemReasoner(LineRecurrent):
     """Decoder that one latent conditions, found by several reads of a memory of ordered lines."""
 
     loss_names = ("answer", "order", "autoencoding", "support", "support_autoencoding")
+    diagnosed = tested = ("hop1_support", "hop2_support", "lines")
 
     @dataclass
     class Config(LinesConfig):
@@ -110,7 +111,7 @@ class MemReasoner(LineRecurrent):
         if not c.memory:
             raise ValueError(f"memory={c.memory}: expected True, as nothing is read where the decoder sees all; use step")
         asked_BC = state.lines_BNE[:, -1]
-        Z_BNC, real_BN = (t[:, :-1] for t in padded(state, max(2, state.real_BN.shape[1]))[:2])
+        Z_BNC, real_BN, _, age_BN = self.before(state)
         alone_B1 = ~real_BN.any(1, keepdim=True)
         with exact(Z_BNC.device):
             latents_BHC, distances_BHN = self.hop(asked_BC, Z_BNC, real_BN | alone_B1)
@@ -120,7 +121,7 @@ class MemReasoner(LineRecurrent):
                 latents_BHC, kept_BHI = self.hop(asked_BC, Z_BNC.take_along_dim(kept_BI.unsqueeze(-1), dim=1), kept_real_BI)
                 distances_BHN = torch.full_like(distances_BHN, torch.inf).scatter(2, kept_BI.unsqueeze(1).expand_as(kept_BHI), kept_BHI)
         latents_BHC = torch.where(alone_B1.unsqueeze(-1), asked_BC.unsqueeze(1), latents_BHC)
-        return self.located(latents_BHC, distances_BHN, real_BN)
+        return self.located(latents_BHC, distances_BHN, real_BN, age_BN)
 
     def hop(self, asked_BC: Tensor, Z_BNC: Tensor, real_BN: Tensor) -> tuple[Tensor, Tensor]:
         """(1) to (5) among the real ones of some lines, of which every sample has one: latents (B, H, C), and distances (B, H, N) of the readouts to
@@ -167,12 +168,12 @@ class MemReasoner(LineRecurrent):
         """
         if support_BH.shape[1] > found.nearest_BH.shape[1]:
             raise ValueError(f"hops={found.nearest_BH.shape[1]}: {support_BH.shape[1]} supporting lines are told; expected at least as many hops")
-        told_BH, ranks_BN = support_BH > 0, found.ranks_BN
-        place_BH = (ranks_BN.unsqueeze(1) == support_BH.unsqueeze(2)).byte().argmax(2)
-        missing_BH = told_BH & (ranks_BN.gather(1, place_BH) != support_BH)
+        told_BH, age_BN = support_BH > 0, found.age_BN
+        place_BH = (age_BN.unsqueeze(1) == support_BH.unsqueeze(2)).byte().argmax(2)
+        missing_BH = told_BH & (age_BN.gather(1, place_BH) != support_BH)
         if bool(missing_BH.any()):
             b, h = missing_BH.nonzero()[0].tolist()
-            raise ValueError(f"support={int(support_BH[b, h])} of sample {b}: expected one of the {int(ranks_BN[b].max())} lines before its question")
+            raise ValueError(f"support={int(support_BH[b, h])} of sample {b}: expected one of the {int(age_BN[b].max())} lines before its question")
         log_p_BHN = (-found.distances_BHN[:, : support_BH.shape[1]]).masked_fill(~told_BH.unsqueeze(2), 0).log_softmax(-1)
         loss_BH = -log_p_BHN.gather(2, place_BH.unsqueeze(2)).squeeze(2) * told_BH
         return loss_BH.sum() / told_BH.any(1).sum().clamp(min=1)

@@ -21,6 +21,7 @@ Deviations
 2. A hash of a number decides its split, but of one digit, of which there are too few. The sentence about San Francisco is in all splits: a
    model that was trained on it needs no haystack.
 3. To the word tokenizer, digits are spelled. A model says at most 16 tokens (published: 10 for a passkey), as many as San Francisco takes.
+4. The published model is trained on text of all kinds; a small one may learn to write numbers from the needles of ``train_digits``.
 """
 
 import re
@@ -67,6 +68,8 @@ class Passkey(Episodes):
         needle: Literal["passkey", "magic", "san_francisco"] = "passkey"
         digits: int = 5
         """Of a number, whose first one is not 0."""
+        train_digits: list[int] = field(default_factory=list)
+        """Digits of the numbers in training and validation, one of these for every number; default: ``digits``."""
         depth: int | None = None
         """Percent of the hay in front of the needle; default: drawn."""
         test_digits: list[int] = field(default_factory=list)
@@ -76,8 +79,9 @@ class Passkey(Episodes):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not 1 <= self.digits <= 15:
-                raise ValueError(f"digits={self.digits}: expected 1 to 15")
+            for name, digits in (("digits", [self.digits]), ("train_digits", self.train_digits)):
+                if not all(1 <= n <= 15 for n in digits):
+                    raise ValueError(f"{name}={getattr(self, name)}: expected 1 to 15")
             if self.depth is not None and not 0 <= self.depth <= 100:
                 raise ValueError(f"depth={self.depth}: expected 0 to 100 percent")
 
@@ -88,9 +92,10 @@ class Passkey(Episodes):
     def hide(self, split: str, rng: Generator) -> Episode:
         """Draw a number and where the sentence with it lies."""
         c, answer, prompt = self.config, SAN_FRANCISCO, PROMPTS[self.config.needle]
+        digits = c.train_digits[int(rng.integers(len(c.train_digits)))] if c.train_digits and split != "test" else c.digits
         while c.needle != "san_francisco":
-            answer = VALUES["number"](rng, c.digits)
-            if c.digits == 1 or split_of((), answer) == split:
+            answer = VALUES["number"](rng, digits)
+            if digits == 1 or split_of((), answer) == split:
                 break
         depth = int(rng.integers(101)) if c.depth is None else c.depth
         spelled = " ".join(answer) if c.tokenizer == "word" and c.needle != "san_francisco" else answer
@@ -122,7 +127,8 @@ class Passkey(Episodes):
         """With digits, and the percent of hay that is in front of the needle, to a whole number."""
         hay = [(int(s.starts_F[s.support[0]]) - sum(map(len, s.facts[: s.support[0]])), s.context - sum(map(len, s.facts))) for s in samples]
         depths = [self.config.depth if self.config.depth is not None else round(100 * before / max(all_of_it, 1)) for before, all_of_it in hay]
-        return super().meta(samples) | {"digits": torch.full((len(samples),), self.config.digits), "depth": torch.tensor(depths)}
+        digits = [sum(map(str.isdigit, self.tokenizer.decode(s.answer[:-1]))) for s in samples]
+        return super().meta(samples) | {"digits": torch.tensor(digits), "depth": torch.tensor(depths)}
 
     def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
         recall = rouge_l_recall(said, target) if self.config.needle == "san_francisco" else float(target in said)
