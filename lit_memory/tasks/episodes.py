@@ -175,6 +175,10 @@ class Episodes(Hidden):
         axis = given[0] if given else "tokens"
         return axis, getattr(self.config, f"test_{axis}") or [self.config.tokens]
 
+    def prose(self, split: str) -> Haystack:
+        """The sentences of books, whatever is between the facts."""
+        raise NotImplementedError
+
     def books(self, split: str) -> Haystack | None:
         """The sentences of books between the facts; None where there is other noise, or none."""
         raise NotImplementedError
@@ -193,11 +197,9 @@ class Episodes(Hidden):
         return replace(batch, apart=self.apart(seed, step, size)) if split == "train" and self.config.apart else batch
 
     def apart(self, seed: int, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Uniformly drawn sentences of the training's books, cut like lines: ids (B, n, L) and their mask. Raises ValueError where there are no books."""
-        c, books = self.config, self.books("train")
-        if books is None:
-            raise ValueError(f"apart={c.apart}: the noise of this task is not that of books; expected 0")
-        hay, rng = cut(books, c.line_tokens), Generator(PCG64(mixed_seed(seed, "apart/train", step)))
+        """Uniformly drawn sentences of the training's books, cut like lines: ids (B, n, L) and their mask."""
+        c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
+        hay = cut(self.prose("train"), c.line_tokens)
         places = [hay.place(rng) for _ in range(size * c.apart)]
         ids_XL, mask_XL = rows_of([hay.tokens(place, int(hay.offset(place, 1))) for place in places], c.line_tokens, self.tokenizer.pad_id)
         return ids_XL.unflatten(0, (size, -1)), mask_XL.unflatten(0, (size, -1))

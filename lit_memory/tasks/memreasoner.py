@@ -93,9 +93,11 @@ class BabiEpisodes(Episodes):
         stream = questions(self.asked(split), seed, split, step, size, c.stories)
         return [self.placed(*self.fitting(stream, split), split, rng) for _ in range(size)]
 
+    def prose(self, split: str) -> Haystack:
+        return load_noise(self.tokenizer, self.config.haystack, self.config.books, split, True)
+
     def books(self, split: str) -> Haystack | None:
-        c = self.config
-        return load_noise(self.tokenizer, c.haystack, c.books, split, True) if c.noise == "books" else None
+        return self.prose(split) if self.config.noise == "books" else None
 
     def asked(self, split: str) -> str:
         """The task that a split asks."""

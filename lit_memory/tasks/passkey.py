@@ -119,9 +119,11 @@ class Passkey(Episodes):
         blocks = room // len(hay)
         return hay, 0, blocks * len(hay), blocks * depth // 100 * len(hay)
 
+    def prose(self, split: str) -> Haystack:
+        return load_hay(self.tokenizer, self.config.haystack, self.config.books, split)
+
     def books(self, split: str) -> Haystack | None:
-        c = self.config
-        return None if c.needle == "passkey" else load_hay(self.tokenizer, c.haystack, c.books, split)
+        return None if self.config.needle == "passkey" else self.prose(split)
 
     def meta(self, samples: list[Episode]) -> dict[str, Tensor]:
         """With digits, and the percent of hay that is in front of the needle, to a whole number."""

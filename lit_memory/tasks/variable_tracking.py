@@ -145,9 +145,11 @@ class VariableTracking(Episodes):
     def spelled(self, text: str) -> str:
         return " ".join(text) if self.config.tokenizer == "word" else text
 
+    def prose(self, split: str) -> Haystack:
+        return load_hay(self.tokenizer, self.config.haystack, self.config.books, split)
+
     def books(self, split: str) -> Haystack | None:
-        c = self.config
-        return load_hay(self.tokenizer, c.haystack, c.books, split) if c.noise == "books" else None
+        return self.prose(split) if self.config.noise == "books" else None
 
     def place(self, statements: list[str], support: list[int], split: str, rng: Generator) -> tuple[Place, list[int]]:
         """Where the statements lie, behind the note of a text, and which facts support the answer."""
