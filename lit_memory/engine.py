@@ -359,18 +359,20 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
 
 
 def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
-    """Give a fresh model the weights that a run ended with. Parts that the run's model does not have at all stay as they were drawn from the seed.
+    """Give a fresh model the weights that a run ended with. Parts that only one of the two has, such as ways to tell the order of lines, stay as they
+    were drawn from the seed, or are left behind.
 
     Raises FileNotFoundError where the run has left none, ValueError for weights of another model.
     """
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
         raise FileNotFoundError(f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first")
-    weights = VerifiedCheckpoints().load_checkpoint(path)["state_dict"]
-    known = {part_of(name) for name in weights}
-    weights |= {name: tensor for name, tensor in module.state_dict().items() if part_of(name) not in known}
+    theirs, own = VerifiedCheckpoints().load_checkpoint(path)["state_dict"], module.state_dict()
+    common = {part_of(name) for name in theirs} & {part_of(name) for name in own}
+    weights = {name: tensor for name, tensor in theirs.items() if part_of(name) in common}
+    weights |= {name: tensor for name, tensor in own.items() if part_of(name) not in common}
     try:
-        check_weights(weights, module.state_dict())
+        check_weights(weights, own)
     except ValueError as error:
         raise ValueError(f"init={{run: {start.experiment}/{start.arm}}}: {error}") from None
     module.load_state_dict(weights)

@@ -532,15 +532,20 @@ def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
         build(dataclasses.replace(make_spec("model.layers=2"), start=start), tmp_path)
 
 
-def test_parts_that_a_run_does_not_have_are_drawn_from_the_seed(tree, tmp_path):
-    """A memory of lines may begin with an auto-encoder, whatever will tell their order."""
+def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
+    """They are drawn from the seed, or left behind: a memory of lines may begin with an auto-encoder, whatever will tell their order."""
     engine.quiet()
     lines = {"name": "memreasoner", "layers": 1, "encoder_layers": 1, "width": 16, "heads": 2, "latent_width": 8, "slots": 4, "line_tokens": 12, "pad_id": 0}
     tree["base"] |= {"model": lines, "task": {"name": "memreasoner", "line_tokens": 12, "segment_len": 16, "vocab_size": 300, "books": 1}}
-    tree |= {"arms": {"a": {"model.temporal": "none"}, "b": {"train.init": {"run": "a"}}}, "report": {"x": "test_tokens"}, "expect": []}
-    a, b = parse(tree, "tiny.yaml").plan()
+    start = {"train.init": {"run": "a"}}
+    arms = {"a": {"model.temporal": "none"}, "b": start, "c": start | {"model": lines | {"name": "larimar"}}}
+    tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
+    a, b, c = parse(tree, "tiny.yaml").plan()
     module, data = build(a)
     engine.make_trainer(a, tmp_path, False, Curriculum(a), engine.Keeper(a.folder(tmp_path))).fit(module, datamodule=data)
     found, fresh, trained = build(b, tmp_path)[0].state_dict(), build(b)[0].state_dict(), module.state_dict()
     assert {engine.part_of(name) for name in found.keys() - trained.keys()} == {"gru"}
     assert all(torch.equal(tensor, trained.get(name, fresh[name])) for name, tensor in found.items())
+    larimar = build(c, tmp_path)[0].state_dict()
+    assert {engine.part_of(name) for name in trained.keys() - larimar.keys()} == {"W_q"}
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in larimar.items())
