@@ -364,16 +364,26 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
 
 
 def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
-    """Give a fresh model the weights that a run ended with. Raises FileNotFoundError where it has left none, ValueError for weights of another model."""
+    """Give a fresh model the weights that a run ended with. Parts that the run's model does not have at all stay as they were drawn from the seed.
+
+    Raises FileNotFoundError where the run has left none, ValueError for weights of another model.
+    """
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
         raise FileNotFoundError(f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first")
     weights = VerifiedCheckpoints().load_checkpoint(path)["state_dict"]
+    known = {part_of(name) for name in weights}
+    weights |= {name: tensor for name, tensor in module.state_dict().items() if part_of(name) not in known}
     try:
         check_weights(weights, module.state_dict())
     except ValueError as error:
         raise ValueError(f"init={{run: {start.experiment}/{start.arm}}}: {error}") from None
     module.load_state_dict(weights)
+
+
+def part_of(name: str) -> str:
+    """The part of a model that a weight of its LightningModule belongs to: ``model.decoder.norm.weight`` to decoder."""
+    return name.split(".")[1]
 
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:

@@ -15,6 +15,7 @@ import torch
 from lit_memory import engine
 from lit_memory.checkpoint import saved
 from lit_memory.engine import Curriculum, NonFinite, build, run_one
+from lit_memory.experiment import parse
 from lit_memory.lit.modules import LitMemory
 from lit_memory.registry import load_class
 from lit_memory.tracking import Tracker
@@ -527,3 +528,19 @@ def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
     with pytest.raises(ValueError, match=r"init={run: tiny/a}: .*has shape"):
         build(dataclasses.replace(make_spec("model.width=32"), start=start), tmp_path)
+    with pytest.raises(ValueError, match=r"init={run: tiny/a}: .*layers.1"):
+        build(dataclasses.replace(make_spec("model.layers=2"), start=start), tmp_path)
+
+
+def test_parts_that_a_run_does_not_have_are_drawn_from_the_seed(tree, tmp_path):
+    """A memory of lines may begin with an auto-encoder, whatever will tell their order."""
+    engine.quiet()
+    lines = {"name": "memreasoner", "layers": 1, "encoder_layers": 1, "width": 16, "heads": 2, "latent_width": 8, "slots": 4, "line_tokens": 12, "pad_id": 0}
+    tree["base"] |= {"model": lines, "task": {"name": "memreasoner", "line_tokens": 12, "segment_len": 16, "vocab_size": 300, "books": 1}}
+    tree |= {"arms": {"a": {"model.temporal": "none"}, "b": {"train.init": {"run": "a"}}}, "report": {"x": "test_tokens"}, "expect": []}
+    a, b = parse(tree, "tiny.yaml").plan()
+    module, data = build(a)
+    engine.make_trainer(a, tmp_path, False, Curriculum(a), engine.Keeper(a.folder(tmp_path))).fit(module, datamodule=data)
+    found, fresh, trained = build(b, tmp_path)[0].state_dict(), build(b)[0].state_dict(), module.state_dict()
+    assert {engine.part_of(name) for name in found.keys() - trained.keys()} == {"gru"}
+    assert all(torch.equal(tensor, trained.get(name, fresh[name])) for name, tensor in found.items())

@@ -60,6 +60,32 @@ def test_encoder_skips_padding():
     assert blank.isfinite().all() and close(blank, model.encode(torch.zeros(1, 2, dtype=torch.int64)))
 
 
+def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
+    """With the same latents, loss and gradients as one by one; with dropout, every one by itself."""
+    model = make(pad_id=0)
+    ids_XT = ids_of(5, N)[[0, 1, 0, 2, 1, 0, 3, 4]]
+    mask_XT = torch.arange(N) < torch.tensor([5, 3, 5, 2, 3, 4, 0, 0])[:, None]
+    seen, decode, encoder = [], model.decode, model.encoder.forward
+    monkeypatch.setattr(model.encoder, "forward", lambda tokens, mask: seen.append(len(mask)) or encoder(tokens, mask))
+    monkeypatch.setattr(model, "decode", lambda ids, *rest: seen.append(len(ids)) or decode(ids, *rest))
+    found = model.autoencoding(ids_XT, mask_XT)
+    found.backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    assert seen == [5, 5]  # lines without a token are alike
+    model.zero_grad()
+    own = torch.cat([model.encode(ids[None], mask[None]) for ids, mask in zip(ids_XT, mask_XT, strict=True)])
+    assert close(model.encode(ids_XT, mask_XT), own)
+    expected = model.reconstruction(ids_XT, mask_XT, own)
+    expected.backward()
+    assert close(found, expected) and all(close(a, p.grad) for a, p in zip(grads, (p for p in model.parameters() if p.grad is not None), strict=True))
+    seen.clear()
+    model = make(pad_id=0, dropout=0.5).train()
+    encoder = model.encoder.forward
+    monkeypatch.setattr(model.encoder, "forward", lambda tokens, mask: seen.append(len(mask)) or encoder(tokens, mask))
+    model.autoencoding(ids_XT, mask_XT)
+    assert seen == [8] and model.eval().autoencoding(ids_XT, mask_XT) > 0 and seen == [8, 5]
+
+
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
 def test_lar_past(family):
     """T-LAR-past: for a zero latent the decoder is the plain one with one slot whose key and value are zero, which is not the plain one."""

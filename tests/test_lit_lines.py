@@ -125,6 +125,13 @@ def test_lines_apart_are_auto_encoded(cls):
     assert losses.keys() == without.keys() and all(torch.equal(loss, without[name]) for name, loss in losses.items())
 
 
+def test_auto_encoding_alone_reads_nothing():
+    module, batch = make(answer_loss=0.0, order_loss=0.0, autoencoding_loss=2.0), make_batch()
+    expected = make(autoencoding_loss=2.0).losses(batch)["autoencoding"]
+    module.read = None
+    assert list(module.losses(batch)) == ["autoencoding"] and close(module.loss(batch), 2 * expected)
+
+
 def test_every_loss_trains():
     """Each loss alone reaches every parameter but those that it has nothing to do with; M_0 does not matter while lines are fewer than slots."""
     unread = ("decoder.layers", "decoder.norm", "decoder.head", "to_past", "to_rows")

@@ -179,8 +179,10 @@ class LitMemReasoner(LitLines):
         super().__init__(**options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        asked, told_BH = self.read(batch), batch.meta.get("support")
         wanted = {name for name in self.loss_names if self.hparams[f"{name}_loss"]}
+        if wanted == {"autoencoding"}:
+            return self.reconstructions(batch, Asked(None, None), None, wanted)
+        asked, told_BH = self.read(batch), batch.meta.get("support")
         if asked.found is None or told_BH is None or not bool(told_BH.any()):
             wanted -= {"order", *OF_SUPPORT}
         hidden_ND, targets_N, _ = self.answers(batch, asked)
@@ -195,22 +197,13 @@ class LitMemReasoner(LitLines):
         """Those of the losses that reconstruct lines."""
         ids_BNT, mask_BNT = self.lines(batch)
         real_BN, out = mask_BNT.any(-1), {}
-        ids_XT, mask_XT = ids_BNT[real_BN], mask_BNT[real_BN]
-        latents_XC = self.latents(asked, ids_XT, mask_XT)
         if "autoencoding" in wanted:
-            all_of_it = ids_XT, mask_XT, latents_XC
-            if batch.apart is not None:
-                other_ids_XT, other_mask_XT = (t.flatten(0, 1) for t in fitted(batch.apart, ids_XT.shape[1]))
-                others = other_ids_XT, other_mask_XT, self.model.encode(other_ids_XT, other_mask_XT).to(latents_XC.dtype)
-                all_of_it = [torch.cat(both) for both in zip(all_of_it, others, strict=True)]
-            out["autoencoding"] = self.model.reconstruction(*all_of_it)
+            lines = [(ids_BNT, mask_BNT), *([] if batch.apart is None else [fitted(batch.apart, ids_BNT.shape[2])])]
+            out["autoencoding"] = self.model.autoencoding(*(torch.cat([t.flatten(0, 1) for t in parts]) for parts in zip(*lines, strict=True)))
         if told_BH is not None and wanted & OF_SUPPORT:
             b, hop = told_BH.nonzero(as_tuple=True)
             x = real_BN.sum(1).cumsum(0)[b] - 1 - told_BH[b, hop]  # the question is the last line of a sample
-            for name, latents in (("support", asked.found.latents_BHC[b, hop]), ("support_autoencoding", latents_XC[x])):
-                out[name] = self.model.reconstruction(ids_XT[x], mask_XT[x], latents)
+            ids_XT, mask_XT = ids_BNT[real_BN][x], mask_BNT[real_BN][x]
+            for name, latents_XC in (("support", asked.found.latents_BHC[b, hop]), ("support_autoencoding", self.model.encode(ids_XT, mask_XT))):
+                out[name] = self.model.reconstruction(ids_XT, mask_XT, latents_XC)
         return out
-
-    def latents(self, asked: Asked, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
-        """Latents (X, C) of all lines that a batch has the model write: where it has read them all, the episode has them, in the same order."""
-        return self.model.encode(ids_XT, mask_XT) if asked.found is None else asked.state.lines_BNE[asked.state.real_BN]

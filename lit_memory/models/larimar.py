@@ -141,16 +141,18 @@ class Larimar(LineRecurrent):
         mask_BNT: True at real tokens (default: all); a line without any is none.
         """
         mask_BNT = torch.ones_like(ids_BNT, dtype=torch.bool) if mask_BNT is None else mask_BNT
-        addressed = bool({"memory", "keys"} & set(names))
-        lines_BNE, real_BN = (self.lines if addressed else super().lines)(ids_BNT, mask_BNT), mask_BNT.any(-1)
-        own_BNC = lines_BNE[..., : self.config.latent_width]
-        latents, out = {"autoencoding": own_BNC, "language": torch.zeros_like(own_BNC)}, {}
-        if addressed:
-            latents["memory"], w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
+        lines, out = (ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1)), {}
+        if {"memory", "keys"} & set(names):
+            lines_BNE, real_BN = self.lines(ids_BNT, mask_BNT), mask_BNT.any(-1)
+            found_BNC, w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
             if w_BNK is not None:
                 out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
-        for name in latents.keys() & set(names):
-            out[name] = self.reconstruction(ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1), latents[name].flatten(0, 1))
+            if "memory" in names:
+                out["memory"] = self.reconstruction(*lines, found_BNC.flatten(0, 1))
+        if "autoencoding" in names:
+            out["autoencoding"] = self.autoencoding(*lines)
+        if "language" in names:
+            out["language"] = self.reconstruction(*lines, torch.zeros(len(lines[0]), self.config.latent_width, device=ids_BNT.device))
         return {name: out[name] for name in self.loss_names if name in out and name in names}
 
 

@@ -14,7 +14,7 @@ So what is asked goes into the last line of a context, and what is to be said in
 segment comes from earlier ones. Where no line is before the question there is nothing to read, and z_r = z: an auto-encoder, or a model
 without memory. Before the first line z_r = 0.
 
-Shape suffixes: B batch, T tokens, N lines, X lines of a batch, H reads, D width, C width of a latent, E latent and key.
+Shape suffixes: B batch, T tokens, N lines, X lines of a batch, U different ones, S scored tokens, H reads, D width, C width of a latent, E latent and key.
 """
 
 from contextlib import nullcontext
@@ -220,9 +220,13 @@ class LineRecurrent(SegmentRecurrent):
         return Episode(lines_B1E, real_B1, real_B1.new_full((*size, self.kept_tokens), -1, dtype=torch.int64), real_B1.new_zeros(size, dtype=torch.int64))
 
     def encode(self, ids_XT: Tensor, mask_XT: Tensor | None = None) -> Tensor:
-        """(1): latents (X, C) of lines. A line without a token that counts has one, too."""
+        """(1): latents (X, C) of lines. A line without a token that counts has one, too. What is there several times is encoded once, but with dropout."""
         real_XT = ids_XT != self.config.pad_id
-        return self.encoder(self.decoder.tokens(ids_XT), real_XT if mask_XT is None else real_XT & mask_XT)
+        real_XT = real_XT if mask_XT is None else real_XT & mask_XT
+        if len(ids_XT) == 1 or (self.training and self.config.dropout):
+            return self.encoder(self.decoder.tokens(ids_XT), real_XT)
+        ids_UT, place_X = ids_XT.masked_fill(~real_XT, -1).unique(dim=0, return_inverse=True)
+        return self.encoder(self.decoder.tokens(ids_UT.clamp(min=0)), ids_UT >= 0)[place_X]
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lines of a segment and their masks, (B, N, T)."""
@@ -268,13 +272,24 @@ class LineRecurrent(SegmentRecurrent):
             rows_BTD = layer(rows_BTD, mask, None if slot_BGK is None else slot_BGK.to(rows_BTD.dtype))
         return self.decoder.norm(rows_BTD)
 
-    def reconstruction(self, ids_XT: Tensor, mask_XT: Tensor, latents_XC: Tensor) -> Tensor:
-        """Mean cross-entropy of the tokens of lines, each from a latent and the tokens before it in its line; 0 where no line has two tokens."""
+    def reconstruction(self, ids_XT: Tensor, mask_XT: Tensor, latents_XC: Tensor, counts_X: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the tokens of lines, each from a latent and the tokens before it in its line; 0 where no line has two tokens.
+
+        counts_X: how often a line counts; default: once.
+        """
         mask_XT = mask_XT & (ids_XT != self.config.pad_id)
         scored_XT = mask_XT[:, 1:] & mask_XT[:, :-1]
         hidden_XTD = self.decode(ids_XT, latents_XC, mask_XT)[:, :-1]
-        total = F.cross_entropy(self.logits(hidden_XTD[scored_XT]), ids_XT[:, 1:][scored_XT], reduction="sum")
-        return total / scored_XT.sum().clamp(min=1)
+        loss_S = F.cross_entropy(self.logits(hidden_XTD[scored_XT]), ids_XT[:, 1:][scored_XT], reduction="none")
+        weight_S = torch.ones_like(loss_S) if counts_X is None else counts_X.to(loss_S.dtype).unsqueeze(1).expand_as(scored_XT)[scored_XT]
+        return (loss_S * weight_S).sum() / weight_S.sum().clamp(min=1)
+
+    def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
+        """``reconstruction`` of lines from their own latents. What is there several times is decoded once, but with dropout."""
+        counts_X = None
+        if not (self.training and self.config.dropout):
+            ids_XT, mask_XT, counts_X = distinct(ids_XT, mask_XT)
+        return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT), counts_X)
 
     def choose(self, live_B, new, old):
         return super().choose(live_B, new, padded(old, new.real_BN.shape[1]))
@@ -284,6 +299,12 @@ class LineRecurrent(SegmentRecurrent):
 
     def reorder(self, state, idx):
         return trimmed(super().reorder(state, idx))
+
+
+def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lines, each once: tokens and masks (U, T), and how often each was there (U,)."""
+    ids_UT, counts_U = ids_XT.masked_fill(~mask_XT, -1).unique(dim=0, return_counts=True)
+    return ids_UT.clamp(min=0), ids_UT >= 0, counts_U
 
 
 def ages(real_BN: Tensor) -> Tensor:
