@@ -144,7 +144,7 @@ class Progress(L.Callback):
         self.read, self.began = 0, time.monotonic()
         loaders: Any = trainer.test_dataloaders
         read = zip(loaders, data.test_conditions, strict=True)
-        self.total = sum(loader.dataset.samples * tokens_of(task) for loader, (_, task) in read)
+        self.total = sum(loader.dataset.samples * task.tokens for loader, (_, task) in read)
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if not isinstance(batch.context, tuple):
@@ -186,17 +186,17 @@ class Stopwatch(L.Callback):
             return
         module: Any = pl_module
         data = module.data
-        wanted = data.batch_size * tokens_of(data.whole_task)
+        wanted = data.batch_size * data.whole_task.tokens
         module.train()
         for x, task in data.test_conditions:
-            batch = task.batch(data.seed, "train", 0, max(1, wanted // tokens_of(task))).to(module.device)
+            batch = task.batch(data.seed, "train", 0, max(1, wanted // task.tokens)).to(module.device)
             with torch.enable_grad(), trainer.precision_plugin.forward_context():
                 module.loss(batch).backward()
                 began = self.now(module.device)
                 for _ in range(self.timed_steps):
                     module.loss(batch).backward()
             seconds = (self.now(module.device) - began) / self.timed_steps
-            self.speeds[x] = len(batch.ids_BT) * tokens_of(task) / seconds
+            self.speeds[x] = len(batch.ids_BT) * task.tokens / seconds
         module.zero_grad()
         module.eval()
 
@@ -219,11 +219,6 @@ class Stopwatch(L.Callback):
         """(metric, x, value)."""
         seconds = [("seconds", x, seconds / contexts) for x, (seconds, contexts) in self.totals.items()]
         return seconds + [("train_tokens_per_s", x, speed) for x, speed in self.speeds.items()]
-
-
-def tokens_of(task: Any) -> int:
-    """Tokens of one context of a task, as nearly as its segments tell."""
-    return (task.written + 1) * (task.segment_len or 1)
 
 
 class TrackingLogger(Logger):

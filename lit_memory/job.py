@@ -23,7 +23,10 @@ from lit_memory.registry import build, load_class, nearest
 class Job:
     """One call of the command: which runs of which experiment, and where."""
 
+    whole: Experiment
+    """With all its scales."""
     experiment: Experiment
+    """At the scale that was asked for."""
     overrides: list[str]
     everything: list[RunSpec]
     """All runs of the scale; the report wants to know what is missing."""
@@ -39,9 +42,9 @@ class Job:
     @classmethod
     def prepare(cls, args: argparse.Namespace) -> "Job":
         """Read and check everything; nothing is written. Raises ConfigError."""
-        loaded = load(args.experiment)
-        args.default_scale = args.scale is None or args.scale == loaded.scale_names()[0]
-        experiment = loaded.at(args.scale)
+        whole = load(args.experiment)
+        args.default_scale = args.scale is None or args.scale == whole.scale_names()[0]
+        experiment = whole.at(args.scale)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
         root = root_of(args)
@@ -52,7 +55,7 @@ class Job:
         sizes = experiment.sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
-        return cls(experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
+        return cls(whole, experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
 
     @property
     def scale(self) -> str:
@@ -214,10 +217,9 @@ class Job:
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""
-        everything = load(self.args.experiment)
-        if self.scale == "paper" or "paper" not in everything.scales:
+        if self.scale == "paper" or "paper" not in self.whole.scales:
             return []
-        return differences(self.everything, everything.at("paper").plan())
+        return differences(self.everything, self.whole.at("paper").plan())
 
     def remarks(self) -> list[str]:
         """What the finished runs tell about their tests, each line once."""

@@ -294,7 +294,7 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
 
     def make_task(segments):
         batch = SimpleNamespace(to=lambda device: SimpleNamespace(ids_BT=torch.zeros(sizes[-1], 3)))
-        return SimpleNamespace(written=segments - 1, segment_len=10, batch=lambda seed, split, step, size: sizes.append(size) or batch)
+        return SimpleNamespace(tokens=10 * segments, batch=lambda seed, split, step, size: sizes.append(size) or batch)
 
     conditions = [(2, make_task(2)), (8, make_task(8))]
     data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0)

@@ -128,6 +128,11 @@ class Task:
         """Segments of the longest sample that a model reads and writes; questions do not count."""
         raise NotImplementedError
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest sample, as nearly as its segments tell."""
+        return (self.written + 1) * (self.segment_len or 1)
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         """``size`` samples of ``split`` ("train", "valid" or "test"). Default: drawn, with replacement, from the ``count`` that there are."""
         count = self.count(split)
