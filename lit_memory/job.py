@@ -205,7 +205,7 @@ class Job:
         )
 
     def train_x(self) -> float | None:
-        """The largest x that any arm was trained on."""
+        """The largest x that any arm was trained on: of the values of ``train_<field>``, if the task has them, else of the field itself."""
         axis = self.experiment.report.x
         if axis == STEP:
             return None
@@ -213,7 +213,8 @@ class Job:
         trained = [s.trained.task | stage["task"] for s in self.everything for stage in s.trained.stages]
         if field == axis:
             return max(x for task in {json.dumps(task): task for task in trained}.values() for x in build("task", task).places(axis))
-        return max((task[field] for task in trained if task.get(field) is not None), default=None)
+        seen = [x for task in trained for x in task.get(f"train_{field}") or [task.get(field)] if x is not None]
+        return max(seen, default=None)
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""

@@ -1,11 +1,13 @@
 """Passkey, magic number, San Francisco: where the needle lies, that it alone tells, and what counts as right."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_episodes import SMALL, tails_of, texts_of
 
+from lit_memory.job import Job
 from lit_memory.tasks.needle import LINE
 from lit_memory.tasks.passkey import NOTE, SAN_FRANCISCO, Passkey, rouge_l_recall
 
@@ -98,6 +100,8 @@ def test_numbers_of_several_lengths():
         tests[split] = {answer for answer in answers if len(answer) > 1}
         assert set(map(len, answers)) == ({4} if split == "test" else {1, 2, 4}) and batch.meta["digits"].tolist() == [*map(len, answers)]
     assert not tests["train"] & tests["valid"] and not tests["train"] & tests["test"]
+    seen = SimpleNamespace(trained=SimpleNamespace(task={"digits": 3, "train_digits": [1, 8, 2]}, stages=[{"task": {"tokens": 64}}]))
+    assert Job.train_x(SimpleNamespace(experiment=SimpleNamespace(report=SimpleNamespace(x="test_digits")), everything=[seen])) == 8
     with pytest.raises(ValueError, match=r"train_digits=\[3, 0\]: expected 1 to 15"):
         make(train_digits=[3, 0])
 
