@@ -22,6 +22,7 @@ from lit_memory.files import disk_full
 from lit_memory.job import Job, duration, new_tracker, root_of
 from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.provenance import provenance
+from lit_memory.registry import load_class
 from lit_memory.summary import Summary
 
 
@@ -127,7 +128,7 @@ def plan_table(job: Job) -> Table:
         least = "≤" if any(stage["until"] for stage in spec.stages) else ""
         seconds = job.estimate(spec)
         name = f"{spec.arm} {spec.point}".strip()
-        growth = f" + {size['state_growth']:,} a segment" if size["state_growth"] else ""
+        growth = f" + {size['state_growth']:,} a {load_class('model', spec.model['name']).growth_unit}" if size["state_growth"] else ""
         sizes_shown = f"{size['parameters']:,}", f"{size['state_floats']:,}{growth}"
         table.add_row(name, str(spec.seed), *sizes_shown, f"{least}{steps:,}", spec.key[:8], job.status(spec), duration(seconds) if seconds else "?")
     return table

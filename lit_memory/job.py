@@ -235,11 +235,20 @@ class Job:
 
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
-        facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
+        facts = {
+            "growth_unit": load_class("model", spec.model["name"]).growth_unit,
+            "arm": spec.arm,
+            "point": spec.point,
+            "seed": spec.seed,
+            "key": spec.key[:8],
+            "status": self.status(spec),
+        }
         facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
         if run is None:
             return facts
-        sizes = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
+        sizes: dict[str, Any] = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
+        if sizes.get("state_growth"):
+            sizes |= {"growth_unit": load_class("model", spec.model["name"]).growth_unit}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
         stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
         x = self.experiment.report.state_value(self.experiment.test_values(self.everything))

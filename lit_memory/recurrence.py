@@ -58,7 +58,8 @@ class SegmentRecurrent(nn.Module):
     loss_names: ClassVar[tuple[str, ...]] = ()
     """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
     state_growth: int = 0
-    """Floats that every segment adds to the state of one sample; 0 for a memory of constant size."""
+    """Floats that every segment adds to the state of one sample, or what else ``growth_unit`` says; 0 for a memory of constant size."""
+    growth_unit: ClassVar[str] = "segment"
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
         """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters, but never

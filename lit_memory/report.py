@@ -105,8 +105,8 @@ class ReportPlan:
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, segments (that the test at ``state_x``
-    writes; of a state that grows), samples (of the test, a number for every x), steps, stage_steps, seconds."""
+    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments (that the test at
+    ``state_x`` writes; of a state that grows), samples (of the test, a number for every x), steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -251,7 +251,7 @@ def _table(results: Results) -> str:
         groups = [results.values(arm, None, x) for x in shown]
         run = plan.sizes(arm)
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
-        state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a segment" if run.get("state_growth") else "")
+        state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a {run.get('growth_unit', 'segment')}" if run.get("state_growth") else "")
         if run.get("state_growth") and plan.state_x is not None:
             state += f" ({_count(plan.state(arm))} at {short(plan.state_x)})"
         samples = [_numbers(plan.samples(arm))] if differ else []

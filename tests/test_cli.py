@@ -147,6 +147,17 @@ def test_a_dry_run_shows_how_a_state_grows(write, tmp_path, capsys, no_training)
     assert ["32 + 64 a segment" in row for row in rows] == [False, True]
 
 
+def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
+    """A memory of lines grows by lines, in plans and in reports."""
+    lines = {"name": "larimar", "width": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "latent_width": 8, "line_tokens": 32}
+    file = write(base={"model": lines, "task": {"name": "passkey", "books": 1}}, arms={"a": {}}, report={"x": "test_tokens", "y": "recall"}, expect=[])
+    assert call(file, "--root", tmp_path / "root", "--dry-run") == 0
+    assert "8 + 8 a line" in " ".join(capsys.readouterr().out.split())
+    job = prepare(file, "--root", tmp_path / "root")
+    job.runs = {spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs}
+    assert [run["growth_unit"] for run in job.report_plan(job.specs).runs] == ["line"]
+
+
 @pytest.mark.parametrize("uri", ["", "sqlite:///{root}/elsewhere.db"])
 def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_training, uri):
     monkeypatch.chdir(tmp_path)

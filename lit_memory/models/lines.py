@@ -163,6 +163,7 @@ class LineRecurrent(SegmentRecurrent):
 
     kept_tokens: int = 0
     """Tokens of every line that the state holds."""
+    growth_unit = "line"
 
     def __init__(self, config: Any) -> None:
         super().__init__()

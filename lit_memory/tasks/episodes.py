@@ -192,8 +192,8 @@ class Episodes(Hidden):
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         samples = self.samples(seed, split, step, size)
         if self.config.layout == "text":
-            return self.laid_out(samples, split)  # type: ignore[arg-type]
-        batch = self.in_lines(samples, split)
+            return self.laid_out(samples, split)
+        batch = self.in_lines(samples, split)  # type: ignore[arg-type]
         return replace(batch, apart=self.apart(seed, step, size)) if split == "train" and self.config.apart else batch
 
     def apart(self, seed: int, step: int, size: int) -> tuple[Tensor, Tensor]:
