@@ -175,7 +175,7 @@ class Execution:
         return int(self.failed > 0)
 
     def end(self, child: Child) -> None:
-        name = f"{child.spec.arm} {child.spec.point}".strip() + f" seed {child.spec.seed}"
+        name = f"{self.named(child.spec)} seed {child.spec.seed}"
         took = duration(child.age)
         if child.process.exitcode == 0:
             self.console.print(f"[green]✓[/] {name} finished in {took} ({self.launch.done} of {self.launch.total})", highlight=False)
@@ -192,9 +192,14 @@ class Execution:
             if run is not None and run.status == "RUNNING" and not locked(spec.folder(self.job.root)):
                 self.tracker.end(run.run_id, status)
 
+    def named(self, spec: RunSpec) -> str:
+        """Arm and grid point, with the experiment where it is another one's."""
+        other = "" if spec.experiment == self.job.experiment.experiment else f"{spec.experiment}/"
+        return f"{other}{spec.arm} {spec.point}".strip()
+
     def line(self, child: Child) -> tuple[str, ...]:
         """Columns of the live display: run, stage, step, loss, metric, time."""
-        p, name = child.progress, f"{child.spec.arm} s{child.spec.seed}"
+        p, name = child.progress, f"{self.named(child.spec)} s{child.spec.seed}"
         if not p or p["event"] == "waiting":
             return (name, "another process trains it" if p else "starting", "", "", "", duration(child.age))
         if p["event"] == "testing":

@@ -111,8 +111,12 @@ class Job:
         if self.args.report:
             return []
         wanted = [s for s in self.specs if self.args.fresh or self.status(s) != "finished"]
-        found = [s for spec in wanted for s in with_starts(spec) if s is spec or self.status(s) != "finished"]
-        return list({s.key: s for s in reversed(found)}.values())[::-1]
+        todo: dict[str, RunSpec] = {}
+        for spec in wanted:
+            for each in with_starts(spec):
+                if each is spec or self.status(each) != "finished":
+                    todo.setdefault(each.key, each)
+        return list(todo.values())
 
     def status(self, spec: RunSpec) -> str:
         """finished, running (in another process), to resume, or new."""
@@ -235,14 +239,7 @@ class Job:
 
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
-        facts = {
-            "growth_unit": load_class("model", spec.model["name"]).growth_unit,
-            "arm": spec.arm,
-            "point": spec.point,
-            "seed": spec.seed,
-            "key": spec.key[:8],
-            "status": self.status(spec),
-        }
+        facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
         facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
         if run is None:
             return facts

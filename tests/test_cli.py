@@ -418,7 +418,7 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
     assert call(later, "--root", root) == 0
     out = capsys.readouterr().out
     assert out.startswith("later (scale default): 1 run: 1 new; 1 of other experiments to train first\n")
-    assert out.index("✓ b seed 0") < out.index("✓ y seed 0") and statuses(root).items() >= {"b": "FINISHED", "y": "FINISHED"}.items()
+    assert out.index("✓ tiny/b seed 0") < out.index("✓ y seed 0") and statuses(root).items() >= {"b": "FINISHED", "y": "FINISHED"}.items()
     tracker, specs = Tracker(root), [*prepare(first).specs[1:], *prepare(later).specs]
     source, tested = (tracker.find(spec.key) for spec in specs)
     assert tracker.results(source) == tracker.results(tested) and (source.metrics["steps"], tested.metrics["steps"]) == (6, 0)
@@ -426,6 +426,12 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
     assert call(first, "--root", root) == 0 and call(later, "--root", root) == 0
     out = capsys.readouterr().out
     assert "2 runs: 1 finished, 1 new" in out and "1 run: 1 finished\n" in out and out.count("finished in") == 1
+
+
+def test_todo_has_every_run_once_behind_what_it_starts_from(write, tmp_path):
+    arms = {"y": {"train.init": {"run": "b"}, "train.steps": 0}, "z": {"train.init": {"run": "b"}}, "b": {}, "c": {}}
+    todo = prepare(write(arms=arms, expect=[], seeds=[0, 1]), "--root", tmp_path).todo()
+    assert [f"{spec.arm}{spec.seed}" for spec in todo] == ["b0", "y0", "b1", "y1", "z0", "z1"]  # c is b
 
 
 def test_what_starts_from_a_run_that_failed_fails(write, root, inline, capsys):
