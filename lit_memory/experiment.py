@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,8 @@ class Experiment:
     seeds: list[int]
     report: ReportConfig
     expect: list[str]
+    others: dict[tuple[str, str], "Experiment"] = field(default_factory=dict, compare=False, repr=False)
+    """What ``beside`` has read: (name, scale) -> experiment."""
 
     def scale_names(self) -> list[str]:
         return list(self.scales)
@@ -194,7 +196,7 @@ class Experiment:
         found = self
         if other and other != self.experiment:
             file_name(other, where, "train.init")
-            found = load(Path(self.file).with_name(f"{other}.yaml")).at(next(iter(self.scales)))
+            found = self.beside(other)
         if source not in found.arms:
             raise wrong(f"no such arm; {nearest(source, found.arms)}")
         if found.axes(source):
@@ -214,6 +216,13 @@ class Experiment:
         for values in itertools.product(*axes.values()):
             settings = dict(zip(axes, values, strict=True))
             yield point_name("-".join(f"{k.rpartition('.')[2].rstrip('?')}{v}" for k, v in settings.items())), settings
+
+    def beside(self, name: str) -> "Experiment":
+        """Another experiment of the same folder, at the same scale; it is read once. Raises ConfigError."""
+        key = name, next(iter(self.scales))
+        if key not in self.others:
+            self.others[key] = load(Path(self.file).with_name(f"{name}.yaml")).at(key[1])
+        return self.others[key]
 
     def resolve(self, scale: str, arm: str, point: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         """Validated model, task and train sections of one arm."""
@@ -640,10 +649,10 @@ def check_lists(e: Experiment) -> None:
             if not isinstance(points, list) or not points or any(points.index(point) < i for i, point in enumerate(points)):
                 raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")
         for key in (*values, *grid):
-            _, arm, *field = key.split(".") if key.startswith("arms.") else ("", "", "")
+            _, arm, *below = key.split(".") if key.startswith("arms.") else ("", "", "")
             if arm and arm not in e.arms:
                 raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")
-            if not field:
+            if not below:
                 raise ConfigError(e.file, f"{where}{key}", f"expected arms.{arm}.<section>.<field>, for example arms.{arm}.model.width")
 
 

@@ -112,11 +112,14 @@ class LitLines(LitMemory):
         ids, masks = ([F.pad(t, (0, length - t.shape[2], 0, 0, 0, size - len(t))) for t in parts] for parts in zip(*cut, strict=True))
         return torch.cat(ids, dim=1), torch.cat(masks, dim=1)
 
-
-def fitted(apart: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Lines in no context, as long as those of a context."""
-    ids_BNT, mask_BNT = (F.pad(t, (0, length - t.shape[2])) for t in apart)
-    return ids_BNT, mask_BNT
+    @staticmethod
+    def with_apart(batch: Batch, ids_BNT: Tensor, mask_BNT: Tensor) -> tuple[Tensor, Tensor]:
+        """Lines of the contexts of a batch behind those of ``Batch.apart``, if it has any."""
+        if batch.apart is None:
+            return ids_BNT, mask_BNT
+        apart = (F.pad(t, (0, ids_BNT.shape[2] - t.shape[2])) for t in batch.apart)
+        ids_BNT, mask_BNT = (torch.cat(both, dim=1) for both in zip(apart, (ids_BNT, mask_BNT), strict=True))
+        return ids_BNT, mask_BNT
 
 
 class LitLarimar(LitLines):
@@ -148,10 +151,7 @@ class LitLarimar(LitLines):
             hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
             out["answer"] = self.cross_entropy(hidden_ND, targets_N)
         if wanted != ["answer"]:
-            lines = self.lines(batch)
-            if batch.apart is not None:
-                lines = tuple(torch.cat(both, dim=1) for both in zip(fitted(batch.apart, lines[0].shape[2]), lines, strict=True))
-            out |= self.model.losses(*lines, names=wanted)
+            out |= self.model.losses(*self.with_apart(batch, *self.lines(batch)), names=wanted)
         return out
 
 
@@ -198,8 +198,7 @@ class LitMemReasoner(LitLines):
         ids_BNT, mask_BNT = self.lines(batch)
         real_BN, out = mask_BNT.any(-1), {}
         if "autoencoding" in wanted:
-            lines = [(ids_BNT, mask_BNT), *([] if batch.apart is None else [fitted(batch.apart, ids_BNT.shape[2])])]
-            out["autoencoding"] = self.model.autoencoding(*(torch.cat([t.flatten(0, 1) for t in parts]) for parts in zip(*lines, strict=True)))
+            out["autoencoding"] = self.model.autoencoding(*(t.flatten(0, 1) for t in self.with_apart(batch, ids_BNT, mask_BNT)))
         if told_BH is not None and wanted & OF_SUPPORT:
             b, hop = told_BH.nonzero(as_tuple=True)
             x = real_BN.sum(1).cumsum(0)[b] - 1 - told_BH[b, hop]  # the question is the last line of a sample

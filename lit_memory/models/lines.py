@@ -226,8 +226,8 @@ class LineRecurrent(SegmentRecurrent):
         real_XT = real_XT if mask_XT is None else real_XT & mask_XT
         if len(ids_XT) == 1 or (self.training and self.config.dropout):
             return self.encoder(self.decoder.tokens(ids_XT), real_XT)
-        ids_UT, place_X = ids_XT.masked_fill(~real_XT, -1).unique(dim=0, return_inverse=True)
-        return self.encoder(self.decoder.tokens(ids_UT.clamp(min=0)), ids_UT >= 0)[place_X]
+        ids_UT, real_UT, place_X, _ = distinct(ids_XT, real_XT)
+        return self.encoder(self.decoder.tokens(ids_UT), real_UT)[place_X]
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lines of a segment and their masks, (B, N, T)."""
@@ -289,7 +289,7 @@ class LineRecurrent(SegmentRecurrent):
         """``reconstruction`` of lines from their own latents. What is there several times is decoded once, but with dropout."""
         counts_X = None
         if not (self.training and self.config.dropout):
-            ids_XT, mask_XT, counts_X = distinct(ids_XT, mask_XT)
+            ids_XT, mask_XT, _, counts_X = distinct(ids_XT, mask_XT)
         return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT), counts_X)
 
     def choose(self, live_B, new, old):
@@ -302,10 +302,10 @@ class LineRecurrent(SegmentRecurrent):
         return trimmed(super().reorder(state, idx))
 
 
-def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lines, each once: tokens and masks (U, T), and how often each was there (U,)."""
-    ids_UT, counts_U = ids_XT.masked_fill(~mask_XT, -1).unique(dim=0, return_counts=True)
-    return ids_UT.clamp(min=0), ids_UT >= 0, counts_U
+def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lines, each once: tokens and masks (U, T), which of them every line is (X,), and how often each was there (U,)."""
+    ids_UT, place_X, counts_U = ids_XT.masked_fill(~mask_XT, -1).unique(dim=0, return_inverse=True, return_counts=True)
+    return ids_UT.clamp(min=0), ids_UT >= 0, place_X, counts_U
 
 
 def ages(real_BN: Tensor) -> Tensor:
