@@ -149,6 +149,16 @@ def test_work_is_linear_in_length(fn, make):
     assert 3.8 < totals[1] / totals[0] < 4.2
 
 
+def test_selective_scan_keeps_no_states():
+    """For the way back one state per chunk is kept, not one per token."""
+    T, kept = 3 * CHUNK, []
+    inputs = selective_inputs(T, E=32, N=8)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        selective_scan(*inputs)
+    state = inputs[-1].numel()
+    assert 0 < sum(kept) <= sum(t.numel() for t in inputs[:-1]) + T // CHUNK * state < T * state / 2
+
+
 def test_lti():
     """T-MAMBA-lti: with constant Delta, B and C the scan is the convolution with the kernel C e^{Delta A j} Delta B."""
     T = 2 * CHUNK + 6

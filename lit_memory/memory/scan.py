@@ -22,9 +22,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK = 16
-"""Tokens whose states exist at a time without gradients; with them all states are kept. The fastest of 8 to 128 on a CPU."""
+"""Tokens whose states exist at a time (with gradients RWKV-5 keeps all)."""
+
+
+def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
+    """h_t = decay_t h_{t-1} + input_t of t = 1..T from h_0 = ``state_BX``."""
+    states = []
+    for decay_BX, input_BX in zip(decay_BTX.unbind(1), input_BTX.unbind(1), strict=True):
+        state_BX = torch.addcmul(input_BX, decay_BX, state_BX)
+        states.append(state_BX)
+    return torch.stack(states, dim=1)
+
+
+def _reached(decay_BTX: Tensor, direct_BTX: Tensor) -> Tensor:
+    """dL/dh_t of t = 1..T: what h_t itself was used for (``direct_BTX``), and decay_{t+1} dL/dh_{t+1}."""
+    decays, direct = decay_BTX.unbind(1), direct_BTX.unbind(1)
+    reached = [direct[-1]]
+    for t in range(len(decays) - 1, 0, -1):
+        reached.append(torch.addcmul(direct[t - 1], decays[t], reached[-1]))
+    return torch.stack(reached[::-1], dim=1)
+
+
+def _before(state_BX: Tensor, states_BTX: Tensor) -> Tensor:
+    """h_{t-1} of t = 1..T."""
+    return torch.cat([state_BX.unsqueeze(1), states_BTX[:, :-1]], dim=1)
+
+
+def _chunks(*tensors_BTX: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(t.split(CHUNK, dim=1) for t in tensors_BTX), strict=True))
 
 
 class _LinearScan(torch.autograd.Function):
@@ -34,26 +62,67 @@ class _LinearScan(torch.autograd.Function):
 
     @staticmethod
     def forward(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
-        states = []
-        for decay_BX, input_BX in zip(decay_BTX.unbind(1), input_BTX.unbind(1), strict=True):
-            state_BX = torch.addcmul(input_BX, decay_BX, state_BX)
-            states.append(state_BX)
-        return torch.stack(states, dim=1)
+        return _states(decay_BTX, input_BTX, state_BX)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], inputs[2], output)
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay_BTX, state_BX, states_BTX = ctx.saved_tensors
-        decays, direct = decay_BTX.unbind(1), outputs[0].unbind(1)
-        reached = [direct[-1]]  # dL/dh_t = what h_t itself was used for + decay_{t+1} dL/dh_{t+1}
-        for t in range(len(decays) - 1, 0, -1):
-            reached.append(torch.addcmul(direct[t - 1], decays[t], reached[-1]))
-        grad_BTX = torch.stack(reached[::-1], dim=1)
-        before_BTX = torch.cat([state_BX.unsqueeze(1), states_BTX[:, :-1]], dim=1)
-        return grad_BTX * before_BTX, grad_BTX, decays[0] * reached[-1]
+        grad_BTX = _reached(decay_BTX, grads[0])
+        return grad_BTX * _before(state_BX, states_BTX), grad_BTX, decay_BTX[:, 0] * grad_BTX[:, 0]
+
+
+class _SelectiveScan(torch.autograd.Function):
+    """Keeps one state per chunk and makes those between again on the way back (section 3.3.2 of the paper): a chunk's states stay in the
+    processor's cache, and what is kept per token does not grow with N."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs, starts = [], [state_BEN]
+        for x, delta, B, C in _chunks(x_BTE, delta_BTE, B_BTN, C_BTN):
+            _, states_BTEN = _selective_states(x, delta, A_EN, B, starts[-1])
+            outputs.append((states_BTEN @ C.unsqueeze(-1)).squeeze(-1))  # eq. 2b
+            starts.append(states_BTEN[:, -1].clone())  # by itself, not as a view of a chunk's states
+        return torch.cat(outputs, dim=1), starts[-1], torch.stack(starts[:-1], dim=1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs[:5], output[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, starts = ctx.saved_tensors
+        grad_y_BTE, grad_BEN, _ = grads
+        grad_A_EN, found = torch.zeros_like(A_EN), []
+        for (x, delta, B, C, grad_y), start_BEN in reversed(list(zip(_chunks(x_BTE, delta_BTE, B_BTN, C_BTN, grad_y_BTE), starts.unbind(1), strict=True))):
+            decay_BTEN, states_BTEN = _selective_states(x, delta, A_EN, B, start_BEN)
+            direct_BTEN = grad_y.unsqueeze(-1) * C.unsqueeze(2)
+            last_BEN = direct_BTEN[:, -1] + grad_BEN
+            grad_BTEN = _reached(decay_BTEN, torch.cat([direct_BTEN[:, :-1], last_BEN.unsqueeze(1)], dim=1))
+            grad_BEN = decay_BTEN[:, 0] * grad_BTEN[:, 0]
+            grad_input_BTE = (grad_BTEN @ B.unsqueeze(-1)).squeeze(-1)  # of Delta x
+            grad_exponent_BTEN = grad_BTEN * decay_BTEN * _before(start_BEN, states_BTEN)  # of Delta A
+            grad_A_EN = grad_A_EN + (grad_exponent_BTEN * delta.unsqueeze(-1)).sum((0, 1))
+            grad_delta_BTE = (grad_exponent_BTEN * A_EN).sum(-1) + grad_input_BTE * x
+            grad_B_BTN = ((delta * x).unsqueeze(2) @ grad_BTEN).squeeze(2)
+            grad_C_BTN = (grad_y.unsqueeze(2) @ states_BTEN).squeeze(2)
+            found.append((grad_input_BTE * delta, grad_delta_BTE, grad_B_BTN, grad_C_BTN))
+        grad_x_BTE, grad_delta_BTE, grad_B_BTN, grad_C_BTN = (torch.cat(parts[::-1], dim=1) for parts in zip(*found, strict=True))
+        return grad_x_BTE, grad_delta_BTE, grad_A_EN, grad_B_BTN, grad_C_BTN, grad_BEN
+
+
+def _selective_states(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, state_BEN: Tensor) -> tuple[Tensor, Tensor]:
+    """Decays and states (B, T, E, N) of a chunk."""
+    decay_BTEN = (delta_BTE.unsqueeze(-1) * A_EN).exp()  # eq. 4
+    input_BTEN = (delta_BTE * x_BTE).unsqueeze(-1) * B_BTN.unsqueeze(2)  # eq. 4 by Euler's rule
+    return decay_BTEN, _states(decay_BTEN, input_BTEN, state_BEN)  # eq. 2a
 
 
 def linear_scan(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
@@ -73,14 +142,7 @@ def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor
         kernel = _kernel()
         if kernel is not None:
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
-    outputs = []
-    for x, delta, B, C in zip(*(t.split(CHUNK, dim=1) for t in (x_BTE, delta_BTE, B_BTN, C_BTN)), strict=True):
-        decay_BTEN = (delta.unsqueeze(-1) * A_EN).exp()  # eq. 4
-        input_BTEN = (delta * x).unsqueeze(-1) * B.unsqueeze(2)  # eq. 4 by Euler's rule
-        states_BTEN = linear_scan(decay_BTEN, input_BTEN, state_BEN)  # eq. 2a
-        outputs.append((states_BTEN * C.unsqueeze(2)).sum(-1))  # eq. 2b
-        state_BEN = states_BTEN[:, -1]
-    return torch.cat(outputs, dim=1), state_BEN.clone()  # by itself, not as a view of a chunk's states
+    return _SelectiveScan.apply(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)[:2]
 
 
 def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,11 +151,9 @@ def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK
     S_t = diag(w_t) S_{t-1} + k_t^T v_t and o_t = r_t (S_{t-1} + diag(u) k_t^T v_t), with the bonus u for the current token.
     """
     outputs = []
-    parts = (t.to(state_BHKV.dtype).split(CHUNK, dim=1) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))
-    for r, k, v, decay in zip(*parts, strict=True):
+    for r, k, v, decay in _chunks(*(t.to(state_BHKV.dtype) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))):
         states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
-        before_BTHKV = torch.cat([state_BHKV.unsqueeze(1), states_BTHKV[:, :-1]], dim=1)
-        outputs.append((r.unsqueeze(-1) * before_BTHKV).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
+        outputs.append((r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
         state_BHKV = states_BTHKV[:, -1]
     return torch.cat(outputs, dim=1), state_BHKV.clone()
 
