@@ -456,6 +456,8 @@ def test_a_run_starts_from_another_experiment(tree, tmp_path):
         assert starts[0] == load(tmp_path / "tiny.yaml").at(scale).plan()[1]
 
 
+LARGE = [path for path in EXPERIMENTS if load(path).scale_names() == ["paper"]]
+"""Those that ask what the size of a published model does."""
 SCALES = [(path, scale) for path in EXPERIMENTS for scale in load(path).scale_names()]
 
 
@@ -465,7 +467,7 @@ def test_every_scale_plans_and_builds(path, scale):
     experiment = whole.at(scale)
     specs = experiment.plan()
     experiment.check_report(specs)
-    assert experiment.experiment == path.stem and whole.scale_names()[0] == "cpu" and experiment.expect
+    assert experiment.experiment == path.stem and experiment.expect and (whole.scale_names()[0] == "cpu") != (path in LARGE)
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
     assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)
     differences(specs, whole.at("paper").plan())
@@ -502,7 +504,8 @@ def alone(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, start=None, train=spec.train | {"init": ""}) if spec.start else spec
 
 
-DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in reversed(EXPERIMENTS) for spec in map(alone, reversed(planned(path)))}
+TRAINED = [path for path in reversed(EXPERIMENTS) if path not in LARGE]
+DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in TRAINED for spec in map(alone, reversed(planned(path)))}
 
 
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
