@@ -43,6 +43,7 @@ class LitLines(LitMemory):
                 raise ValueError(f"{name}={weight}: expected a finite number, 0 or more")
         if not any(weights.values()):
             raise ValueError(f"answer_loss={self.hparams['answer_loss']}: expected more than 0 for it or for another one of {', '.join(weights)}")
+        self.wanted = [name for name in self.loss_names if weights[f"{name}_loss"]]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The losses that have a weight, by name; there is one for every batch."""
@@ -146,12 +147,12 @@ class LitLarimar(LitLines):
             raise ValueError(f"keys_loss={keys_loss}: one-hot keys have no distribution of their own; expected 0")
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        out, wanted = {}, [name for name in self.loss_names if self.hparams[f"{name}_loss"]]
-        if "answer" in wanted:
+        out = {}
+        if "answer" in self.wanted:
             hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
             out["answer"] = self.cross_entropy(hidden_ND, targets_N)
-        if wanted != ["answer"]:
-            out |= self.model.losses(*self.with_apart(batch, *self.lines(batch)), names=wanted)
+        if self.wanted != ["answer"]:
+            out |= self.model.losses(*self.with_apart(batch, *self.lines(batch)), names=self.wanted)
         return out
 
 
@@ -179,7 +180,7 @@ class LitMemReasoner(LitLines):
         super().__init__(**options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        wanted = {name for name in self.loss_names if self.hparams[f"{name}_loss"]}
+        wanted = set(self.wanted)
         if wanted == {"autoencoding"}:
             return self.reconstructions(batch, Asked(None, None), None, wanted)
         asked, told_BH = self.read(batch), batch.meta.get("support")
