@@ -192,10 +192,10 @@ class _ReadAndWrite(torch.autograd.Function):
         scores, dread = torch.bmm(x, a.mT), torch.bmm(dy, g.mT)
         dscores, dG = dread * minus_G, dread * scores
         xdM, adM = torch.bmm(dy, M.mT), torch.bmm(a, dM_new)
-        dx = torch.baddbmm(xdM * beta, dscores, a)
+        dx = (xdM * beta).baddbmm_(dscores, a)
         dM = (dM_new * beta[:, -1:]).baddbmm_(x.mT, dy * beta)
-        da = torch.baddbmm(torch.bmm(dscores.mT, x), g * last, dM_new.mT)
-        dg = torch.baddbmm(adM * last, (scores * minus_G).mT, dy)
+        da = torch.bmm(dscores.mT, x).baddbmm_(g * last, dM_new.mT)
+        dg = (adM * last).baddbmm_((scores * minus_G).mT, dy)
         dbeta = (x * xdM).sum(-1, keepdim=True)
         dbeta[:, -1:] += (M * dM_new).sum((1, 2), keepdim=True)
         dG[:, -1] += (g * adM).sum(-1)
