@@ -12,6 +12,7 @@ from lit_memory.backbone import Decoder, attention_mask
 from lit_memory.memory import episodic
 from lit_memory.models import larimar
 from lit_memory.models.larimar import Larimar
+from lit_memory.models.lines import by_width
 from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per line
@@ -84,6 +85,24 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
     monkeypatch.setattr(model.encoder, "forward", lambda tokens, mask: seen.append(len(mask)) or encoder(tokens, mask))
     model.autoencoding(ids_XT, mask_XT)
     assert seen == [8] and model.eval().autoencoding(ids_XT, mask_XT) > 0 and seen == [8, 5]
+
+
+def test_lines_are_as_wide_as_they_need(monkeypatch):
+    """Lines are read and written in columns of their own width, with the latents, loss and gradients of all columns."""
+    model, T = make(pad_id=0), 20
+    ids_XT, lengths = ids_of(6, T).clamp(min=1), [20, 3, 8, 9, 0, 16]
+    mask_XT = torch.arange(T) < torch.tensor(lengths)[:, None]
+    assert [(numbers.tolist(), width) for numbers, width in by_width(mask_XT)] == [([1, 2, 4], 8), ([3, 5], 16), ([0], 20)]
+
+    def measured():
+        model.zero_grad()
+        loss = model.reconstruction(ids_XT, mask_XT, model.encode(ids_XT, mask_XT), torch.arange(6) + 1)
+        loss.backward()
+        return [loss, model.encode(ids_XT, mask_XT), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    found = measured()
+    monkeypatch.setattr("lit_memory.models.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])])
+    assert all(close(a, b) for a, b in zip(found, measured(), strict=True))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])

@@ -227,7 +227,9 @@ class LineRecurrent(SegmentRecurrent):
         if len(ids_XT) == 1 or (self.training and self.config.dropout):
             return self.encoder(self.decoder.tokens(ids_XT), real_XT)
         ids_UT, real_UT, place_X, _ = distinct(ids_XT, real_XT)
-        return self.encoder(self.decoder.tokens(ids_UT), real_UT)[place_X]
+        parts = by_width(real_UT)
+        latents = [self.encoder(self.decoder.tokens(ids_UT[numbers, :width]), real_UT[numbers, :width]) for numbers, width in parts]
+        return torch.cat(latents)[torch.cat([numbers for numbers, _ in parts]).argsort()[place_X]]
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lines of a segment and their masks, (B, N, T)."""
@@ -278,11 +280,16 @@ class LineRecurrent(SegmentRecurrent):
 
         counts_X: how often a line counts; default: once.
         """
-        mask_XT = mask_XT & (ids_XT != self.config.pad_id)
-        scored_XT = mask_XT[:, 1:] & mask_XT[:, :-1]
-        hidden_XTD = self.decode(ids_XT, latents_XC, mask_XT)[:, :-1]
-        loss_S = F.cross_entropy(self.logits(hidden_XTD[scored_XT]), ids_XT[:, 1:][scored_XT], reduction="none")
-        weight_S = torch.ones_like(loss_S) if counts_X is None else counts_X.to(loss_S.dtype).unsqueeze(1).expand_as(scored_XT)[scored_XT]
+        real_XT, hidden, targets, weights = mask_XT & (ids_XT != self.config.pad_id), [], [], []
+        counts_X = real_XT.new_ones(len(real_XT), dtype=torch.int64) if counts_X is None else counts_X
+        for numbers, width in by_width(real_XT):
+            ids_UT, mask_UT = ids_XT[numbers, :width], real_XT[numbers, :width]
+            scored_UT = mask_UT[:, 1:] & mask_UT[:, :-1]
+            hidden.append(self.decode(ids_UT, latents_XC[numbers], mask_UT)[:, :-1][scored_UT])
+            targets.append(ids_UT[:, 1:][scored_UT])
+            weights.append(counts_X[numbers].unsqueeze(1).expand_as(scored_UT)[scored_UT])
+        loss_S = F.cross_entropy(self.logits(torch.cat(hidden)), torch.cat(targets), reduction="none")
+        weight_S = torch.cat(weights).to(loss_S.dtype)
         return (loss_S * weight_S).sum() / weight_S.sum().clamp(min=1)
 
     def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
@@ -306,6 +313,17 @@ def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     """Lines, each once: tokens and masks (U, T), which of them every line is (X,), and how often each was there (U,)."""
     ids_UT, place_X, counts_U = ids_XT.masked_fill(~mask_XT, -1).unique(dim=0, return_inverse=True, return_counts=True)
     return ids_UT.clamp(min=0), ids_UT >= 0, place_X, counts_U
+
+
+def by_width(mask_XT: Tensor) -> list[tuple[Tensor, int]]:
+    """Numbers of lines that need as many columns, and these columns: a power of two from 8 on, or all that there are.
+
+    What is computed of a line then depends on it alone, and not on how long those beside it are.
+    """
+    columns = torch.arange(1, mask_XT.shape[1] + 1, device=mask_XT.device)
+    needed_X = (mask_XT * columns).amax(1).clamp(min=8)
+    widths_X = (2 ** needed_X.sub(1).double().log2().floor().long().add(1)).clamp(max=mask_XT.shape[1])
+    return [((widths_X == width).nonzero().squeeze(1), width) for width in widths_X.unique().tolist()]
 
 
 def ages(real_BN: Tensor) -> Tensor:
