@@ -232,10 +232,11 @@ class Job:
         return list(dict.fromkeys(line for lines in found for line in lines))
 
     def origin(self) -> dict[str, str]:
-        """Commit, versions and hardware of the finished runs; all of them where they differ."""
+        """Commit, versions and hardware of the finished runs, each once; a run that was resumed may have several by itself."""
         tags = [run.tags for run in self.runs.values() if run.status == "FINISHED"]
-        found = {name: dict.fromkeys(t.get(f"lit.{name}", "") for t in tags) for name in ("commit", "dirty", "versions", "hardware")}
-        return {name: "; ".join(v for v in values if v) or "unknown" for name, values in found.items()} if tags else provenance()
+        names = ("commit", "dirty", "versions", "hardware")
+        found = {name: dict.fromkeys(part for t in tags for part in t.get(f"lit.{name}", "").split("; ") if part) for name in names}
+        return {name: "; ".join(values) or "unknown" for name, values in found.items()} if tags else provenance()
 
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)

@@ -547,3 +547,11 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     execution.line = fail
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err
+
+
+def test_origins_are_told_once():
+    """A run that was resumed under another commit has both in one tag."""
+    tags = [{"lit.commit": "a; b", "lit.dirty": "false"}, {"lit.commit": "b", "lit.dirty": "false"}, {"lit.commit": "c; a"}]
+    runs = {str(i): Run(str(i), "FINISHED", tags=t) for i, t in enumerate(tags)} | {"k": Run("k", "KILLED", tags={"lit.commit": "d"})}
+    found = Job.origin(SimpleNamespace(runs=runs))
+    assert found == {"commit": "a; b; c", "dirty": "false", "versions": "unknown", "hardware": "unknown"}
