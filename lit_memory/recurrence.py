@@ -12,6 +12,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -174,6 +175,11 @@ class Unrolled(NamedTuple):
 
     hidden_BTD: Tensor
     state: State
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """No autocast, for what is computed in the precision of a state; there is none to leave on "meta", where sizes are counted."""
+    return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
 
 
 def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lit_memory.memory.scan import selective_scan
 from lit_memory.models.mamba import DELTA, Mamba
 from lit_memory.recurrence import state_tensors, unroll
 
@@ -86,6 +87,15 @@ def test_residual_stream_is_fp32_under_bf16_weights(build, tokens, name):
     for layer in model.layers:
         layer.register_forward_hook(lambda _, args, out: seen.append(out[0].dtype))
     assert unroll(model, tokens(1, 3)).hidden_BTD.dtype == torch.bfloat16 and seen == [torch.float32] * 2
+
+
+def test_the_scan_is_outside_of_autocast(build, tokens, monkeypatch):
+    """Its products of matrices would be in bf16."""
+    model, seen = build("mamba").float(), []
+    monkeypatch.setattr("lit_memory.models.mamba.selective_scan", lambda *args: seen.append(torch.is_autocast_enabled("cpu")) or selective_scan(*args))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(t.dtype == torch.float32 for t in state_tensors(unroll(model, tokens(2, 20)).state)) and torch.is_autocast_enabled("cpu")
+    assert seen == [False] * len(model.layers)
 
 
 def test_conv(build, tokens):

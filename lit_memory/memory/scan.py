@@ -37,10 +37,10 @@ def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
     return torch.stack(states, dim=1)
 
 
-def _reached(decay_BTX: Tensor, direct_BTX: Tensor) -> Tensor:
-    """dL/dh_t of t = 1..T: what h_t itself was used for (``direct_BTX``), and decay_{t+1} dL/dh_{t+1}."""
+def _reached(decay_BTX: Tensor, direct_BTX: Tensor, beyond_BX: Tensor | float = 0.0) -> Tensor:
+    """dL/dh_t of t = 1..T: what h_t itself was used for (``direct_BTX``), and decay_{t+1} dL/dh_{t+1}; of T, what comes from ``beyond_BX``."""
     decays, direct = decay_BTX.unbind(1), direct_BTX.unbind(1)
-    reached = [direct[-1]]
+    reached = [direct[-1] + beyond_BX]
     for t in range(len(decays) - 1, 0, -1):
         reached.append(torch.addcmul(direct[t - 1], decays[t], reached[-1]))
     return torch.stack(reached[::-1], dim=1)
@@ -101,11 +101,10 @@ class _SelectiveScan(torch.autograd.Function):
         x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, starts = ctx.saved_tensors
         grad_y_BTE, grad_BEN, _ = grads
         grad_A_EN, found = torch.zeros_like(A_EN), []
-        for (x, delta, B, C, grad_y), start_BEN in reversed(list(zip(_chunks(x_BTE, delta_BTE, B_BTN, C_BTN, grad_y_BTE), starts.unbind(1), strict=True))):
+        chunks = zip(_chunks(x_BTE, delta_BTE, B_BTN, C_BTN, grad_y_BTE), starts.unbind(1), strict=True)
+        for (x, delta, B, C, grad_y), start_BEN in reversed(list(chunks)):
             decay_BTEN, states_BTEN = _selective_states(x, delta, A_EN, B, start_BEN)
-            direct_BTEN = grad_y.unsqueeze(-1) * C.unsqueeze(2)
-            last_BEN = direct_BTEN[:, -1] + grad_BEN
-            grad_BTEN = _reached(decay_BTEN, torch.cat([direct_BTEN[:, :-1], last_BEN.unsqueeze(1)], dim=1))
+            grad_BTEN = _reached(decay_BTEN, grad_y.unsqueeze(-1) * C.unsqueeze(2), grad_BEN)
             grad_BEN = decay_BTEN[:, 0] * grad_BTEN[:, 0]
             grad_input_BTE = (grad_BTEN @ B.unsqueeze(-1)).squeeze(-1)  # of Delta x
             grad_exponent_BTEN = grad_BTEN * decay_BTEN * _before(start_BEN, states_BTEN)  # of Delta A
@@ -135,7 +134,8 @@ def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor
     """The selective state-space model: outputs (B, T, E) and final state (B, E, N), in the precision of ``state_BEN``.
 
     h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t x_t (eq. 2a, 4) and y_t = C_t h_t (eq. 2b). ``delta_BTE`` is at least 0 and ``A_EN`` below 0; a
-    token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the reference's kernel runs if installed.
+    token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the reference's kernel runs if installed. Call it outside of
+    autocast.
     """
     x_BTE, delta_BTE, A_EN, B_BTN, C_BTN = (t.to(state_BEN.dtype) for t in (x_BTE, delta_BTE, A_EN, B_BTN, C_BTN))
     if x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not torch._C._are_functorch_transforms_active():  # vmap cannot batch the kernel

@@ -28,7 +28,7 @@ from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
 from lit_memory.checks import at_least
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent, full_precision
 
 
 class ARMTLayer(nn.Module):
@@ -63,7 +63,7 @@ class ARMTLayer(nn.Module):
         c = self.config
         asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
         query_BTC = self.to_query(asking)
-        with torch.autocast(rows_BTD.device.type, enabled=False):
+        with full_precision(rows_BTD.device):
             phi = self.features(query_BTC, state).reshape(len(state.z_BK), -1, state.z_BK.shape[1])
             y = associative.read(state, phi, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom)
             y_BTD = y.reshape(asking.shape)
@@ -74,7 +74,7 @@ class ARMTLayer(nn.Module):
         c = self.config
         key, value, beta = self.to_key(rows_BMD), self.to_value(rows_BMD), self.to_beta(rows_BMD).sigmoid()
         flags = {"update": c.update, "gamma": c.gamma, "gamma_detach": c.gamma_detach, "beta_on_z": c.beta_on_z}
-        with torch.autocast(rows_BMD.device.type, enabled=False):
+        with full_precision(rows_BMD.device):
             phi = self.features(key, state)
             value, beta = value.to(phi.dtype), beta.to(phi.dtype)
             return associative.write(state, phi, value, beta, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom, **flags)

@@ -33,7 +33,8 @@ from torch.nn import functional as F
 
 from lit_memory.checks import at_least
 from lit_memory.memory import episodic
-from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, aged, ages, exact, taken, trimmed
+from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, aged, ages, taken, trimmed
+from lit_memory.recurrence import full_precision
 
 
 class Larimar(LineRecurrent):
@@ -117,7 +118,7 @@ class Larimar(LineRecurrent):
         """``recall``, and the keys of the questions (B, Q, K), which one-hot keys do not need."""
         c, C = self.config, self.config.latent_width
         Z_BNC, keys_BNC, asked_BQC = lines_BNE[..., :C], lines_BNE[..., -C:], asked_BQE[..., -C:]
-        with exact(lines_BNE.device):
+        with full_precision(lines_BNE.device):
             if c.keys == "one_hot":
                 return episodic.read_nearest(asked_BQC, keys_BNC, Z_BNC, real_BN), None
             Z_BNC = self.noisy(Z_BNC, c.write_noise) * real_BN.unsqueeze(-1)

@@ -17,7 +17,6 @@ without memory. Before the first line z_r = 0.
 Shape suffixes: B batch, T tokens, N lines, X lines of a batch, U different ones, S scored tokens, H reads, D width, C width of a latent, E latent and key.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -281,13 +280,13 @@ class LineRecurrent(SegmentRecurrent):
         counts_X: how often a line counts; default: once.
         """
         real_XT, hidden, targets, weights = mask_XT & (ids_XT != self.config.pad_id), [], [], []
-        counts_X = real_XT.new_ones(len(real_XT), dtype=torch.int64) if counts_X is None else counts_X
+        times_X = real_XT.new_ones(len(real_XT), dtype=torch.int64) if counts_X is None else counts_X
         for numbers, width in by_width(real_XT):
             ids_UT, mask_UT = ids_XT[numbers, :width], real_XT[numbers, :width]
             scored_UT = mask_UT[:, 1:] & mask_UT[:, :-1]
             hidden.append(self.decode(ids_UT, latents_XC[numbers], mask_UT)[:, :-1][scored_UT])
             targets.append(ids_UT[:, 1:][scored_UT])
-            weights.append(counts_X[numbers].unsqueeze(1).expand_as(scored_UT)[scored_UT])
+            weights.append(times_X[numbers].unsqueeze(1).expand_as(scored_UT)[scored_UT])
         loss_S = F.cross_entropy(self.logits(torch.cat(hidden)), torch.cat(targets), reduction="none")
         weight_S = torch.cat(weights).to(loss_S.dtype)
         return (loss_S * weight_S).sum() / weight_S.sum().clamp(min=1)
@@ -356,8 +355,3 @@ def trimmed(state: Episode) -> Episode:
     first = int(F.pad(real_BN.any(0), (0, 1), value=True).byte().argmax())
     start = max(0, min(first - 1, real_BN.shape[1] - 1))
     return map_state(lambda t: t[:, start:], state)
-
-
-def exact(device: torch.device):
-    """No autocast, as pseudo-inverses need fp32; there is none to leave on "meta"."""
-    return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from lit_memory.checks import at_least
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.recurrence import full_precision
 
 DELTA = (1e-3, 0.1)
 """Range of Delta at init (section 3.6), in which it is log-uniform."""
@@ -84,7 +85,8 @@ class MambaLayer(nn.Module):
         if mask_BT is not None:
             delta_BTE = delta_BTE * mask_BT.unsqueeze(-1)  # Delta = 0 leaves the state as it is
         A_EN = -self.A_log.to(dtype).exp()
-        y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 2b, 4
+        with full_precision(x_BTE.device):
+            y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 2b, 4
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 

@@ -39,7 +39,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_memory.checks import at_least
 from lit_memory.memory import episodic
-from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, Readouts, exact
+from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, Readouts
+from lit_memory.recurrence import full_precision
 
 
 class MemReasoner(LineRecurrent):
@@ -113,7 +114,7 @@ class MemReasoner(LineRecurrent):
         asked_BC = state.lines_BNE[:, -1]
         Z_BNC, real_BN, _, age_BN = self.before(state)
         alone_B1 = ~real_BN.any(1, keepdim=True)
-        with exact(Z_BNC.device):
+        with full_precision(Z_BNC.device):
             latents_BHC, distances_BHN = self.hop(asked_BC, Z_BNC, real_BN | alone_B1)
             if c.update_lines and not self.training and int(real_BN.sum(1).max()) > c.update_lines:
                 kept_BI = distances_BHN[:, -1].argsort(dim=1, stable=True)[:, : c.update_lines].sort(dim=1).values

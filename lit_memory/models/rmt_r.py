@@ -36,6 +36,7 @@ from torch.nn import functional as F
 
 from lit_memory.checks import at_least
 from lit_memory.models.rmt import RMT
+from lit_memory.recurrence import full_precision
 
 
 class RetrievalState(NamedTuple):
@@ -77,7 +78,7 @@ class Retrieval(nn.Module):
         memory_BMD = memory_BMD.to(self.to_query.weight.dtype)
         query_BMD = self.to_query(self.norm_query(memory_BMD))
         readable_BP = valid_BP | ~valid_BP.any(1, keepdim=True)
-        with torch.autocast(past_BPE.device.type, enabled=False):  # in the state's precision: bf16 cannot resolve 1e5 * scores
+        with full_precision(past_BPE.device):  # in the state's precision: bf16 cannot resolve 1e5 * scores
             key_BPD, value_BPD = past_BPE.chunk(2, dim=-1)
             scores_BMP = query_BMD.to(key_BPD.dtype) @ key_BPD.mT / key_BPD.shape[-1] ** 0.5 * (1e5 if self.top_1 else 1)  # (1)
             p_BMP = scores_BMP.masked_fill(~readable_BP[:, None], -torch.inf).softmax(-1)

@@ -11,7 +11,6 @@ layer of the memory, J kept inputs of the convolution, S kept inputs and then ne
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
 from lit_memory.models.base import keep
+from lit_memory.recurrence import full_precision
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys."""
@@ -50,11 +50,6 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
-
-
-def full_precision(device: torch.device) -> AbstractContextManager:
-    """No autocast; there is none to leave on "meta", where sizes are counted."""
-    return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
 
 
 def folded(x_BTD: Tensor, heads: int) -> Tensor:
