@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_memory.memory import neural
-from lit_memory.memory.neural import Gates, NeuralState, by_chunk, by_token, coefficients, recall
+from lit_memory.memory.neural import Gates, NeuralState, by_chunk, by_token, coefficients, products, recall
 
 DEPTHS = [1, 2, 3, 4]
 K, INNER = 4, 5
@@ -243,6 +243,18 @@ def test_grad(depth, momentum):
 
     assert torch.autograd.gradcheck(values, flat(leaves))
     assert torch.autograd.gradgradcheck(values, flat(leaves))
+
+
+def test_products_gradients_numerically():
+    """First and second derivatives of both; gates of exactly 0 give 0 and no gradient that is not finite."""
+    log_XNT = -torch.rand(2, 2, 5, dtype=torch.float64)
+    assert torch.autograd.gradcheck(products, log_XNT.requires_grad_()) and torch.autograd.gradgradcheck(products, log_XNT)
+    apart = [torch.stack(products(one)[:1]) for one in log_XNT.unbind(0)]
+    assert torch.equal(torch.func.vmap(lambda one: products(one)[0])(log_XNT), torch.cat(apart))
+    closed = log_XNT.detach().index_fill(2, torch.tensor([2]), -torch.inf).requires_grad_()
+    found = products(closed)[0]
+    found.sum().backward()
+    assert not found[..., 2:, :2].any() and closed.grad.isfinite().all()
 
 
 def test_padding():

@@ -13,6 +13,7 @@ from lit_memory.backbone import rotate
 from lit_memory.lit import LIT_MODULES
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
 from lit_memory.models.titans import LMM, MAC, MAL
+from lit_memory.models.titans_memory import L2_EPS, l2_normalized
 from lit_memory.recurrence import state_tensors, unroll
 
 TITANS = ["lmm", "mac", "mag", "mal"]
@@ -246,6 +247,15 @@ def test_split(build, tokens, name, flags):
         found.append(((hidden, state), torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)))
     for values, grads in found[1:]:
         assert same(values, found[0][0]) and same(grads, found[0][1], 1e-9)
+
+
+def test_l2_normalized():
+    """Value, and first and second derivatives; a row of zeros is left as it is."""
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    assert torch.allclose(l2_normalized(x), x / (x.square().sum(-1, keepdim=True) + L2_EPS).sqrt(), rtol=1e-14, atol=0)
+    x[0, 0] = 0
+    assert not l2_normalized(x)[0, 0].any()
+    assert torch.autograd.gradcheck(l2_normalized, x.requires_grad_()) and torch.autograd.gradgradcheck(l2_normalized, x[1:].detach().requires_grad_())
 
 
 def test_elsewhere_a_split_starts_a_new_chunk(build, tokens):

@@ -132,6 +132,26 @@ def by_token(state: NeuralState, q_XTK: Tensor, k_XTK: Tensor, v_XTV: Tensor, ga
     return Read(torch.cat(outputs, dim=1), NeuralState(M, S), torch.cat(scales, dim=1) if clip else None)
 
 
+class _Ratios(torch.autograd.Function):
+    """exp(s_t - s_j) for j <= t, else 0, (X, N, T, T), of sums s in fp64: one node, which keeps what it returns, in place of five."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(sums_XNT: Tensor, dtype: torch.dtype) -> Tensor:
+        return (sums_XNT.unsqueeze(-1) - sums_XNT.unsqueeze(-2)).to(dtype).exp_().tril()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (ratios_XNTT,) = ctx.saved_tensors
+        weighted_XNTT = grads[0] * ratios_XNTT
+        return (weighted_XNTT.sum(-1) - weighted_XNTT.sum(-2)).double(), None
+
+
 def products(log_XNT: Tensor) -> tuple[Tensor, Tensor]:
     """Products of the gates j+1..t, (X, N, T, T) with 0 where j > t, and of the gates 1..t, (X, N, T, 1).
 
@@ -139,8 +159,7 @@ def products(log_XNT: Tensor) -> tuple[Tensor, Tensor]:
     """
     ones_TT = torch.ones(log_XNT.shape[-1], log_XNT.shape[-1], dtype=torch.float64, device=log_XNT.device)
     sums = log_XNT.double().clamp(min=FLOOR) @ ones_TT.triu()  # cumsum has no deterministic form on CUDA
-    apart = (sums.unsqueeze(-1) + (-sums).unsqueeze(-2)).to(log_XNT.dtype)
-    return apart.masked_fill(ones_TT.triu(1).bool(), -torch.inf).exp(), sums.to(log_XNT.dtype).exp().unsqueeze(-1)
+    return _Ratios.apply(sums, log_XNT.dtype), sums.to(log_XNT.dtype).exp().unsqueeze(-1)
 
 
 def coefficients(gates: Gates, momentum: bool, real_XNT: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -163,9 +182,9 @@ def coefficients(gates: Gates, momentum: bool, real_XNT: Tensor | None = None) -
 
 
 class _ReadAndWrite(torch.autograd.Function):
-    """One layer on one chunk as one node of the graph, which keeps its inputs only: less time and half the memory of the plain operations.
+    """One layer on one chunk as one node of the graph, which keeps its inputs and x a^T: less time and half the memory of the plain operations.
 
-    (M, S, x, a, g, coefficients) -> (x M_t for the queries x (6), and M and S after the last token (5)). S and its three coefficients
+    (M, S, x, a, g, coefficients) -> (x M_t for the queries x (6), M and S after the last token (5), and x a^T). S and its three coefficients
     may be None. The backward may be differentiated.
     """
 
@@ -177,20 +196,21 @@ class _ReadAndWrite(torch.autograd.Function):
             y.addcmul_(torch.bmm(x, S), f)
             M.addcmul_(S, f[:, -1:])
             S = (S * mu).baddbmm_(a.mT, g * minus_c)
-        y.baddbmm_(torch.bmm(x, a.mT).mul_(minus_G), g)
-        return y, M.baddbmm_(a.mT, g * minus_G[:, -1].unsqueeze(-1)), S
+        scores = torch.bmm(x, a.mT)
+        y.baddbmm_(scores * minus_G, g)
+        return y, M.baddbmm_(a.mT, g * minus_G[:, -1].unsqueeze(-1)), S, scores
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs, output[3])
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor):
-        M, S, x, a, g, beta, minus_G, f, mu, minus_c = ctx.saved_tensors
-        dy, dM_new, dS_new = outputs
+        M, S, x, a, g, beta, minus_G, f, mu, minus_c, scores = ctx.saved_tensors
+        dy, dM_new, dS_new, dscores = outputs
         last = minus_G[:, -1].unsqueeze(-1)  # the last token's row makes the new M
-        scores, dread = torch.bmm(x, a.mT), torch.bmm(dy, g.mT)
-        dscores, dG = dread * minus_G, dread * scores
+        dread = torch.bmm(dy, g.mT)
+        dscores, dG = torch.addcmul(dscores, dread, minus_G), dread * scores
         xdM, adM = torch.bmm(dy, M.mT), torch.bmm(a, dM_new)
         dx = (xdM * beta).baddbmm_(dscores, a)
         dM = (dM_new * beta[:, -1:]).baddbmm_(x.mT, dy * beta)
@@ -255,7 +275,7 @@ def by_chunk(
             grads = [g * scales[-1] for g in grads]
         x, after, row = q, [], [*row, *[None] * (5 - len(row))]
         for W, momentum, a, g in zip(M, S or [None] * len(M), inputs, grads, strict=True):
-            x, *new = _ReadAndWrite.apply(W, momentum, act(x) if after else x, a, g, *row)
+            x, *new, _ = _ReadAndWrite.apply(W, momentum, act(x) if after else x, a, g, *row)
             after.append(new)
         M, S = tuple(m for m, _ in after), tuple(s for _, s in after if s is not None)
         outputs.append(x + q if residual else x)

@@ -62,8 +62,29 @@ def joined(x_XTK: Tensor, heads: int) -> Tensor:
     return x_XTK.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
 
 
+class _L2Normalized(torch.autograd.Function):
+    """One node, which keeps the result and the lengths, in place of five."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        return x * scale, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        y, scale = ctx.saved_tensors
+        along = (grads[0] * y).sum(-1, keepdim=True) + grads[1] * scale
+        return (grads[0] - y * along) * scale
+
+
 def l2_normalized(x: Tensor) -> Tensor:
-    return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+    return _L2Normalized.apply(x)[0]
 
 
 class NeuralMemory(nn.Module):
