@@ -22,6 +22,8 @@ from lit_memory.experiment import RunSpec
 
 GRACE = 8.0
 """Seconds that children get to end their step, save and close their runs after a signal."""
+TOLD_EVERY = 60.0
+"""Seconds after which the place where a run is counts as news."""
 
 
 class Interrupted(Exception):
@@ -42,6 +44,8 @@ class Child:
     progress: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
     started: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+    """Its age at the last news."""
 
     @property
     def age(self) -> float:
@@ -49,16 +53,15 @@ class Child:
         return time.monotonic() - self.started
 
     def hear(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take in a message; adds ``news`` where a stage or phase is new."""
+        """Take in a message; adds ``news`` to what a log has a line for: a new stage or phase, and where a run is, every ``TOLD_EVERY`` seconds."""
         if message["event"] == "failed":
             self.failure = message["message"]
-        elif message["event"] in ("progress", "testing"):
-            news = any(message.get(k) != self.progress.get(k) for k in ("event", "stage"))
+        elif message["event"] in ("progress", "testing", "waiting"):
+            new = any(message[k] != self.progress.get(k) for k in ("event", "stage") if k in message)
+            news = new or self.age - self.told >= TOLD_EVERY
+            self.told = self.age if news else self.told
             self.progress = self.progress | message
             return message | {"news": news}
-        elif message["event"] == "waiting":
-            self.progress = message
-            return message | {"news": True}
         return message
 
 

@@ -496,6 +496,18 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
     assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
 
 
+def test_what_is_news(monkeypatch):
+    """A log gets a line for every stage and phase, and one a minute from each run; a terminal shows all."""
+    now = [100.0]
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    child, told = Child(None, None, None), []
+    for second, message in enumerate(["waiting", "progress 1", "progress 1", "progress 2", "testing", "testing", *["testing"] * 130]):
+        event, *stage = message.split()
+        now[0] = 100.0 + second
+        told += [second] * child.hear({"event": event} | ({"stage": int(stage[0])} if stage else {}))["news"]
+    assert told == [0, 1, 3, 4, 64, 124]
+
+
 def test_a_run_waits_for_the_one_that_it_starts_from(make_launch):
     runs, ended = make_launch(["a", "b", "c", "d"], 4), []
     for spec, start in zip(runs.waiting, (2, None, None, 2), strict=True):
