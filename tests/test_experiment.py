@@ -488,7 +488,7 @@ SMALL += [
     "task.test_length?=[40, 48]",
     "task.horizon?=4",
     "task.test_horizon?=[3, 4]",
-    "task.tokens?=100",
+    "task.tokens?=110",
     "task.segment_lines?=16",
 ]
 
@@ -496,7 +496,7 @@ SMALL += [
 def planned(path: Path) -> list[RunSpec]:
     """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report names the one."""
     experiment = load(path).at()
-    return experiment.plan([*SMALL, *["task.test_tokens=[100, 120]"] * (experiment.report.x == "test_tokens")])
+    return experiment.plan([*SMALL, *["task.test_tokens=[110, 120]"] * (experiment.report.x == "test_tokens")])
 
 
 def alone(spec: RunSpec) -> RunSpec:
