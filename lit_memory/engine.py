@@ -167,8 +167,8 @@ class Progress(L.Callback):
         self.last = time.monotonic()
         c = self.curriculum
         stage = min(c.stage, len(c.stages) - 1)
-        steps = c.stages[stage]["steps"]
-        place = {"stage": stage + 1, "stages": len(c.stages), "step": trainer.global_step - c.first_step, "steps": steps}
+        began = [0, *(entry["step"] for entry in c.history)][stage]  # also of the last one, when it has ended
+        place = {"stage": stage + 1, "stages": len(c.stages), "step": trainer.global_step - began, "steps": c.stages[stage]["steps"]}
         self.send({"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values})
 
 

@@ -347,6 +347,13 @@ def test_stages_end_at_their_cap_and_validate_on_their_own_task(fit):
     assert curriculum.done and trainer.global_step == 9 and not torch.is_inference(module.model.memory)
 
 
+def test_progress_counts_the_steps_of_a_stage(make_spec, tmp_path):
+    """From 0 in a new stage; of the last one, its number of steps when it has ended."""
+    told = []
+    run(make_spec(*STAGED, "train.valid_size=2", "train.test_size=2"), tmp_path, told.append)
+    assert [(m["stage"], m["step"], m["steps"]) for m in told if "metric" in m] == [(1, 3, 4), (2, 0, 5), (2, 3, 5), (2, 5, 5)]
+
+
 @pytest.mark.parametrize(("until", "steps"), [("{exact_match: 0.0}", 3), ("{exact_match: 1.1}", 7)])
 def test_a_stage_ends_as_soon_as_until_is_reached(fit, until, steps):
     _, _, curriculum, spy = fit(f"train.stages=[{{task.pairs: 1, steps: 7, until: {until}}}, {{steps: 2}}]")
