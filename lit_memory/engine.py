@@ -82,16 +82,24 @@ class Curriculum(L.Callback):
 
     def __init__(self, spec: RunSpec) -> None:
         self.stages, self.valid_every = spec.stages, spec.train["valid_every"]
-        self.stage, self.first_step = 0, 0
         self.step = 0  # of the last validation: Lightning restores its own counter after on_fit_start
         self.history: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stage": self.stage, "first_step": self.first_step, "step": self.step, "history": self.history}
+        return {"step": self.step, "history": self.history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.stage, self.first_step, self.step = state_dict["stage"], state_dict["first_step"], state_dict["step"]
-        self.history = state_dict["history"]
+        self.step, self.history = state_dict["step"], state_dict["history"]
+
+    @property
+    def stage(self) -> int:
+        """How many stages have ended."""
+        return len(self.history)
+
+    @property
+    def bounds(self) -> list[int]:
+        """Steps between stages: where the first one began, and where each that has ended did."""
+        return [0, *(entry["step"] for entry in self.history)]
 
     @property
     def done(self) -> bool:
@@ -102,8 +110,9 @@ class Curriculum(L.Callback):
         stage = self.stages[self.stage]
         data.set_task(data.whole_task.at(**stage["task"]) if stage["task"] else data.whole_task)
         data.batch_size = stage["batch_size"]
-        data.epoch_steps = min(self.valid_every, stage["steps"] - (step - self.first_step))
-        module.span = (self.first_step, stage["steps"])
+        began = self.bounds[-1]
+        data.epoch_steps = min(self.valid_every, stage["steps"] - (step - began))
+        module.span = (began, stage["steps"])
 
     def on_fit_start(self, trainer, pl_module):
         if self.done:
@@ -116,9 +125,8 @@ class Curriculum(L.Callback):
         stage, data = self.stages[self.stage], cast(LitData, pl_module.data)
         reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
         solved = bool(reached) and all(data.task.better(name, reached[name], goal) for name, goal in stage["until"].items())
-        if solved or trainer.global_step - self.first_step >= stage["steps"]:
+        if solved or trainer.global_step - self.bounds[-1] >= stage["steps"]:
             self.history = [*self.history, {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved}]
-            self.stage, self.first_step = self.stage + 1, trainer.global_step
         if self.done:
             trainer.should_stop = True
         else:
@@ -167,8 +175,8 @@ class Progress(L.Callback):
         self.last = time.monotonic()
         c = self.curriculum
         stage = min(c.stage, len(c.stages) - 1)
-        began = [0, *(entry["step"] for entry in c.history)][stage]  # also of the last one, when it has ended
-        place = {"stage": stage + 1, "stages": len(c.stages), "step": trainer.global_step - began, "steps": c.stages[stage]["steps"]}
+        step = trainer.global_step - c.bounds[stage]  # of the last stage also when it has ended
+        place = {"stage": stage + 1, "stages": len(c.stages), "step": step, "steps": c.stages[stage]["steps"]}
         self.send({"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values})
 
 
@@ -426,8 +434,7 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
         trained = keeper.seconds
         for entry in curriculum.history:
             tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
-        ends = [0, *(entry["step"] for entry in curriculum.history)]
-        tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(ends))})
+        tracker.tag(run_id, {"stage_steps": " ".join(str(b - a) for a, b in pairwise(curriculum.bounds))})
         tracker.tag(run_id, {"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
         steps, data.task = trainer.global_step, data.whole_task

@@ -226,9 +226,13 @@ class LineRecurrent(SegmentRecurrent):
         if len(ids_XT) == 1 or (self.training and self.config.dropout):
             return self.encoder(self.decoder.tokens(ids_XT), real_XT)
         ids_UT, real_UT, place_X, _ = distinct(ids_XT, real_XT)
+        return self.encode_distinct(ids_UT, real_UT)[place_X]
+
+    def encode_distinct(self, ids_UT: Tensor, real_UT: Tensor) -> Tensor:
+        """(1) of lines that are all different, each in columns of its own width."""
         parts = by_width(real_UT)
         latents = [self.encoder(self.decoder.tokens(ids_UT[numbers, :width]), real_UT[numbers, :width]) for numbers, width in parts]
-        return torch.cat(latents)[torch.cat([numbers for numbers, _ in parts]).argsort()[place_X]]
+        return torch.cat(latents)[torch.cat([numbers for numbers, _ in parts]).argsort()]
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lines of a segment and their masks, (B, N, T)."""
@@ -293,10 +297,10 @@ class LineRecurrent(SegmentRecurrent):
 
     def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
         """``reconstruction`` of lines from their own latents. What is there several times is decoded once, but with dropout."""
-        counts_X = None
-        if not (self.training and self.config.dropout):
-            ids_XT, mask_XT, _, counts_X = distinct(ids_XT, mask_XT)
-        return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT), counts_X)
+        if self.training and self.config.dropout:
+            return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT))
+        ids_UT, real_UT, _, counts_U = distinct(ids_XT, mask_XT & (ids_XT != self.config.pad_id))
+        return self.reconstruction(ids_UT, real_UT, self.encode_distinct(ids_UT, real_UT), counts_U)
 
     def choose(self, live_B, new, old):
         return super().choose(live_B, new, padded(old, new.real_BN.shape[1]))
@@ -319,10 +323,11 @@ def by_width(mask_XT: Tensor) -> list[tuple[Tensor, int]]:
 
     What is computed of a line then depends on it alone, and not on how long those beside it are.
     """
-    columns = torch.arange(1, mask_XT.shape[1] + 1, device=mask_XT.device)
-    needed_X = (mask_XT * columns).amax(1).clamp(min=8)
-    widths_X = (2 ** needed_X.sub(1).double().log2().floor().long().add(1)).clamp(max=mask_XT.shape[1])
-    return [((widths_X == width).nonzero().squeeze(1), width) for width in widths_X.unique().tolist()]
+    columns, device = mask_XT.shape[1], mask_XT.device
+    widths = [*(width for i in range(columns.bit_length()) if (width := 8 << i) < columns), columns]
+    needed_X = (mask_XT * torch.arange(1, columns + 1, device=device)).amax(1)
+    width_X = torch.bucketize(needed_X, torch.tensor(widths, device=device))
+    return [((width_X == i).nonzero().squeeze(1), widths[i]) for i in width_X.unique().tolist()]
 
 
 def ages(real_BN: Tensor) -> Tensor:
