@@ -45,6 +45,7 @@ ADDED: dict[str, Any] = {
     "train.losses": {},
     "model.inputs": 0,
     "model.cutoffs": [],
+    "model.bos_id": -1,
     "task.stream": False,
     "task.apart": 0,
     "task.eval_set": "",

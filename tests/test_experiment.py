@@ -103,7 +103,8 @@ def test_the_key_changes_with_every_setting(make_spec):
 
 
 def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
-    specs = [make_spec("task={name: babilong}"), make_spec("model={name: xl}", "task={name: language_modeling}"), make_spec("task={name: passkey}")]
+    pairs = [("armt", "babilong"), ("xl", "language_modeling"), ("larimar", "passkey")]
+    specs = [make_spec(f"model={{name: {model}}}", f"task={{name: {task}}}") for model, task in pairs]
     for setting, before in ADDED.items():
         section, _, name = setting.partition(".")
         spec = next(spec for spec in specs if name in getattr(spec, section))

@@ -87,6 +87,25 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
     assert seen == [8] and model.eval().autoencoding(ids_XT, mask_XT) > 0 and seen == [8, 5]
 
 
+def test_a_line_is_written_from_its_first_token_on():
+    """With ``bos_id`` the first token of a line, too, is written from the latent, which has to hold it; the twin decodes line by line."""
+    ids_XT, lengths = ids_of(4, N).clamp(min=1), [N, 3, 1, 0]
+    mask_XT = torch.arange(N) < torch.tensor(lengths)[:, None]
+    for begin, scored in ((V - 1, sum(lengths)), (-1, N - 1 + 2)):
+        model = make(pad_id=0, bos_id=begin)
+        latents_XC = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+        losses = []
+        for ids_T, latent_C, length in zip(ids_XT, latents_XC, lengths, strict=True):
+            line = torch.cat([torch.tensor([begin] * (begin >= 0), dtype=torch.int64), ids_T[:length]])
+            if len(line) > 1:
+                logits = model.logits(model.decode(line[None], latent_C[None]))[0, :-1]
+                losses.append(torch.nn.functional.cross_entropy(logits, line[1:], reduction="none"))
+        found = model.reconstruction(ids_XT, mask_XT, latents_XC)
+        assert len(torch.cat(losses)) == scored and close(found, torch.cat(losses).mean())
+        used_X = torch.autograd.grad(found, latents_XC)[0].any(1).tolist()
+        assert used_X == [length >= (1 if begin >= 0 else 2) for length in lengths]
+
+
 def test_lines_are_as_wide_as_they_need(monkeypatch):
     """Lines are read and written in columns of their own width, with the latents, loss and gradients of all columns."""
     model, T = make(pad_id=0), 20

@@ -70,6 +70,8 @@ class LinesConfig(BackboneConfig):
     """Tokens of a line, of which a segment may have several; 0: a segment is one line."""
     pad_id: int = -1
     """Tokens with this id are not encoded; -1: there are none."""
+    bos_id: int = -1
+    """Token that the decoder begins a line with, when it learns to write one from its latent; -1: the first token is given, and no latent has to hold it."""
     solver: Literal["newton", "newton_safe", "svd"] = "newton"
     solver_steps: int = 15
     """Of both Newtons (published: 15, 7 or 3)."""
@@ -88,7 +90,7 @@ class LinesConfig(BackboneConfig):
             raise ValueError(f"inputs={self.inputs}: this model reads lines of text; expected 0")
         at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
         at_least(0, self, "line_tokens", "write_noise", "read_noise")
-        at_least(-1, self, "pad_id")
+        at_least(-1, self, "pad_id", "bos_id")
         if self.wrap_pos:
             raise ValueError(f"wrap_pos={self.wrap_pos}: a segment has no memory rows here; leave it out")
         if not (self.past or self.embedding):
@@ -279,11 +281,13 @@ class LineRecurrent(SegmentRecurrent):
         return self.decoder.norm(rows_BTD)
 
     def reconstruction(self, ids_XT: Tensor, mask_XT: Tensor, latents_XC: Tensor, counts_X: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the tokens of lines, each from a latent and the tokens before it in its line; 0 where no line has two tokens.
+        """Mean cross-entropy of the tokens of lines, each from a latent and what is before it in its line, ``bos_id`` first; 0 where that is nothing.
 
         counts_X: how often a line counts; default: once.
         """
-        real_XT, hidden, targets, weights = mask_XT & (ids_XT != self.config.pad_id), [], [], []
+        real_XT, begin, hidden, targets, weights = mask_XT & (ids_XT != self.config.pad_id), self.config.bos_id, [], [], []
+        if begin >= 0:
+            ids_XT, real_XT = F.pad(ids_XT, (1, 0), value=begin), F.pad(real_XT, (1, 0), value=True)
         times_X = real_XT.new_ones(len(real_XT), dtype=torch.int64) if counts_X is None else counts_X
         for numbers, width in by_width(real_XT):
             ids_UT, mask_UT = ids_XT[numbers, :width], real_XT[numbers, :width]
