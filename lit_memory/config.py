@@ -63,6 +63,8 @@ class TrainConfig:
     """Largest gradient entry; 0: no limit."""
     losses: dict[str, Any] = field(default_factory=dict)
     """Weights of the losses of a model that has several (its ``loss_names``); default: those of its LightningModule."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the model that stay as they are, by the names of their weights: [encoder, decoder.tokens]."""
     bptt: int | None = None
     """Segments that gradients cross; default: all."""
     unroll_schedule: Literal["sequential", "diagonal"] = "sequential"

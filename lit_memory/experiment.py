@@ -30,7 +30,7 @@ from yaml import YAMLError
 from lit_memory.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.curves import OF_A_RUN, STEP
 from lit_memory.expect import check_expect
-from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest
+from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest, sketch, weights_of
 from lit_memory.report import TIMES, ReportConfig
 
 LARGEST_FILE = 1_000_000
@@ -43,6 +43,7 @@ ADDED: dict[str, Any] = {
     "train.init": "",
     "train.timed_steps": 0,
     "train.losses": {},
+    "train.frozen": [],
     "model.inputs": 0,
     "model.cutoffs": [],
     "model.bos_id": -1,
@@ -406,6 +407,7 @@ class Resolver:
         self.check_schedule(train, model_class)
         self.check_stream(train, sampler)
         self.check_test(train, model, sampler)
+        self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
         for i, stage in enumerate(train.stages):
             self.check_stage(i, stage, model, task_class, task)
         return {
@@ -449,6 +451,18 @@ class Resolver:
             if type(weight) not in (int, float) or not 0 <= weight < math.inf:
                 raise self.error("train", f"losses.{name}", f"{weight}: expected a finite number, 0 or more")
             train.losses[name] = float(weight)
+
+    def check_frozen(self, train: TrainConfig, model: dict[str, Any]) -> None:
+        """Check that the parts that are frozen are parts of the model."""
+        if not train.frozen:
+            return
+        found = sketch(model)
+        try:
+            frozen = weights_of(found, train.frozen)
+        except ValueError as error:
+            raise self.error("train", "frozen", str(error)) from None
+        if len({*frozen}) == len(list(found.parameters())):
+            raise self.error("train", "frozen", f"{train.frozen}: nothing is left to train; expected fewer parts, or steps: 0")
 
     def check_schedule(self, train: TrainConfig, model_class: type) -> None:
         """Check the order of computation against the model."""

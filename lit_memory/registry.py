@@ -43,12 +43,28 @@ def build(kind: str, settings: Mapping[str, Any]) -> Any:
     return cls(cls.Config(**{k: v for k, v in settings.items() if k != "name"}))
 
 
-def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Parameters, floats of the fresh state and those that every segment adds, without allocating the weights."""
+def sketch(settings: Mapping[str, Any]) -> Any:
+    """``build`` of a model without allocating its weights."""
     import torch
 
     with torch.device("meta"):
-        model = build("model", settings)
-        state = model.init_state(1)
+        return build("model", settings)
+
+
+def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Parameters, floats of the fresh state and those that every segment adds, without allocating the weights."""
+    model = sketch(settings)
     parameters = sum(p.numel() for p in model.parameters())
-    return {"parameters": parameters, "state_floats": model.state_floats(state), "state_growth": model.state_growth}
+    return {"parameters": parameters, "state_floats": model.state_floats(model.init_state(1)), "state_growth": model.state_growth}
+
+
+def weights_of(model: Any, parts: Iterable[str]) -> list[str]:
+    """The names of the weights in parts of a model, "encoder" or "decoder.tokens". Raises ValueError for a part that has none."""
+    names, found = [name for name, _ in model.named_parameters()], []
+    for part in parts:
+        own = [name for name in names if f"{name}.".startswith(f"{part}.")]
+        if not own:
+            known = dict.fromkeys(".".join(name.split(".")[:depth]) for depth in (1, 2) for name in names)
+            raise ValueError(f"frozen={part!r}: the model has no weights of that name; {nearest(part, known)}")
+        found += own
+    return found

@@ -305,6 +305,11 @@ BROKEN = {
         {"base/model": {"name": "larimar", "width": 16}, "base/train/losses": {"memory": -1}},
         "FILE (arm a): train.losses.memory: -1: expected a finite number, 0 or more",
     ),
+    "part that a model has not": ({"base/train/frozen": ["encoder"]}, "FILE (arm a): train.frozen: frozen='encoder': the model has no weights of that name; "),
+    "all parts": (
+        {"base/train/frozen": ["decoder", "memory"]},
+        "FILE (arm a): train.frozen: ['decoder', 'memory']: nothing is left to train; expected fewer parts",
+    ),
     "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: seconds beside another metric"),
     # stages
     "stages, no list": ({"base/train/stages": {"steps": 2}}, "FILE (arm a): train.stages: "),

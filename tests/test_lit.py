@@ -239,6 +239,20 @@ def test_weight_decay_spares_what_the_model_names():
         assert kept == spared
 
 
+def test_frozen_parts_keep_their_weights():
+    """They have no gradient and no weight decay; all others move."""
+    module = lit_memory.LitMemReasoner(width=16, heads=2, layers=2, vocab_size=19, lr=0.5, frozen=["encoder", "decoder.layers.0"])
+    before = {name: p.detach().clone() for name, p in module.model.named_parameters()}
+    optimizer = module.configure_optimizers()
+    for p in module.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step()
+    kept = {name for name, p in module.model.named_parameters() if torch.equal(p, before[name])}
+    assert kept == {name for name in before if name.startswith(("encoder.", "decoder.layers.0."))} != set()
+    with pytest.raises(ValueError, match=r"frozen='decoder\.layer': the model has no weights of that name; did you mean 'decoder.layers'"):
+        lit_memory.LitMemReasoner(width=16, heads=2, vocab_size=19, frozen=["decoder.layer"]).configure_optimizers()
+
+
 @pytest.mark.parametrize(
     ("options", "span", "expected"),
     [

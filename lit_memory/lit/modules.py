@@ -7,6 +7,7 @@ Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence import map_state, state_tensors, unroll
-from lit_memory.registry import build_config, load_class
+from lit_memory.registry import build_config, load_class, weights_of
 from lit_memory.tasks.base import Batch, Task
 
 MOST_LOGITS = 2**25
@@ -41,9 +42,10 @@ class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
     lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last step), all after a linear
-    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). bptt: segments that gradients cross (None: all).
+    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts of the model that keep their
+    weights, "encoder" or "decoder.tokens". bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
-    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have.
+    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have, ValueError for such a part.
     """
 
     model_name: ClassVar[str]
@@ -56,6 +58,7 @@ class LitMemory(L.LightningModule):
         schedule: str = "constant",
         warmup: float = 0,
         final_lr: float = 0.5,
+        frozen: Sequence[str] = (),
         bptt: int | None = None,
         unroll_schedule: str = "sequential",
         **model: Any,
@@ -86,7 +89,9 @@ class LitMemory(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        named, spared = dict(self.model.named_parameters()), self.model.undecayed
+        for name in weights_of(self.model, self.hparams["frozen"]):
+            self.model.get_parameter(name).requires_grad_(False)
+        named, spared = {name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.model.undecayed
         groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
         if spared:
             groups.append({"params": [named[name] for name in named if name in spared], "weight_decay": 0.0})
