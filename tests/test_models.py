@@ -522,6 +522,7 @@ INVALID = [
     ("rmt_xl", "memory_tokens", -1),
     *[("larimar", field, 0) for field in ("encoder_layers", "latent_width", "slots", "solver_steps", "bandwidth")],
     *[("larimar", field, -1) for field in ("prefix_tokens", "line_tokens", "write_noise", "read_noise")],
+    *[("larimar", "bos_id", value) for value in (-2, VOCAB)],
     *[("memreasoner", field, 0) for field in ("gru_layers", "hops", "temperature")],
     *[("memreasoner", field, -1) for field in ("tolerance", "alpha", "test_alpha", "update_lines")],
     ("memreasoner", "latent_width", 7),

@@ -91,6 +91,8 @@ class LinesConfig(BackboneConfig):
         at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
         at_least(0, self, "line_tokens", "write_noise", "read_noise")
         at_least(-1, self, "pad_id", "bos_id")
+        if self.vocab_size and self.bos_id >= self.vocab_size:
+            raise ValueError(f"bos_id={self.bos_id}: expected one of the {self.vocab_size} tokens, or -1 for none")
         if self.wrap_pos:
             raise ValueError(f"wrap_pos={self.wrap_pos}: a segment has no memory rows here; leave it out")
         if not (self.past or self.embedding):
