@@ -461,7 +461,7 @@ class Resolver:
             frozen = weights_of(found, train.frozen)
         except ValueError as error:
             raise self.error("train", "frozen", str(error)) from None
-        if len({*frozen}) == len(list(found.parameters())):
+        if len(frozen) == len(list(found.parameters())):
             raise self.error("train", "frozen", f"{train.frozen}: nothing is left to train; expected fewer parts, or steps: 0")
 
     def check_schedule(self, train: TrainConfig, model_class: type) -> None:

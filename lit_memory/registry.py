@@ -58,13 +58,13 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     return {"parameters": parameters, "state_floats": model.state_floats(model.init_state(1)), "state_growth": model.state_growth}
 
 
-def weights_of(model: Any, parts: Iterable[str]) -> list[str]:
-    """The names of the weights in parts of a model, "encoder" or "decoder.tokens". Raises ValueError for a part that has none."""
-    names, found = [name for name, _ in model.named_parameters()], []
+def weights_of(model: Any, parts: Iterable[str]) -> dict[str, Any]:
+    """The weights in parts of a model, "encoder" or "decoder.tokens", by name. Raises ValueError for a part that has none."""
+    named, found = dict(model.named_parameters()), {}
     for part in parts:
-        own = [name for name in names if f"{name}.".startswith(f"{part}.")]
+        own = {name: weight for name, weight in named.items() if f"{name}.".startswith(f"{part}.")}
         if not own:
-            known = dict.fromkeys(".".join(name.split(".")[:depth]) for depth in (1, 2) for name in names)
+            known = dict.fromkeys(".".join(name.split(".")[:depth]) for depth in (1, 2) for name in named)
             raise ValueError(f"frozen={part!r}: the model has no weights of that name; {nearest(part, known)}")
-        found += own
+        found |= own
     return found

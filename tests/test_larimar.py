@@ -99,7 +99,7 @@ def test_a_line_is_written_from_its_first_token_on():
             line = torch.cat([torch.tensor([begin] * (begin >= 0), dtype=torch.int64), ids_T[:length]])
             if len(line) > 1:
                 logits = model.logits(model.decode(line[None], latent_C[None]))[0, :-1]
-                losses.append(torch.nn.functional.cross_entropy(logits, line[1:], reduction="none"))
+                losses.append(F.cross_entropy(logits, line[1:], reduction="none"))
         found = model.reconstruction(ids_XT, mask_XT, latents_XC)
         assert len(torch.cat(losses)) == scored and close(found, torch.cat(losses).mean())
         used_X = torch.autograd.grad(found, latents_XC)[0].any(1).tolist()

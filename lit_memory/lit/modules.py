@@ -45,7 +45,8 @@ class LitMemory(L.LightningModule):
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts of the model that keep their
     weights, "encoder" or "decoder.tokens" (None: none). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
-    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have, ValueError for such a part.
+    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have; its training
+    raises ValueError for such a part.
     """
 
     model_name: ClassVar[str]
@@ -89,8 +90,8 @@ class LitMemory(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        for name in weights_of(self.model, self.hparams["frozen"] or ()):
-            self.model.get_parameter(name).requires_grad_(False)
+        for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
+            weight.requires_grad_(False)
         named, spared = {name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.model.undecayed
         groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
         if spared:
