@@ -2,7 +2,7 @@
 
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
 (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
-(``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm; a scale's ``seeds``,
+(``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm, ``arms.<a>,<b>.<key>`` several; a scale's ``seeds``,
 ``grid`` and ``expect`` replace the experiment's own, and its ``report`` changes keys of that. ``extends: other`` starts from the file beside
 it: sections, scales, paper and report are taken over key by key; arms (with what scales say of them), grid, seeds and claims as a whole.
 
@@ -536,9 +536,15 @@ def load(path: str | Path) -> Experiment:
 
 
 def extended(path: Path, *above: Path) -> Any:
-    """The content of a YAML, over that of the one that it extends."""
+    """The content of a YAML, over that of the one that it extends; what it says of several arms (``arms.<a>,<b>.<key>``) is said of each."""
     tree = read(path)
-    if not isinstance(tree, dict) or "extends" not in tree:
+    if not isinstance(tree, dict):
+        return tree
+    if isinstance(tree.get("scales"), dict):
+        tree["scales"] = {scale: each_arm(values, str(path), f"scales.{scale}") for scale, values in tree["scales"].items()}
+    if "grid" in tree:
+        tree["grid"] = each_arm(tree["grid"], str(path), "grid")
+    if "extends" not in tree:
         return tree
     name = tree.pop("extends")
     file_name(name, str(path), "extends")
@@ -552,6 +558,21 @@ def extended(path: Path, *above: Path) -> Any:
         below["scales"] = {scale: split_arm(values, "")[0] for scale, values in mappings(below.get("scales"), str(other), "scales").items()}
     below.pop("experiment", None)  # names a folder of its own
     return overlaid(below, tree, 2)
+
+
+def each_arm(values: Any, file: str, where: str) -> Any:
+    """A scale or a grid with ``arms.<a>,<b>.<key>`` taken apart, so that a file that extends this one may change one of them. Raises ConfigError."""
+    if not isinstance(values, dict):
+        return values  # parse will say what it is
+    out: dict[Any, Any] = {}
+    for key, value in values.items():
+        names, dot, below = str(key).removeprefix("arms.").partition(".")
+        several = str(key).startswith("arms.") and "," in names
+        for one in [f"arms.{name.strip()}{dot}{below}" for name in names.split(",")] if several else [key]:
+            if one in out:
+                raise ConfigError(file, f"{where}.{one}", f"said twice, once by {key}; expected once")
+            out[one] = each_arm(value, file, f"{where}.grid") if one == "grid" else value
+    return out
 
 
 def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -663,9 +684,9 @@ def check_lists(e: Experiment) -> None:
         for key, points in mapping(grid, e.file, f"{where}grid").items():
             if not isinstance(points, list) or not points or any(points.index(point) < i for i, point in enumerate(points)):
                 raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")
-        for key in (*values, *grid):
-            _, arm, *below = key.split(".") if key.startswith("arms.") else ("", "", "")
-            if arm and arm not in e.arms:
+        for key in (k for k in (*values, *grid) if k.startswith("arms.")):
+            _, arm, *below = key.split(".")
+            if arm not in e.arms:
                 raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")
             if not below:
                 raise ConfigError(e.file, f"{where}{key}", f"expected arms.{arm}.<section>.<field>, for example arms.{arm}.model.width")

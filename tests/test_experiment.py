@@ -419,6 +419,20 @@ def test_a_file_that_extends_another(tree, tmp_path):
     assert load(tmp_path / "three.yaml") == parse(whole, str(tmp_path / "three.yaml"))
 
 
+def test_several_arms_at_once(tree, tmp_path):
+    """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this one may change one of them."""
+    each = {"arms.a.train.lr": 0.1, "arms.b.train.lr": 0.1, "grid": {"arms.a.train.steps": [1, 2], "arms.b.train.steps": [1, 2]}}
+    both = {"arms.a, b.train.lr": 0.1, "grid": {"arms.a,b.train.steps": [1, 2]}}
+    for name, values in {"each": each, "both": both}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**tree, "scales": {"cpu": values}, "grid": values["grid"]}))
+        more = {"extends": name, "experiment": "more", "scales": {"cpu": {"arms.b.train.lr": 0.2}}}
+        (tmp_path / f"more_{name}.yaml").write_text(yaml.safe_dump(more))
+    for more, rates in {"": [0.1, 0.1], "more_": [0.1, 0.2]}.items():
+        ours, theirs = (load(tmp_path / f"{more}{name}.yaml") for name in ("both", "each"))
+        assert dataclasses.replace(ours, file="") == dataclasses.replace(theirs, file="")
+        assert [s.train["lr"] for s in ours.at("cpu").plan()[::2]] == rates
+
+
 def test_files_and_scales_that_do_not_exist(tmp_path, tree):
     (tmp_path / "tiny.yaml").touch()
     for name, expected in {"tinny.yaml": "did you mean", "no/such.yaml": "no such file"}.items():
