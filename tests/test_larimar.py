@@ -66,9 +66,9 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
     model = make(pad_id=0)
     ids_XT = ids_of(5, N)[[0, 1, 0, 2, 1, 0, 3, 4]]
     mask_XT = torch.arange(N) < torch.tensor([5, 3, 5, 2, 3, 4, 0, 0])[:, None]
-    seen, decode, encoder = [], model.decode, model.encoder.forward
+    seen, decode, encoder = [], model.decode_begun, model.encoder.forward
     monkeypatch.setattr(model.encoder, "forward", lambda tokens, mask: seen.append(len(mask)) or encoder(tokens, mask))
-    monkeypatch.setattr(model, "decode", lambda ids, *rest: seen.append(len(ids)) or decode(ids, *rest))
+    monkeypatch.setattr(model, "decode_begun", lambda ids, *rest: seen.append(len(ids)) or decode(ids, *rest))
     found = model.autoencoding(ids_XT, mask_XT)
     found.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -88,17 +88,21 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
 
 
 def test_a_line_is_written_from_its_first_token_on():
-    """With ``bos_id`` the first token of a line, too, is written from the latent, which has to hold it; the twin decodes line by line."""
+    """With ``bos_id`` the first token of a line, too, is written from the latent, which has to hold it; the twin has none, and decodes line by line what
+    begins with that token. What is said after a question begins with it, too: a line that is learnt and one that is asked for have the same positions."""
     ids_XT, lengths = ids_of(4, N).clamp(min=1), [N, 3, 1, 0]
     mask_XT = torch.arange(N) < torch.tensor(lengths)[:, None]
     for begin, scored in ((V - 1, sum(lengths)), (-1, N - 1 + 2)):
-        model = make(pad_id=0, bos_id=begin)
+        model, plain = make(pad_id=0, bos_id=begin), make(pad_id=0)
+        plain.load_state_dict(model.state_dict())
         latents_XC = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
         losses = []
         for ids_T, latent_C, length in zip(ids_XT, latents_XC, lengths, strict=True):
             line = torch.cat([torch.tensor([begin] * (begin >= 0), dtype=torch.int64), ids_T[:length]])
             if len(line) > 1:
-                logits = model.logits(model.decode(line[None], latent_C[None]))[0, :-1]
+                hidden_TD = plain.decode(line[None], latent_C[None])[0]
+                assert close(model.decode(ids_T[None, :length], latent_C[None])[0], hidden_TD[len(line) - length :])
+                logits = plain.logits(hidden_TD[:-1])
                 losses.append(F.cross_entropy(logits, line[1:], reduction="none"))
         found = model.reconstruction(ids_XT, mask_XT, latents_XC)
         assert len(torch.cat(losses)) == scored and close(found, torch.cat(losses).mean())

@@ -429,11 +429,14 @@ FLIPS = [
     ("tarm", "alpha", 0.7, {}),
     *[("rmt_xl", field, value, {}) for field, value in (("alpha", 0.7), ("memory_tokens", 3))],
     *[("larimar", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))],
-    *[("larimar", field, value, {}) for field, value in (("line_tokens", 3), ("pad_id", 3), ("solver", "svd"), ("solver_steps", 3))],
+    *[("larimar", field, value, {}) for field, value in (("line_tokens", 3), ("pad_id", 3), ("bos_id", 3), ("solver", "svd"), ("solver_steps", 3))],
     *[("larimar", field, value, {}) for field, value in (("past", False), ("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))],
     *[("larimar", field, value, {"keys": "gaussian"}) for field, value in (("bandwidth", 0.3), ("prefix_tokens", 2))],
     ("larimar", "distinct", True, {"line_tokens": 1, "keys": "gaussian"}),
-    *[("memreasoner", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 6), ("slots", 3), ("line_tokens", 3), ("pad_id", 3))],
+    *[
+        ("memreasoner", field, value, {})
+        for field, value in (("encoder_layers", 1), ("latent_width", 6), ("slots", 3), ("line_tokens", 3), ("pad_id", 3), ("bos_id", 3))
+    ],
     *[("memreasoner", field, value, {}) for field, value in (("solver", "newton"), ("solver_steps", 3), ("past", False), ("embedding", False))],
     *[("memreasoner", field, value, {}) for field, value in (("write_noise", 0.1), ("read_noise", 0.1), ("temporal", "none"), ("temporal", "sinusoidal"))],
     *[("memreasoner", field, value, {}) for field, value in (("gru_layers", 2), ("bidirectional", False), ("hops", 2), ("readout", "st"))],
@@ -494,9 +497,8 @@ def test_every_knob_matters(build, name, field, value, settings):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_knob_is_tested(name):
-    """No field without a flip: a new one has to be added to FLIPS. ``inputs``, which says what a token is, has tests/test_time_series.py, and
-    ``bos_id``, which is of a loss alone, tests/test_larimar.py."""
-    fields = {f.name for f in dataclasses.fields(load_class("model", name).Config)} - {"inputs", "bos_id"}
+    """No field without a flip: a new one has to be added to FLIPS. ``inputs``, which says what a token is, has tests/test_time_series.py."""
+    fields = {f.name for f in dataclasses.fields(load_class("model", name).Config)} - {"inputs"}
     shared = {f.name for f in dataclasses.fields(BackboneConfig)}
     assert fields <= {field for model, field, *_ in FLIPS if model == name or field in shared}
 

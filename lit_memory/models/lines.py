@@ -6,8 +6,8 @@ A segment is one line of text, or several of ``line_tokens`` tokens. The state i
 of which is the question. What it finds among the lines before it, z_r, is up to the model (``read``). With z the latent of a line,
 
 (1) z = W_z tanh(W_p h + b), h what the encoder makes of a [CLS] row in front of the line         ``encode``
-(2) a segment is decoded with W_M z_r, one key and value per layer, at a position before its tokens, and with W_e z_r added to the
-    embedding of each of them                                                                   ``decode``
+(2) a segment is decoded with W_M z_r, one key and value per layer, at a position before its tokens, the first of which is ``bos_id`` if there
+    is one, and with W_e z_r added to the embedding of each of them                               ``decode``
 (3) its lines then join the episode                                                             ``advance``
 
 So what is asked goes into the last line of a context, and what is to be said into the segment after it: causal, as whatever conditions a
@@ -71,7 +71,7 @@ class LinesConfig(BackboneConfig):
     pad_id: int = -1
     """Tokens with this id are not encoded; -1: there are none."""
     bos_id: int = -1
-    """Token that the decoder begins a line with, when it learns to write one from its latent; -1: the first token is given, and no latent has to hold it."""
+    """Token that the decoder begins with, whatever it decodes; -1: none, so that the first token of a line is given and no latent has to hold it."""
     solver: Literal["newton", "newton_safe", "svd"] = "newton"
     solver_steps: int = 15
     """Of both Newtons (published: 15, 7 or 3)."""
@@ -99,7 +99,7 @@ class LinesConfig(BackboneConfig):
             raise ValueError(f"past={self.past}: expected True where embedding is False, as nothing else reaches the decoder")
 
     def check_segment(self, segment_len: int) -> None:
-        super().check_segment(segment_len + self.past)
+        super().check_segment(segment_len + self.past + (self.bos_id >= 0))
 
 
 class EncoderBlock(Block):
@@ -263,8 +263,18 @@ class LineRecurrent(SegmentRecurrent):
     def noisy(self, x: Tensor, std: float) -> Tensor:
         return x + std * torch.randn_like(x) if std and self.training else x
 
+    def begun(self, x_BT: Tensor, value: int) -> Tensor:
+        """With a column in front for ``bos_id`` if there is one."""
+        return F.pad(x_BT, (1, 0), value=value) if self.config.bos_id >= 0 else x_BT
+
     def decode(self, ids_BT: Tensor, latent_BC: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """(2): hidden states (B, T, D) of tokens that a latent conditions."""
+        begun_BT = self.begun(ids_BT, self.config.bos_id)
+        mask_BT = None if mask_BT is None else self.begun(mask_BT, True)
+        return self.decode_begun(begun_BT, latent_BC, mask_BT)[:, begun_BT.shape[1] - ids_BT.shape[1] :]
+
+    def decode_begun(self, ids_BT: Tensor, latent_BC: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """``decode`` of tokens that are ``begun``, with a hidden state for ``bos_id``, too."""
         c = self.config
         rows_BTD, mask = self.decoder.tokens(ids_BT), None
         latent_BC, slots = latent_BC.to(rows_BTD.dtype), [None] * c.layers
@@ -287,14 +297,14 @@ class LineRecurrent(SegmentRecurrent):
 
         counts_X: how often a line counts; default: once.
         """
-        real_XT, begin, hidden, targets, weights = mask_XT & (ids_XT != self.config.pad_id), self.config.bos_id, [], [], []
-        if begin >= 0:
-            ids_XT, real_XT = F.pad(ids_XT, (1, 0), value=begin), F.pad(real_XT, (1, 0), value=True)
+        real_XT = self.begun(mask_XT & (ids_XT != self.config.pad_id), True)
+        ids_XT = self.begun(ids_XT, self.config.bos_id)
+        hidden, targets, weights = [], [], []
         times_X = real_XT.new_ones(len(real_XT), dtype=torch.int64) if counts_X is None else counts_X
         for numbers, width in by_width(real_XT):
             ids_UT, mask_UT = ids_XT[numbers, :width], real_XT[numbers, :width]
             scored_UT = mask_UT[:, 1:] & mask_UT[:, :-1]
-            hidden.append(self.decode(ids_UT, latents_XC[numbers], mask_UT)[:, :-1][scored_UT])
+            hidden.append(self.decode_begun(ids_UT, latents_XC[numbers], mask_UT)[:, :-1][scored_UT])
             targets.append(ids_UT[:, 1:][scored_UT])
             weights.append(times_X[numbers].unsqueeze(1).expand_as(scored_UT)[scored_UT])
         loss_S = F.cross_entropy(self.logits(torch.cat(hidden)), torch.cat(targets), reduction="none")
