@@ -313,6 +313,10 @@ INNER = {
         *("input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj"),
         *("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
     ),
+    "bert": (
+        *("attention.output.LayerNorm", "attention.self.query attention.self.key attention.self.value", "attention.output.dense"),
+        *("output.LayerNorm", "intermediate.dense", "output.dense"),
+    ),
 }
 """Hugging Face's module names in a block, in the order of ours; of several one matrix is made."""
 

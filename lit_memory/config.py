@@ -48,8 +48,9 @@ class TrainConfig:
     batch_size: int = 64
     init: Any = ""
     """What the model's weights come from. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets a fresh memory, or a
-    model of ours. {run: arm}, or {run: experiment/arm} for an experiment beside this one: the run of that arm with the same scale and seed,
-    which is trained first, once for all that start from it. Default: all weights are drawn from the seed."""
+    model of ours. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a BERT. {run: arm}, or {run: experiment/arm} for
+    an experiment beside this one: the run of that arm with the same scale and seed, which is trained first, once for all that start from it.
+    Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -91,9 +92,12 @@ class TrainConfig:
     """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.init, str) and not (isinstance(self.init, dict) and [*self.init] == ["run"] and isinstance(self.init["run"], str)):
-            raise ValueError(f"init={self.init!r}: expected a folder, a name on the hub, or {{run: arm}} or {{run: experiment/arm}}")
-        if self.steps or not isinstance(self.init, dict):
+        named = self.init if isinstance(self.init, dict) else {"": self.init}
+        if {*named} not in ({""}, {"decoder", "encoder"}, {"run"}) or not all(isinstance(name, str) for name in named.values()):
+            raise ValueError(
+                f"init={self.init!r}: expected a folder, a name on the hub, {{decoder: name, encoder: name}}, {{run: arm}} or {{run: experiment/arm}}"
+            )
+        if self.steps or "run" not in named:
             at_least(1, self, "steps")
         at_least(1, self, "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):

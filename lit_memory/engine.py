@@ -358,7 +358,8 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
     module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
     if spec.start is None and t["init"]:
-        start_from(module.model, t["init"])
+        init = t["init"] if isinstance(t["init"], dict) else {"decoder": t["init"]}
+        start_from(module.model, init["decoder"], init.get("encoder"))
     elif spec.start is not None and root is not None:
         start_from_run(module, spec.start, root)
     task = {k: v for k, v in spec.task.items() if k != "name"}

@@ -47,6 +47,8 @@ ADDED: dict[str, Any] = {
     "model.inputs": 0,
     "model.cutoffs": [],
     "model.bos_id": -1,
+    "model.encoder_width": 0,
+    "model.encoder_heads": 0,
     "task.stream": False,
     "task.apart": 0,
     "task.eval_set": "",
@@ -184,8 +186,9 @@ class Experiment:
         scale, name = next(iter(self.scales)), f"{self.experiment}/{arm}"
         run = self.resolve(scale, arm, settings, changes)
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
-        if isinstance(run["train"]["init"], dict):
-            starts = self.starts(run["train"]["init"]["run"], name, seeds, changes, [*above, name])
+        init = run["train"]["init"]
+        if isinstance(init, dict) and "run" in init:
+            starts = self.starts(init["run"], name, seeds, changes, [*above, name])
         return [RunSpec(self.experiment, scale, arm, point, seed, **run, start=start) for seed, start in zip(seeds, starts, strict=True)]
 
     def starts(self, wanted: str, arm: str, seeds: Sequence[int], changes: Changes, above: Sequence[str]) -> list[RunSpec]:

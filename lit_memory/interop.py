@@ -1,5 +1,5 @@
-"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and
-Mamba.
+"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2, Mamba
+and, as an encoder of lines, BERT.
 
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights), transformers 5.
 
@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_memory.backbone import BUFFERS, CONV1D, OUTER, block_names, convert
 from lit_memory.models import MODELS
@@ -106,6 +106,7 @@ FAMILIES = {
 }
 
 
+MODEL_TYPES = (*(family.model_type for family in FAMILIES.values()), "mamba")
 MAMBA = {"decoder.tokens.weight": "backbone.embeddings.weight", "decoder.norm.weight": "backbone.norm_f.weight", "decoder.head.weight": HEAD}
 MAMBA_LAYER = {"norm.weight": "norm.weight"} | {
     name: f"mixer.{name}"
@@ -179,11 +180,66 @@ def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> Se
     return model.eval()
 
 
+BERT = {"norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
+BERT_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+BERT_SIZES = {"encoder_layers": "num_hidden_layers", "encoder_width": "hidden_size", "encoder_heads": "num_attention_heads"}
+
+
+def bert_sizes(folder: Path) -> dict[str, int]:
+    """The settings of a model whose encoder has the sizes of a Hugging Face BERT. Raises ValueError for what is no BERT, or one with another activation."""
+    with about(folder):
+        config = _read_config(folder, ("bert",))
+        if config.hidden_act != "gelu":
+            raise ValueError(f"hidden_act={config.hidden_act!r}: expected 'gelu'; the encoder here computes nothing else")
+        return {ours: getattr(config, theirs) for ours, theirs in BERT_SIZES.items()}
+
+
+def load_bert(encoder: nn.Module, folder: Path, pieces: Sequence[Sequence[int]], cls_id: int) -> None:
+    """Give an ``Encoder`` of lines the weights of a Hugging Face BERT of the sizes ``bert_sizes``, with or without a head on it.
+
+    pieces: for every token of the model, the ids of the pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs,
+    as the lines that we read have one tokenizer, the decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types are folded
+    into the positions, all being of the first type. Positions that BERT has not, and ``to_latent``, stay as they are.
+    Raises ValueError for weights of another model.
+    """
+    own = encoder.state_dict()
+    layers = sum(name.endswith("attention.qkv.weight") for name in own)
+    names = {f"{ours}.{kind}": [f"{theirs}.{kind}"] for ours, theirs in BERT.items() for kind in ("weight", "bias")}
+    tables = [f"embeddings.{name}.weight" for name in BERT_TABLES]
+    with about(folder):
+        weights = {}
+        for name, tensor in read_weights(folder).items():  # older files have TensorFlow's names of norms, and a head
+            name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            if not name.startswith("cls.") and not name.endswith("position_ids"):
+                weights[name] = tensor
+        for i in range(layers):
+            names |= {f"layers.{i}.{ours}": theirs for ours, theirs in block_names("bert", weights, f"encoder.layer.{i}.").items()}
+        check_names(weights, {*tables, *(name for theirs in names.values() for name in theirs)}, f"of a BERT with {layers} layers: check encoder_layers")
+        for name in tables:
+            if weights[name].shape[1:] != own["cls"].shape:
+                raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected rows of {len(own['cls'])} as in the model; check encoder_width")
+        words_VD, places_PD, types_KD = (weights[name] for name in tables)
+        counts_N = torch.tensor([len(ids) for ids in pieces])
+        flat, token = torch.tensor([i for ids in pieces for i in ids]), torch.arange(len(pieces)).repeat_interleave(counts_N)
+        state = own | {ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()}
+        state["cls"] = words_VD[cls_id]
+        state["tokens.weight"] = words_VD.new_zeros(own["tokens.weight"].shape).index_add(0, token, words_VD[flat]) / counts_N.unsqueeze(1)
+        state["positions.weight"] = torch.cat([places_PD + types_KD[0], own["positions.weight"][len(places_PD) :]])[: len(own["positions.weight"])]
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f"{name} has shape {tuple(state[name].shape)}: expected {tuple(tensor.shape)} as in the model; check its sizes")
+    encoder.load_state_dict(state)
+
+
 def _family(model_type: Any) -> Family:
-    family = next((f for f in FAMILIES.values() if f.model_type == model_type), None)
-    if family is None:
-        raise ValueError(f"model_type={model_type!r}: expected one of {', '.join(f.model_type for f in FAMILIES.values())}, mamba")
-    return family
+    check_type(model_type, MODEL_TYPES)
+    return next(f for f in FAMILIES.values() if f.model_type == model_type)
+
+
+def check_type(model_type: Any, types: Sequence[str]) -> None:
+    """Raise ValueError for a model of Hugging Face that is of none of these types."""
+    if model_type not in types:
+        raise ValueError(f"model_type={model_type!r}: expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
 
 
 def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor], fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
@@ -392,18 +448,20 @@ def _read_file(path: Path) -> Any:
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Configuration and weights that Hugging Face's ``save_pretrained`` wrote."""
+    return _read_config(folder, MODEL_TYPES), read_weights(folder)
+
+
+def _read_config(folder: Path, types: Sequence[str]) -> Any:
+    """The configuration of a folder that Hugging Face's ``save_pretrained`` wrote, of one of these ``types``."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it")
-    model_type = read_json(folder / "config.json").get("model_type")
-    if model_type != "mamba":
-        _family(model_type)
+    check_type(read_json(folder / "config.json").get("model_type"), types)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers reports a broken configuration in many ways
-        raise ValueError(f"config.json cannot be used ({type(error).__name__}); expected that of {some(FAMILIES)}") from error
-    return config, read_weights(folder)
+        raise ValueError(f"config.json cannot be used ({type(error).__name__}); expected that of {some(types)}") from error
 
 
 def read_weights(folder: Path) -> dict[str, Any]:

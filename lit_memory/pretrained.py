@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from lit_memory import files
 from lit_memory.backbone import BackboneConfig
-from lit_memory.interop import about, check_names, load_huggingface, read_json, read_weights, some
+from lit_memory.interop import about, bert_sizes, check_names, load_bert, load_huggingface, read_json, read_weights, some
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.registry import build_config, load_class, nearest
+from lit_memory.text import tokenizers
 
 MODEL_TYPE = "lit_memory"
 SHELL = "LitMemoryForCausalLM"
@@ -28,7 +29,7 @@ PREFIX = "model."  # the shell's attribute for the model
 BACKBONE = {f.name for f in fields(BackboneConfig)}
 CHOSEN = ("dropout", "wrap_pos")
 """Settings of a decoder that its weights leave open."""
-FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+FETCHED = ["model*.safetensors", "model.safetensors.index.json", *tokenizers.FETCHED]
 
 
 def architecture(cls: type) -> str:
@@ -68,12 +69,16 @@ def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], seg
     files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 
 
-def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, **flags: Any) -> Any:
+def from_pretrained(
+    cls: type[SegmentRecurrent], source: str | os.PathLike[str], revision: str | None = None, encoder: str | os.PathLike[str] | None = None, **flags: Any
+) -> Any:
     """The model of class ``cls`` in a folder, in eval mode and in the precision of its weights.
 
     source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a pretrained decoder, which
         gets a new memory (``load_huggingface``, which says what ``flags`` may hold). A name that is no folder is looked up on the
         Hugging Face hub, or in its cache alone with ``HF_HUB_OFFLINE=1``; ``revision`` pins a branch, a tag or a commit there.
+    encoder: for a model that reads lines, around a pretrained decoder: a BERT that becomes its encoder (``load_bert``). Both have their tokenizers
+        beside their weights; lines are cut by the decoder's.
     Raises FileNotFoundError for a missing folder, file or name, TypeError for an unknown flag and ValueError for all else that does not fit.
     """
     folder = locate(source, revision)
@@ -82,24 +87,45 @@ def from_pretrained(cls: type[SegmentRecurrent], source: str | os.PathLike[str],
     with about(folder):
         config = read_json(folder / "config.json")
         if config.get("model_type") == MODEL_TYPE:
+            if encoder is not None:
+                raise ValueError(f"encoder={str(encoder)!r}: expected none with a model of ours, which has one; leave it out")
             return _load(cls, folder, config, flags)
-    return load_huggingface(folder, architecture(cls), **flags)
+    if encoder is None:
+        return load_huggingface(folder, architecture(cls), **flags)
+    if "encoder_width" not in {f.name for f in fields(cls.Config)}:  # type: ignore[attr-defined]
+        raise ValueError(f"encoder={str(encoder)!r}: {architecture(cls)} has no encoder; leave it out")
+    bert = locate(encoder)
+    sizes = bert_sizes(bert)
+    for name, size in sizes.items():
+        if flags.get(name, size) != size:
+            raise ValueError(f"{name}={flags[name]}: expected {size}, as in {encoder}")
+    model: Any = load_huggingface(folder, architecture(cls), **{**flags, **sizes})
+    load_bert(model.encoder, bert, *pieces(folder, bert, model.config.vocab_size))
+    return model
+
+
+def pieces(folder: Path, bert: Path, vocab_size: int) -> tuple[list[list[int]], int]:
+    """For every token of a decoder the ids of the pieces that BERT's tokenizer cuts its text into, its unknown one where that is nothing; and [CLS]."""
+    ours, theirs = (tokenizers.pretrained_tokenizer(str(path)) for path in (folder, bert))
+    texts = ours.batch_decode([[i] for i in range(min(vocab_size, len(ours)))], clean_up_tokenization_spaces=False)
+    found = theirs(texts, add_special_tokens=False).input_ids + [[]] * (vocab_size - len(texts))  # a table may have more rows than there are tokens
+    return [ids or [theirs.unk_token_id] for ids in found], theirs.cls_token_id
 
 
 SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
 """What weights do not tell, or not in words."""
 
 
-def start_from(model: SegmentRecurrent, source: str | os.PathLike[str]) -> None:
+def start_from(model: SegmentRecurrent, source: str | os.PathLike[str], encoder: str | os.PathLike[str] | None = None) -> None:
     """Give a fresh model the weights of a pretrained one; a memory that those do not have is drawn anew.
 
-    source: what ``from_pretrained`` takes. Raises ValueError where the model that it describes is another than ``model``, and its errors.
+    source, encoder: what ``from_pretrained`` takes. Raises ValueError where the model that they describe is another than ``model``, and its errors.
     """
     cls, wanted = type(model), model.config
     flags = {} if architecture(cls) == "mamba" else {f.name: getattr(wanted, f.name) for f in fields(wanted) if f.name not in BACKBONE or f.name in CHOSEN}
     folder = locate(source)
     ours = read_json(folder / "config.json").get("model_type") == MODEL_TYPE if (folder / "config.json").is_file() else False
-    found = from_pretrained(cls, folder, **({} if ours else flags))
+    found = from_pretrained(cls, folder, encoder=encoder, **({} if ours else flags))
     for name in SAME:
         theirs, own = getattr(found.config, name, None), getattr(wanted, name, None)
         if theirs != own:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from test_pretrained import make_bert, make_decoder
 
 from lit_memory import engine
 from lit_memory.checkpoint import saved
@@ -507,6 +508,20 @@ def test_a_run_starts_from_pretrained_weights(make_spec, decoder, tmp_path):
     again = build(make_spec(*GPT2, f"train.init={tmp_path / 'ours'}"))[0].model
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in builds[0].state_dict().items())
     assert make_spec(*GPT2).key != make_spec(*GPT2, f"train.init={decoder}").key
+
+
+def test_a_run_starts_from_a_decoder_and_an_encoder(make_spec, tmp_path):
+    """Both from their folders, what lies between them from the seed."""
+    (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
+    sizes = "family: gpt2, layers: 2, width: 16, heads: 2, positions: 20, encoder_layers: 2, encoder_width: 12, encoder_heads: 3"
+    spec = make_spec(f"model={{name: larimar, vocab_size: 23, latent_width: 8, {sizes}}}", f"train.init={{decoder: {decoder}, encoder: {bert}}}")
+    model, whole = build(spec)[0].model, load_class("model", "larimar").from_pretrained(decoder, encoder=bert, latent_width=8).state_dict()
+    own = model.state_dict()
+    assert torch.equal(own["encoder.layers.1.up.weight"], whole["encoder.layers.1.up.weight"].float())
+    assert torch.equal(own["decoder.layers.1.block.up.weight"], whole["decoder.layers.1.block.up.weight"].float())
+    assert spec.key != dataclasses.replace(spec, train=spec.train | {"init": str(decoder)}).key
+    with pytest.raises(ValueError, match=r"encoder_layers=1: expected 2, as in .*bert"):
+        build(dataclasses.replace(spec, model=spec.model | {"encoder_layers": 1}))
 
 
 @pytest.mark.parametrize(

@@ -431,6 +431,8 @@ FLIPS = [
     *[("larimar", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))],
     *[("larimar", field, value, {}) for field, value in (("line_tokens", 3), ("pad_id", 3), ("bos_id", 3), ("solver", "svd"), ("solver_steps", 3))],
     *[("larimar", field, value, {}) for field, value in (("past", False), ("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))],
+    *[(name, "encoder_width", 12, {}) for name in ("larimar", "memreasoner")],
+    *[(name, "encoder_heads", 4, {}) for name in ("larimar", "memreasoner")],
     *[("larimar", field, value, {"keys": "gaussian"}) for field, value in (("bandwidth", 0.3), ("prefix_tokens", 2))],
     ("larimar", "distinct", True, {"line_tokens": 1, "keys": "gaussian"}),
     *[
@@ -525,6 +527,7 @@ INVALID = [
     *[("larimar", field, 0) for field in ("encoder_layers", "latent_width", "slots", "solver_steps", "bandwidth")],
     *[("larimar", field, -1) for field in ("prefix_tokens", "line_tokens", "write_noise", "read_noise")],
     *[("larimar", "bos_id", value) for value in (-2, VOCAB)],
+    *[("memreasoner", field, value) for field, value in (("encoder_width", -1), ("encoder_width", 13), ("encoder_heads", 3))],
     *[("memreasoner", field, 0) for field in ("gru_layers", "hops", "temperature")],
     *[("memreasoner", field, -1) for field in ("tolerance", "alpha", "test_alpha", "update_lines")],
     ("memreasoner", "latent_width", 7),

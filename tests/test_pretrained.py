@@ -121,6 +121,91 @@ def test_memory_sizes(tmp_path):
     refused(ValueError, ("40 rows", "20", "shorter segments"), small.step, small.init_state(2), ids)
 
 
+BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "mary", "went", "bath", "##room", "."]
+DECODER_WORDS = ["<eos>", "Mary", "went", "bathroom", ".", "\ufffd", *(f"word{i}" for i in range(6, 20))]
+"""Of the 23 tokens of the decoder; its table has rows for three more."""
+
+
+def make_bert(tmp_path):
+    """A folder with a tiny BERT in fp64 whose every weight is random, and its tokenizer; the model."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    sizes = {"vocab_size": len(BERT_WORDS), "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    model = BertModel(BertConfig(**sizes, **{"max_position_embeddings": 11, "layer_norm_eps": 1e-5})).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4, generator=generator)
+    model.save_pretrained(tmp_path / "bert")
+    backend = Backend(models.WordPiece({word: i for i, word in enumerate(BERT_WORDS)}, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]").save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert", model
+
+
+def make_decoder(tmp_path):
+    """A folder with a tiny GPT-2 and a tokenizer of words."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(DECODER_WORDS)}, unk_token="<eos>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(tmp_path / "gpt2")
+    return _folder(tmp_path, "gpt2")
+
+
+@pytest.mark.parametrize("name", ["larimar", "memreasoner"])
+@pytest.mark.parametrize("old", [False, True])
+def test_bert_becomes_the_encoder(tmp_path, name, old):
+    """Where every token is one piece, latents are those of BERT's pooled rows; a token of two pieces has the mean of their embeddings, and what BERT
+    drops is unknown to it. ``old``: a file with a head, a prefix and TensorFlow's names of norms."""
+    (bert, theirs), decoder, cls = make_bert(tmp_path), make_decoder(tmp_path), load_class("model", name)
+    if old:
+        weights = {
+            f"bert.{k}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t for k, t in theirs.state_dict().items()
+        }
+        safetensors.torch.save_file(weights | {"cls.predictions.bias": torch.zeros(9)}, bert / "model.safetensors")
+    model = cls.from_pretrained(decoder, encoder=bert, latent_width=12)
+    assert (model.config.encoder_width, model.config.encoder_layers, model.config.encoder_heads) == (12, 2, 3)
+    model.encoder.to_latent.weight.data = torch.eye(12).double()
+    lines, pieces = torch.tensor([[1, 2, 4], [4, 1, 1]]), torch.tensor([[2, 4, 5, 8], [2, 8, 4, 4]])
+    with torch.no_grad():
+        assert torch.allclose(model.encode(lines), theirs(pieces).pooler_output, atol=1e-12)
+        rows = theirs.embeddings.word_embeddings.weight
+        assert torch.allclose(model.encoder.tokens.weight[3], rows[6:8].mean(0)) and torch.equal(model.encoder.tokens.weight[[5, 22]], rows[[1, 1]])
+        fresh = pretrained.from_pretrained(cls, decoder, latent_width=12)
+        assert torch.equal(model.decoder.tokens.weight, fresh.decoder.tokens.weight) and fresh.encoder.tokens is None
+    model.save_pretrained(tmp_path / "ours")
+    assert equal(cls.from_pretrained(tmp_path / "ours"), model)
+    fresh = cls(model.config)
+    pretrained.start_from(fresh, decoder, bert)
+    drawn = {"encoder.to_latent.weight", "encoder.positions.weight"}
+    for key, tensor in fresh.state_dict().items():
+        if key.startswith(("decoder.", "encoder.")) and key not in drawn:
+            assert torch.equal(tensor, model.state_dict()[key].float()), key
+
+
+def test_wrong_encoders(tmp_path):
+    (bert, _), decoder, larimar, rmt = make_bert(tmp_path), make_decoder(tmp_path), load_class("model", "larimar"), load_class("model", "rmt")
+    refused(ValueError, ("rmt has no encoder",), rmt.from_pretrained, decoder, encoder=bert, memory_tokens=2)
+    refused(ValueError, (f"{decoder}", "model_type='gpt2': expected bert"), larimar.from_pretrained, decoder, encoder=decoder)
+    refused(ValueError, ("encoder_width=24: expected 12, as in", "bert"), larimar.from_pretrained, decoder, encoder=bert, encoder_width=24)
+    refused(FileNotFoundError, ("no/such",), larimar.from_pretrained, decoder, encoder=Path("no/such"))
+    larimar.from_pretrained(decoder).save_pretrained(tmp_path / "ours")
+    refused(ValueError, ("expected none with a model of ours",), larimar.from_pretrained, tmp_path / "ours", encoder=bert)
+    _edit(bert, hidden_act="relu")
+    refused(ValueError, ("hidden_act='relu'",), larimar.from_pretrained, decoder, encoder=bert)
+    _edit(bert, hidden_act="gelu", num_hidden_layers=3)
+    refused(ValueError, ("missing weights", "encoder.layer.2", "3 layers"), larimar.from_pretrained, decoder, encoder=bert)
+    _edit(bert, num_hidden_layers=2, hidden_size=24)
+    refused(ValueError, ("has shape", "expected rows of 24 as in the model"), larimar.from_pretrained, decoder, encoder=bert)
+    _edit(bert, hidden_size=12)
+    (bert / "tokenizer.json").unlink()
+    refused(FileNotFoundError, ("tokenizer", str(bert)), larimar.from_pretrained, decoder, encoder=bert)
+
+
 def test_architectures_without_a_decoder_are_refused(tmp_path):
     folder = _folder(tmp_path, "llama")
     for name in set(MODELS) - set(WRAPPING):

@@ -12,8 +12,9 @@ keys as in ``memory/episodic.py``,
 Deviations
 1. Lines are stored and (1) writes all of them at once when it reads, which is the published write of an episode; the state grows by a
    latent a line. A memory of constant size (``episodic.add``) has the same M with solver "svd".
-2. Encoder and decoder have one width, one table of token embeddings and one tokenizer (published: BERT-large and GPT-2-large), and the encoder
-   no embedding of sentence types, as all are of one type.
+2. Encoder and decoder have one tokenizer, the decoder's (published: BERT-large's own for BERT-large), and no [SEP] ends a line. A pretrained BERT takes
+   for the embedding of a token the mean of those of the pieces that it cuts the token's text into; its sentence type is in its positions, and its
+   norms have the decoder's eps (1e-5; BERT's 1e-12). Without ``encoder_width`` the two share width and table.
 3. The encoder gives the latent alone; the published one also gives a log-variance, which nothing uses.
 4. The variance of keys is a setting (published: learned by one of five kinds of networks, the largest of them 15 % of the model).
 5. Noise is off by default (published: 1e-6 or 1e-4 in training; 0 in arXiv 2407.01437) and only in training.

@@ -62,6 +62,10 @@ class LinesConfig(BackboneConfig):
     """Sizes of encoder, decoder and memory."""
 
     encoder_layers: int = 2
+    encoder_width: int = 0
+    """Width of the encoder, which then has a table of token embeddings of its own (published: BERT-large's 1024); 0: the decoder's, and its table."""
+    encoder_heads: int = 0
+    """0: as many as the decoder has (published: 16)."""
     latent_width: int = 64
     """C (published: 768)."""
     slots: int = 64
@@ -89,14 +93,23 @@ class LinesConfig(BackboneConfig):
         if self.inputs:
             raise ValueError(f"inputs={self.inputs}: this model reads lines of text; expected 0")
         at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
-        at_least(0, self, "line_tokens", "write_noise", "read_noise")
+        at_least(0, self, "encoder_width", "encoder_heads", "line_tokens", "write_noise", "read_noise")
         at_least(-1, self, "pad_id", "bos_id")
         if self.vocab_size and self.bos_id >= self.vocab_size:
             raise ValueError(f"bos_id={self.bos_id}: expected one of the {self.vocab_size} tokens, or -1 for none")
+        width, heads = self.encoder_size
+        if width % heads:
+            name = "encoder_heads" if self.encoder_heads else "encoder_width"
+            raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of its heads for the width of the encoder, not {width} with {heads}")
         if self.wrap_pos:
             raise ValueError(f"wrap_pos={self.wrap_pos}: a segment has no memory rows here; leave it out")
         if not (self.past or self.embedding):
             raise ValueError(f"past={self.past}: expected True where embedding is False, as nothing else reaches the decoder")
+
+    @property
+    def encoder_size(self) -> tuple[int, int]:
+        """Width and heads of the encoder."""
+        return self.encoder_width or self.width, self.encoder_heads or self.heads
 
     def check_segment(self, segment_len: int) -> None:
         super().check_segment(segment_len + self.past + (self.bos_id >= 0))
@@ -115,19 +128,20 @@ class EncoderBlock(Block):
 
 
 class Encoder(nn.Module):
-    """(1), with a table of token embeddings that is passed in."""
+    """(1), of embedded tokens. ``tokens``: its own table of embeddings; without one it reads the decoder's."""
 
     def __init__(self, config: LinesConfig) -> None:
         super().__init__()
-        c = config
-        block = BackboneConfig("gpt2", width=c.width, heads=c.heads, ff_mult=c.ff_mult, dropout=c.dropout, norm_eps=c.norm_eps)
-        self.cls = nn.Parameter(torch.randn(c.width) * c.init_std)
-        self.positions = nn.Embedding(1 + c.positions, c.width)
-        self.norm = nn.LayerNorm(c.width, c.norm_eps)
+        c, (width, heads) = config, config.encoder_size
+        block = BackboneConfig("gpt2", width=width, heads=heads, ff_mult=c.ff_mult, dropout=c.dropout, norm_eps=c.norm_eps)
+        self.cls = nn.Parameter(torch.randn(width) * c.init_std)
+        self.tokens = nn.Embedding(c.vocab_size, width) if c.encoder_width else None
+        self.positions = nn.Embedding(1 + c.positions, width)
+        self.norm = nn.LayerNorm(width, c.norm_eps)
         self.dropout = nn.Dropout(c.dropout)
         self.layers = nn.ModuleList(EncoderBlock(block) for _ in range(c.encoder_layers))
-        self.pooler = nn.Linear(c.width, c.width)
-        self.to_latent = nn.Linear(c.width, c.latent_width, bias=False)
+        self.pooler = nn.Linear(width, width)
+        self.to_latent = nn.Linear(width, c.latent_width, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=c.init_std)
@@ -228,15 +242,19 @@ class LineRecurrent(SegmentRecurrent):
         real_XT = ids_XT != self.config.pad_id
         real_XT = real_XT if mask_XT is None else real_XT & mask_XT
         if len(ids_XT) == 1 or (self.training and self.config.dropout):
-            return self.encoder(self.decoder.tokens(ids_XT), real_XT)
+            return self.encode_rows(ids_XT, real_XT)
         ids_UT, real_UT, place_X, _ = distinct(ids_XT, real_XT)
         return self.encode_distinct(ids_UT, real_UT)[place_X]
 
     def encode_distinct(self, ids_UT: Tensor, real_UT: Tensor) -> Tensor:
         """(1) of lines that are all different, each in columns of its own width."""
         parts = by_width(real_UT)
-        latents = [self.encoder(self.decoder.tokens(ids_UT[numbers, :width]), real_UT[numbers, :width]) for numbers, width in parts]
+        latents = [self.encode_rows(ids_UT[numbers, :width], real_UT[numbers, :width]) for numbers, width in parts]
         return torch.cat(latents)[torch.cat([numbers for numbers, _ in parts]).argsort()]
+
+    def encode_rows(self, ids_XT: Tensor, real_XT: Tensor) -> Tensor:
+        """(1) of lines as they are."""
+        return self.encoder((self.encoder.tokens or self.decoder.tokens)(ids_XT), real_XT)
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lines of a segment and their masks, (B, N, T)."""

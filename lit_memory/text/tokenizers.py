@@ -29,6 +29,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")
 BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
+FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
 UNKNOWN = len(SPECIALS)
 """Id of ``<unk>``, which only words have."""
 
@@ -157,7 +158,11 @@ def build_tokenizer(name: str, corpus: Corpus, cache: Path, vocab_size: int = 40
         folder = cache / f"bpe-{content_key(corpus.key, vocab_size)}"
         (path,) = cached(folder, ["tokenizer.json"], lambda: [train_bpe(corpus, vocab_size)])
         return SubwordTokenizer(Backend.from_file(str(path)), *range(len(SPECIALS)))
-    return _pretrained(name, revision)
+    found = pretrained_tokenizer(name, revision)
+    if found.eos_token_id is None:
+        raise ValueError(f"tokenizer {name!r}: {FORMAT} that names its end of text (eos_token)")
+    pad_id = found.eos_token_id if found.pad_token_id is None else found.pad_token_id
+    return SubwordTokenizer(found.backend_tokenizer, pad_id, found.eos_token_id)
 
 
 def _check_size(vocab_size: int, least: int, why: str) -> None:
@@ -186,20 +191,23 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> bytes:
     return backend.to_str().encode()
 
 
-def _pretrained(name: str, revision: str | None) -> SubwordTokenizer:
+def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
+    """A ``transformers`` tokenizer, of a folder or a name on the Hugging Face hub. Raises FileNotFoundError for an unknown name and ValueError for one
+    that is not in the format of the tokenizers package."""
     from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(name if Path(name).is_dir() else snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+        folder = Path(name if Path(name).is_dir() else snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+        if not any(path for pattern in ("tokenizer.*", "vocab*") for path in folder.glob(pattern)):
+            raise FileNotFoundError("tokenizer.json")  # of some models transformers would make one that knows no word
+        found = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # no network, no such name, no permission, a folder of something else: the libraries have a class for each
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(name, BUILT_IN, 1))
         raise FileNotFoundError(
             f"tokenizer {name!r}: expected {', '.join(BUILT_IN)}, a folder with a tokenizer, or a name in reach on the Hugging Face hub "
             f"({type(error).__name__}){hint}"
         ) from error
-    backend = getattr(found, "backend_tokenizer", None)
-    if backend is None or found.eos_token_id is None:
-        raise ValueError(f"tokenizer {name!r}: expected one in the format of the tokenizers package (tokenizer.json) that names its end of text (eos_token)")
-    pad_id = found.eos_token_id if found.pad_token_id is None else found.pad_token_id
-    return SubwordTokenizer(backend, pad_id, found.eos_token_id)
+    if getattr(found, "backend_tokenizer", None) is None:
+        raise ValueError(f"tokenizer {name!r}: {FORMAT}")
+    return found
