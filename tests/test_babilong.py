@@ -72,14 +72,15 @@ def test_a_sample_equals_the_naive_one(name, vary):
         batch = task.batch(3, split, 1, 8)
         for row, expected in zip(rows(batch), naive(task, 3, split, 1, 8), strict=True):
             assert row[: len(expected)].tolist() == expected
-            assert (row[len(expected) :] == task.tokenizer.pad_id).all() and len(row) % S == 0
+            assert (row[len(expected) :] == task.tokenizer.pad_id).all() and len(row) % S == (0 if split == "test" else batch.segment_len % S)
+        assert split == "test" or batch.segment_len - 8 < max(len(r) for r in naive(task, 3, split, 1, 8)) % S <= batch.segment_len
 
 
 def told(task, batch):
     """Per sample the facts that its text states, in order, its question, its answer, and its noise, all as text."""
     tokenizer = task.tokenizer
     for row, targets, asked, prompt in zip(rows(batch), batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True):
-        tail = len(row) - S
+        tail = len(row) - batch.segment_len
         context, question = tokenizer.decode(row[: tail + asked]), tokenizer.decode(row[tail + asked : tail + prompt - 1])
         answer = tokenizer.decode([t for t in targets.tolist() if t not in (-100, tokenizer.eos_id)])
         found = [match[0].strip() for match in FACT.finditer(context)]

@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 from conftest import TEXT_ONLY
+from torch.nn import functional as F
 from torch.optim import AdamW
 
 import lit_memory
@@ -373,6 +375,19 @@ def test_segments_of_the_test_change_what_depends_on_segments(name):
         assert max(abs(loss[0] - other) for other in loss[2:]) < 1e-10
     elif name != "transformer":  # which has no memory here
         assert min(abs(loss[0] - other) for other in loss[2:]) > 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - TEXT_ONLY))
+def test_columns_that_nobody_reads_are_left_out(name):
+    """The last segments of a training batch are as wide as its longest; with the columns up to the task's own width losses and gradients are the same."""
+    data = make_data(LIT_DATA["babilong"], segments=3, vary=0.0, segment_len=48, margin=24)
+    module, batch = make_double(LIT_MODULES[name], data), data.task.batch(0, "train", 0, 2)
+    more = data.task.segment_len - batch.segment_len
+    assert more >= 8 and batch.ids_BT.shape[1] == batch.segment_len
+    wide = replace(batch, segment_len=data.task.segment_len, ids_BT=F.pad(batch.ids_BT, (0, more)), targets_BT=F.pad(batch.targets_BT, (0, more), value=-100))
+    losses = [module.loss(b) for b in (batch, wide)]
+    grads = [torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True) for loss in losses]
+    assert abs(losses[0] - losses[1]) < 1e-10 and all(torch.allclose(a, b, atol=1e-10) for a, b in zip(*grads, strict=True))
 
 
 @all_data

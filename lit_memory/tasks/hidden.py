@@ -25,6 +25,9 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
+ROUND = 8
+"""Last segments of a training batch are as wide as its longest, in whole multiples of this, so that few shapes come up."""
+
 Asked = tuple[np.ndarray, np.ndarray]
 """Tokens of a question, with all that comes before the answer, and of the answer, with EOS."""
 
@@ -196,16 +199,19 @@ class Hidden(Task):
         return self.laid_out(self.samples(seed, split, step, size), split)
 
     def laid_out(self, samples: Sequence[Sample], split: str) -> Batch:
-        """Samples as a batch, the longest first."""
+        """Samples as a batch, the longest first. Their last segments are as wide as the batch needs."""
         samples = sorted(samples, key=lambda sample: -sample.segments)
         length, margin, pad_id = self.config.segment_len, self.config.margin, self.tokenizer.pad_id
         starts = [sample.segment(sample.segments - 1, length, margin) for sample in samples]
-        asked = zip(*([(sample.question, sample.answer), *sample.more] for sample in samples), strict=True)
-        ids, targets = zip(*(tail(starts, each, length, pad_id) for each in asked), strict=True)
+        asked = [[(sample.question, sample.answer), *sample.more] for sample in samples]
+        test = split == "test"
+        if not test:  # where no sample has a token left, nobody reads; a test may say more than the answer
+            longest = max(len(start) + len(question) + len(answer) for start, each in zip(starts, asked, strict=True) for question, answer in each)
+            length = min(length, -(-longest // ROUND) * ROUND)
+        ids, targets = zip(*(tail(starts, each, length, pad_id) for each in zip(*asked, strict=True)), strict=True)
         asked_B = torch.tensor([len(start) for start in starts])
         meta = self.meta(samples) | {"asked": asked_B, "prompt": asked_B + torch.tensor([len(sample.question) for sample in samples])}
         context = self.contexts(samples) if samples[0].segments > 1 else ()
-        test = split == "test"
         return Batch(
             torch.cat(ids, dim=1),
             torch.cat(targets, dim=1),
