@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lit_memory.cli import parser
+from lit_memory.experiment import load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -75,6 +76,18 @@ def test_snippets_run(i, tmp_path, monkeypatch):
         warnings.filterwarnings("ignore", category=UserWarning, module="lightning")  # hints about workers and loggers
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")
         exec(compile(code, f"README.md snippet {i}", "exec"), {"__name__": "readme"})
+
+
+def test_the_experiment_plans(tmp_path):
+    """The YAML in the README is one: every scale, arm and claim."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "my_gamma.yaml"
+    path.write_text(text)
+    for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
+        experiment = load(path).at(scale)
+        specs = experiment.plan()
+        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [5, 10, 20]
+        assert (specs[0].model["width"], specs[0].train["lr"], specs[3].train["lr"], specs[6].train["lr"]) == (width, rate, rate, 1e-3)
 
 
 def test_new_model_and_task_fit_together():
