@@ -92,8 +92,9 @@ class TrainConfig:
     """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
 
     def __post_init__(self) -> None:
-        named = self.init if isinstance(self.init, dict) else {"": self.init}
-        if {*named} not in ({""}, {"decoder", "encoder"}, {"run"}) or not all(isinstance(name, str) for name in named.values()):
+        named = self.init if isinstance(self.init, dict) else {}
+        known = isinstance(self.init, str) or {*named} in ({"decoder", "encoder"}, {"run"})
+        if not known or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(
                 f"init={self.init!r}: expected a folder, a name on the hub, {{decoder: name, encoder: name}}, {{run: arm}} or {{run: experiment/arm}}"
             )

@@ -572,7 +572,7 @@ def each_arm(values: Any, file: str, where: str) -> Any:
         names, dot, below = str(key).removeprefix("arms.").partition(".")
         several = str(key).startswith("arms.") and "," in names
         for one in [f"arms.{name.strip()}{dot}{below}" for name in names.split(",")] if several else [key]:
-            if one in out:
+            if {one, f"{one}?", str(one).removesuffix("?")} & out.keys():
                 raise ConfigError(file, f"{where}.{one}", f"said twice, once by {key}; expected once")
             out[one] = each_arm(value, file, f"{where}.grid") if one == "grid" else value
     return out

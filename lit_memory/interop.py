@@ -195,7 +195,8 @@ def bert_sizes(folder: Path) -> dict[str, int]:
 
 
 def load_bert(encoder: nn.Module, folder: Path, pieces: Sequence[Sequence[int]], cls_id: int) -> None:
-    """Give an ``Encoder`` of lines the weights of a Hugging Face BERT of the sizes ``bert_sizes``, with or without a head on it.
+    """Give an ``Encoder`` of lines the weights of a Hugging Face BERT of the sizes ``bert_sizes``, as published: with its pooler, and with or without the
+    heads of its pre-training.
 
     pieces: for every token of the model, the ids of the pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs,
     as the lines that we read have one tokenizer, the decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types are folded
@@ -219,6 +220,8 @@ def load_bert(encoder: nn.Module, folder: Path, pieces: Sequence[Sequence[int]],
             if weights[name].shape[1:] != own["cls"].shape:
                 raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected rows of {len(own['cls'])} as in the model; check encoder_width")
         words_VD, places_PD, types_KD = (weights[name] for name in tables)
+        if (most := max(cls_id, *(i for ids in pieces for i in ids))) >= len(words_VD):
+            raise ValueError(f"{tables[0]} has {len(words_VD)} rows, and the tokenizer an id {most}; expected the tokenizer of these weights")
         counts_N = torch.tensor([len(ids) for ids in pieces])
         flat, token = torch.tensor([i for ids in pieces for i in ids]), torch.arange(len(pieces)).repeat_interleave(counts_N)
         state = own | {ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()}

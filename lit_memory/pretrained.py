@@ -77,8 +77,8 @@ def from_pretrained(
     source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a pretrained decoder, which
         gets a new memory (``load_huggingface``, which says what ``flags`` may hold). A name that is no folder is looked up on the
         Hugging Face hub, or in its cache alone with ``HF_HUB_OFFLINE=1``; ``revision`` pins a branch, a tag or a commit there.
-    encoder: for a model that reads lines, around a pretrained decoder: a BERT that becomes its encoder (``load_bert``). Both have their tokenizers
-        beside their weights; lines are cut by the decoder's.
+    encoder: for a model that reads lines, around a pretrained decoder: a BERT, without a revision, that becomes its encoder (``load_bert``). Both have
+        their tokenizers beside their weights; lines are cut by the decoder's.
     Raises FileNotFoundError for a missing folder, file or name, TypeError for an unknown flag and ValueError for all else that does not fit.
     """
     folder = locate(source, revision)
@@ -107,6 +107,8 @@ def from_pretrained(
 def pieces(folder: Path, bert: Path, vocab_size: int) -> tuple[list[list[int]], int]:
     """For every token of a decoder the ids of the pieces that BERT's tokenizer cuts its text into, its unknown one where that is nothing; and [CLS]."""
     ours, theirs = (tokenizers.pretrained_tokenizer(str(path)) for path in (folder, bert))
+    if None in (theirs.unk_token_id, theirs.cls_token_id):
+        raise ValueError(f"{bert}: a tokenizer without [UNK] or [CLS]; expected that of a BERT")
     texts = ours.batch_decode([[i] for i in range(min(vocab_size, len(ours)))], clean_up_tokenization_spaces=False)
     found = theirs(texts, add_special_tokens=False).input_ids + [[]] * (vocab_size - len(texts))  # a table may have more rows than there are tokens
     return [ids or [theirs.unk_token_id] for ids in found], theirs.cls_token_id

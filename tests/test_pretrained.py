@@ -126,7 +126,7 @@ DECODER_WORDS = ["<eos>", "Mary", "went", "bathroom", ".", "\ufffd", *(f"word{i}
 """Of the 23 tokens of the decoder; its table has rows for three more."""
 
 
-def make_bert(tmp_path):
+def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
     """A folder with a tiny BERT in fp64 whose every weight is random, and its tokenizer; the model."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, normalizers, pre_tokenizers
@@ -139,9 +139,9 @@ def make_bert(tmp_path):
         for parameter in model.parameters():
             parameter.normal_(std=0.4, generator=generator)
     model.save_pretrained(tmp_path / "bert")
-    backend = Backend(models.WordPiece({word: i for i, word in enumerate(BERT_WORDS)}, unk_token="[UNK]"))
+    backend = Backend(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]").save_pretrained(tmp_path / "bert")
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token=cls_token).save_pretrained(tmp_path / "bert")
     return tmp_path / "bert", model
 
 
@@ -187,6 +187,16 @@ def test_bert_becomes_the_encoder(tmp_path, name, old):
             assert torch.equal(tensor, model.state_dict()[key].float()), key
 
 
+def test_a_llama_with_an_encoder(tmp_path):
+    """The feed-forwards of the encoder are BERT's, whatever the decoder's are."""
+    (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
+    folder = _folder(tmp_path, "llama")
+    for path in decoder.glob("tokenizer*"):
+        path.rename(folder / path.name)
+    model = load_class("model", "memreasoner").from_pretrained(folder, encoder=bert, latent_width=8)
+    assert model.config.ff_mult == 2.5 and model.encoder.layers[0].up.weight.shape == (48, 12)
+
+
 def test_wrong_encoders(tmp_path):
     (bert, _), decoder, larimar, rmt = make_bert(tmp_path), make_decoder(tmp_path), load_class("model", "larimar"), load_class("model", "rmt")
     refused(ValueError, ("rmt has no encoder",), rmt.from_pretrained, decoder, encoder=bert, memory_tokens=2)
@@ -202,6 +212,9 @@ def test_wrong_encoders(tmp_path):
     _edit(bert, num_hidden_layers=2, hidden_size=24)
     refused(ValueError, ("has shape", "expected rows of 24 as in the model"), larimar.from_pretrained, decoder, encoder=bert)
     _edit(bert, hidden_size=12)
+    for changes, message in (({"cls_token": None}, "without [UNK] or [CLS]"), ({"words": [*BERT_WORDS, "word6"]}, "has 9 rows, and the tokenizer an id 9")):
+        make_bert(tmp_path, **changes)
+        refused(ValueError, (str(bert), message), larimar.from_pretrained, decoder, encoder=bert)
     (bert / "tokenizer.json").unlink()
     refused(FileNotFoundError, ("tokenizer", str(bert)), larimar.from_pretrained, decoder, encoder=bert)
 

@@ -86,6 +86,7 @@ def test_the_experiment_plans(tmp_path):
     for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
         experiment = load(path).at(scale)
         specs = experiment.plan()
+        experiment.check_report(specs)
         assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [5, 10, 20]
         assert (specs[0].model["width"], specs[0].train["lr"], specs[3].train["lr"], specs[6].train["lr"]) == (width, rate, rate, 1e-3)
 

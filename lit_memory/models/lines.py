@@ -63,7 +63,8 @@ class LinesConfig(BackboneConfig):
 
     encoder_layers: int = 2
     encoder_width: int = 0
-    """Width of the encoder, which then has a table of token embeddings of its own (published: BERT-large's 1024); 0: the decoder's, and its table."""
+    """Width of the encoder, which then has a table of token embeddings of its own, and feed-forwards four times as wide, like every BERT (published:
+    BERT-large's 1024); 0: the decoder's, its table and its ``ff_mult``."""
     encoder_heads: int = 0
     """0: as many as the decoder has (published: 16)."""
     latent_width: int = 64
@@ -133,7 +134,8 @@ class Encoder(nn.Module):
     def __init__(self, config: LinesConfig) -> None:
         super().__init__()
         c, (width, heads) = config, config.encoder_size
-        block = BackboneConfig("gpt2", width=width, heads=heads, ff_mult=c.ff_mult, dropout=c.dropout, norm_eps=c.norm_eps)
+        ff_mult = 4.0 if c.encoder_width else c.ff_mult
+        block = BackboneConfig("gpt2", width=width, heads=heads, ff_mult=ff_mult, dropout=c.dropout, norm_eps=c.norm_eps)
         self.cls = nn.Parameter(torch.randn(width) * c.init_std)
         self.tokens = nn.Embedding(c.vocab_size, width) if c.encoder_width else None
         self.positions = nn.Embedding(1 + c.positions, width)

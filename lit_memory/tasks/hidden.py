@@ -26,7 +26,7 @@ from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 
 ROUND = 8
-"""Last segments of a training batch are as wide as its longest, in whole multiples of this, so that few shapes come up."""
+"""Last segments of a batch that is not a test's are as wide as its longest, in whole multiples of this, so that few shapes come up."""
 
 Asked = tuple[np.ndarray, np.ndarray]
 """Tokens of a question, with all that comes before the answer, and of the answer, with EOS."""

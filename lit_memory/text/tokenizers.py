@@ -199,7 +199,7 @@ def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
 
     try:
         folder = Path(name if Path(name).is_dir() else snapshot_download(name, revision=revision, allow_patterns=FETCHED))
-        if not any(path for pattern in ("tokenizer.*", "vocab*") for path in folder.glob(pattern)):
+        if not any(path for pattern in ("tokenizer.*", "vocab*", "*.model") for path in folder.glob(pattern)):
             raise FileNotFoundError("tokenizer.json")  # of some models transformers would make one that knows no word
         found = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # no network, no such name, no permission, a folder of something else: the libraries have a class for each
