@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lit_memory.memory import scan
 from lit_memory.memory.scan import CHUNK, decayed_attention, linear_scan, selective_scan, with_kernel
 
 LENGTHS = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK - 5]
@@ -64,6 +65,17 @@ def agree(a, b, tol):
 def test_selective_scan_slow_twin(T, dtype, tol):
     inputs = selective_inputs(T, dtype)
     assert agree(values_and_gradients(selective_scan, inputs), values_and_gradients(naive_selective, inputs), tol)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_samples_that_the_cache_does_not_hold(rows, monkeypatch):
+    """A batch that is scanned a few samples at a time gives what it gives at once."""
+    inputs, seen = selective_inputs(CHUNK + 3, B=5), []
+    whole = values_and_gradients(selective_scan, inputs)
+    monkeypatch.setattr(scan, "CACHE", rows * CHUNK * inputs[2].numel())
+    apply = scan._SelectiveScan.apply
+    monkeypatch.setattr(scan._SelectiveScan, "apply", lambda x, *rest: seen.append(len(x)) or apply(x, *rest))
+    assert agree(values_and_gradients(selective_scan, inputs), whole, 1e-12) and seen == [rows] * (5 // rows) + [5 % rows] * (5 % rows > 0)
 
 
 @PRECISIONS

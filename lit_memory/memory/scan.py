@@ -26,6 +26,8 @@ from torch.autograd.function import once_differentiable
 
 CHUNK = 16
 """Tokens whose states exist at a time (with gradients RWKV-5 keeps all)."""
+CACHE = 2**18
+"""Numbers in the states of a chunk that a CPU scans at a time, by samples: 1 MB in fp32, which is about what lies next to a core."""
 
 
 def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
@@ -142,7 +144,13 @@ def selective_scan(x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor
         kernel = _kernel()
         if kernel is not None:
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
-    return _SelectiveScan.apply(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)[:2]
+    rows = len(x_BTE) if x_BTE.is_cuda else max(1, CACHE // (min(CHUNK, x_BTE.shape[1]) * A_EN.numel()))
+    if rows >= len(x_BTE):
+        return _SelectiveScan.apply(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)[:2]
+    parts = zip(*(t.split(rows) for t in (x_BTE, delta_BTE, B_BTN, C_BTN, state_BEN)), strict=True)
+    found = [_SelectiveScan.apply(x, delta, A_EN, B, C, state)[:2] for x, delta, B, C, state in parts]
+    y_BTE, state_BEN = (torch.cat(part) for part in zip(*found, strict=True))
+    return y_BTE, state_BEN
 
 
 def decayed_attention(r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
