@@ -407,7 +407,7 @@ def generate(
 
     ids_BT, mask_BT: the prompts, and True at their real tokens (default: all); padding, on either side, changes nothing.
     segment_len: default one segment for prompt and continuation.
-    state: the memory to start from; default ``model.init_state``.
+    state: the memory to start from; default ``model.init_state``. Of fewer samples: the others, the last ones, begin here.
     stop: token ids that end a sample, which repeats the one that it met.
     temperature, top_k, generator: see ``choose``; the default is greedy, and the default generator is torch's own.
     Raises ValueError for an argument out of its range.
@@ -437,7 +437,7 @@ def _read_prompts(model: SegmentRecurrent, prompts: Prompts, segment_len: int, s
     """The state after the full segments that others follow, the segment (B, S) that each sample is in, and its tokens so far (B,)."""
     (batch, total), device = prompts.ids_BT.shape, prompts.ids_BT.device
     written_B = (prompts.lengths_B - 1) // segment_len * segment_len
-    state = model.init_state(batch, device) if state is None else state
+    state = model.init_state(batch, device) if state is None else _grown(model, state, prompts.ids_BT)
     if full := int(written_B.max()):
         state = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=_front(written_B, full), state=state, keep=0).state
     places_BS = (written_B[:, None] + torch.arange(segment_len, device=device)).clamp(max=total - 1)

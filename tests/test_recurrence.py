@@ -491,6 +491,14 @@ def test_generate_goes_on_from_a_state(model, tokens):
     assert model.generate(ids).shape == (3, 20)
 
 
+def test_generate_where_some_samples_begin(model, tokens):
+    """A state of the first samples: the others begin with their prompts, as they do by themselves."""
+    ids = tokens(3, 2 * N, 1)
+    state = unroll(model, ids[:2, :N], N, keep=0).state
+    own = model.generate(ids[:2, N:], 6, segment_len=N + 2, state=state), model.generate(ids[2:, N:], 6, segment_len=N + 2)
+    assert torch.equal(model.generate(ids[:, N:], 6, segment_len=N + 2, state=state), torch.cat(own))
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_generate_stops(model, tokens, several):
     """After a stop token a sample repeats it; before, and in the other samples, nothing changes; once all have ended nothing is computed."""
