@@ -493,7 +493,7 @@ def test_generate_goes_on_from_a_state(model, tokens):
 
 def test_generate_where_some_samples_begin(model, tokens):
     """A state of the first samples: the others begin with their prompts, as they do by themselves."""
-    ids = tokens(3, 2 * N, 1)
+    ids = tokens(3, 2 * N)
     state = unroll(model, ids[:2, :N], N, keep=0).state
     own = model.generate(ids[:2, N:], 6, segment_len=N + 2, state=state), model.generate(ids[2:, N:], 6, segment_len=N + 2)
     assert torch.equal(model.generate(ids[:, N:], 6, segment_len=N + 2, state=state), torch.cat(own))
