@@ -161,7 +161,8 @@ class Episodes(Hidden):
     """Answer from the lines of an episode. ``Config`` is an ``EpisodesConfig``; ``samples`` are ``Episode``s."""
 
     begins: ClassVar[bool] = True
-    """Whether a prompt of lines begins with BOS, which is the tokenizer's end token: GPT-2 has one token for both."""
+    """Whether a prompt of lines begins with BOS, which is the tokenizer's end token: GPT-2 has one token for both. It comes on top of the one that a
+    model with ``bos_id`` begins with."""
 
     @property
     def written(self) -> int:
