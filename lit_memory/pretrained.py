@@ -21,7 +21,6 @@ from lit_memory.interop import about, bert_sizes, check_names, load_bert, load_h
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.registry import build_config, load_class, nearest
-from lit_memory.text import tokenizers
 
 MODEL_TYPE = "lit_memory"
 SHELL = "LitMemoryForCausalLM"
@@ -29,7 +28,7 @@ PREFIX = "model."  # the shell's attribute for the model
 BACKBONE = {f.name for f in fields(BackboneConfig)}
 CHOSEN = ("dropout", "wrap_pos")
 """Settings of a decoder that its weights leave open."""
-FETCHED = ["model*.safetensors", "model.safetensors.index.json", *tokenizers.FETCHED]
+FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
 def architecture(cls: type) -> str:
@@ -106,7 +105,9 @@ def from_pretrained(
 
 def pieces(folder: Path, bert: Path, vocab_size: int) -> tuple[list[list[int]], int]:
     """For every token of a decoder the ids of the pieces that BERT's tokenizer cuts its text into, its unknown one where that is nothing; and [CLS]."""
-    ours, theirs = (tokenizers.pretrained_tokenizer(str(path)) for path in (folder, bert))
+    from lit_memory.text.tokenizers import pretrained_tokenizer
+
+    ours, theirs = (pretrained_tokenizer(str(path)) for path in (folder, bert))
     if None in (theirs.unk_token_id, theirs.cls_token_id):
         raise ValueError(f"{bert}: a tokenizer without [UNK] or [CLS]; expected that of a BERT")
     texts = ours.batch_decode([[i] for i in range(min(vocab_size, len(ours)))], clean_up_tokenization_spaces=False)
@@ -147,8 +148,10 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
         raise FileNotFoundError(f"{name}: no such folder; expected one with config.json and weights, or a name on the Hugging Face hub")
     from huggingface_hub import snapshot_download
 
+    from lit_memory.text import tokenizers
+
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=FETCHED))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*FETCHED, *tokenizers.FETCHED]))
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(f"{name}: no such folder, and nothing of that name in reach on the Hugging Face hub ({kind}); check the name") from error

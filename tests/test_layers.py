@@ -57,7 +57,7 @@ LAZY = {
     "figures.py": "matplotlib",
     "tracking.py": "pandas",
     "interop.py": "transformers",
-    "pretrained.py": "huggingface_hub",
+    "pretrained.py": "huggingface_hub text",
     "recurrence.py": "pretrained",
     "autoclasses.py": "hub",
     "launch.py": "engine",
