@@ -23,7 +23,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_memory.backbone import BUFFERS, CONV1D, OUTER, block_names, convert
 from lit_memory.models import MODELS
@@ -194,16 +194,15 @@ def bert_sizes(folder: Path) -> dict[str, int]:
         return {ours: getattr(config, theirs) for ours, theirs in BERT_SIZES.items()}
 
 
-def load_bert(encoder: nn.Module, folder: Path, pieces: Sequence[Sequence[int]], cls_id: int) -> None:
-    """Give an ``Encoder`` of lines the weights of a Hugging Face BERT of the sizes ``bert_sizes``, as published: with its pooler, and with or without the
+def bert_weights(own: Mapping[str, Tensor], folder: Path, pieces: Sequence[Sequence[int]], cls_id: int) -> dict[str, Tensor]:
+    """Weights for an ``Encoder`` of lines of the sizes ``bert_sizes``, from a Hugging Face BERT as published: with its pooler, and with or without the
     heads of its pre-training.
 
-    pieces: for every token of the model, the ids of the pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs,
-    as the lines that we read have one tokenizer, the decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types are folded
-    into the positions, all being of the first type. Positions that BERT has not, and ``to_latent``, stay as they are.
+    own: the encoder's weights, of which ``to_latent`` and positions that BERT has not are kept. pieces: for every token of the model, the ids of the
+    pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs, as the lines that we read have one tokenizer, the
+    decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types are folded into the positions, all being of the first type.
     Raises ValueError for weights of another model.
     """
-    own = encoder.state_dict()
     layers = sum(name.endswith("attention.qkv.weight") for name in own)
     names = {f"{ours}.{kind}": [f"{theirs}.{kind}"] for ours, theirs in BERT.items() for kind in ("weight", "bias")}
     tables = [f"embeddings.{name}.weight" for name in BERT_TABLES]
@@ -224,14 +223,11 @@ def load_bert(encoder: nn.Module, folder: Path, pieces: Sequence[Sequence[int]],
             raise ValueError(f"{tables[0]} has {len(words_VD)} rows, and the tokenizer an id {most}; expected the tokenizer of these weights")
         counts_N = torch.tensor([len(ids) for ids in pieces])
         flat, token = torch.tensor([i for ids in pieces for i in ids]), torch.arange(len(pieces)).repeat_interleave(counts_N)
-        state = own | {ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()}
+        state = {**own, **{ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()}}
         state["cls"] = words_VD[cls_id]
         state["tokens.weight"] = words_VD.new_zeros(own["tokens.weight"].shape).index_add(0, token, words_VD[flat]) / counts_N.unsqueeze(1)
         state["positions.weight"] = torch.cat([places_PD + types_KD[0], own["positions.weight"][len(places_PD) :]])[: len(own["positions.weight"])]
-        for name, tensor in own.items():
-            if state[name].shape != tensor.shape:
-                raise ValueError(f"{name} has shape {tuple(state[name].shape)}: expected {tuple(tensor.shape)} as in the model; check its sizes")
-    encoder.load_state_dict(state)
+    return state
 
 
 def _family(model_type: Any) -> Family:

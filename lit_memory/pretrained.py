@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lit_memory import files
 from lit_memory.backbone import BackboneConfig
-from lit_memory.interop import about, bert_sizes, check_names, load_bert, load_huggingface, read_json, read_weights, some
+from lit_memory.interop import about, bert_sizes, bert_weights, check_names, load_huggingface, read_json, read_weights, some
 from lit_memory.models import MODELS
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.registry import build_config, load_class, nearest
@@ -76,7 +76,7 @@ def from_pretrained(
     source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a pretrained decoder, which
         gets a new memory (``load_huggingface``, which says what ``flags`` may hold). A name that is no folder is looked up on the
         Hugging Face hub, or in its cache alone with ``HF_HUB_OFFLINE=1``; ``revision`` pins a branch, a tag or a commit there.
-    encoder: for a model that reads lines, around a pretrained decoder: a BERT, without a revision, that becomes its encoder (``load_bert``). Both have
+    encoder: for a model that reads lines, around a pretrained decoder: a BERT, without a revision, that becomes its encoder (``bert_weights``). Both have
         their tokenizers beside their weights; lines are cut by the decoder's.
     Raises FileNotFoundError for a missing folder, file or name, TypeError for an unknown flag and ValueError for all else that does not fit.
     """
@@ -99,7 +99,11 @@ def from_pretrained(
         if flags.get(name, size) != size:
             raise ValueError(f"{name}={flags[name]}: expected {size}, as in {encoder}")
     model: Any = load_huggingface(folder, architecture(cls), **{**flags, **sizes})
-    load_bert(model.encoder, bert, *pieces(folder, bert, model.config.vocab_size))
+    own = model.encoder.state_dict()
+    weights = bert_weights(own, bert, *pieces(folder, bert, model.config.vocab_size))
+    with about(bert):
+        check_weights(weights, own)
+    model.encoder.load_state_dict(weights)
     return model
 
 

@@ -133,7 +133,7 @@ def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     sizes = {"vocab_size": len(BERT_WORDS), "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
-    model = BertModel(BertConfig(**sizes, **{"max_position_embeddings": 11, "layer_norm_eps": 1e-5})).double().eval()
+    model = BertModel(BertConfig(**sizes, max_position_embeddings=11, layer_norm_eps=1e-5)).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
