@@ -179,7 +179,7 @@ def test_wrong_settings(config, message):
     ("config", "message"),
     [
         ({"tokens": 10, "statements": 2}, "tokens=10: expected at least 16, those of the statements, or 0 for no noise"),
-        ({"segment_len": 20}, "segment_len=20: expected at least 31, the tokens of a question or prompt, its answer and EOS"),
+        ({"segment_len": 20}, "segment_len=20: expected at least 30, the tokens of a question or prompt, its answer and EOS"),
         ({"layout": "text", "margin": 40, "statements": 2}, "margin=40: expected at least"),
         ({"line_tokens": 12}, "line_tokens=12: expected at least 22, the tokens of a question"),
     ],

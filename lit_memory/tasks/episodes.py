@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -160,10 +160,6 @@ def cut(noise: Haystack, most: int) -> Haystack:
 class Episodes(Hidden):
     """Answer from the lines of an episode. ``Config`` is an ``EpisodesConfig``; ``samples`` are ``Episode``s."""
 
-    begins: ClassVar[bool] = True
-    """Whether a prompt of lines begins with BOS, which is the tokenizer's end token: GPT-2 has one token for both. It comes on top of the one that a
-    model with ``bos_id`` begins with."""
-
     @property
     def written(self) -> int:
         """About as many as hold the tokens of a context; lines that are not full take more."""
@@ -257,7 +253,6 @@ class Episodes(Hidden):
     def lines_asked(self, texts: Texts) -> tuple[Asked, list[Asked]]:
         """A prompt and an answer for every tail of lines: the first one, and the others."""
         prompt, *answers = encoded(self.tokenizer, [texts.prompt, *texts.answers], leading_space=True)
-        prompt = np.append(self.tokenizer.eos_id, prompt) if self.begins else prompt
         first, *others = [(prompt, np.append(answer, self.tokenizer.eos_id)) for answer in answers]
         return first, others
 

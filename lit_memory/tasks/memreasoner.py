@@ -4,7 +4,7 @@ Paper:     Das, Ko, Dai et al. 2025, Can memory-augmented language models genera
            B.3 (spec 4).
 Reference: none is public.
 
-    lines    [Mary moved to the bathroom.] [] [Sandra went to the hallway.] [Where is Mary?]    tail: BOS Mary is in the  bathroom EOS
+    lines    [Mary moved to the bathroom.] [] [Sandra went to the hallway.] [Where is Mary?]    tail: Mary is in the  bathroom EOS
     text     [Mary moved to the bathroom. Sandra went to the hallway. Where is Mary? bathroom EOS]
 
     test                      settings
@@ -18,7 +18,7 @@ An empty line stands where an earlier question of the story was. Soft noise are 
 keep the answer: behind the move that settles it, they tell of other people. Splits are disjoint as in ``babilong.py``.
 
 Deviations
-1. BOS is the tokenizer's end token, as in GPT-2, which has one token for both.
+1. The tail has no BOS: a model with ``bos_id`` begins with one, here as in the lines that it learns to write.
 2. Contexts of sentences of books are ours, as in ``babilong.py`` (published: BABILong's own samples); there are no empty lines in them.
 3. Soft noise ends before the sentence that would exceed ``tokens``. What is said of an object is "The milk is in the", with its article.
 4. Text has no token that asks for the answer: it follows the question.

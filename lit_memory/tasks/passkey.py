@@ -56,7 +56,6 @@ class Passkey(Episodes):
 
     metrics = ("recall", "exact_match")
     new_tokens = 16
-    begins = False
 
     words = VOCABULARY
 

@@ -4,7 +4,7 @@ Paper:     Hsieh et al. 2024, arXiv 2404.06654 (RULER); Das, Ko, Dai et al. 2025
 Reference: github.com/NVIDIA/RULER, variable_tracking; none of MemReasoner is public.
 
     lines    [VAR DDDDD = 13075] [VAR FFFFF = 19367] [VAR ZZZZZ = VAR FFFFF] [VAR YYYYY = VAR DDDDD] [... assigned the value 13075]
-             tails: BOS Answer: ... they are:  DDDDD EOS    BOS Answer: ... they are:  YYYYY EOS
+             tails: Answer: ... they are:  DDDDD EOS    Answer: ... they are:  YYYYY EOS
     text     [Memorize ... VAR DDDDD = 13075 ... VAR YYYYY = VAR DDDDD  Question: ... Answer: ... they are:  DDDDD, YYYYY EOS]
 
     rules          variables of a chain    names               chains
