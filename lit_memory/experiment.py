@@ -49,6 +49,7 @@ ADDED: dict[str, Any] = {
     "model.bos_id": -1,
     "model.encoder_width": 0,
     "model.encoder_heads": 0,
+    "model.test_readout": "hard",
     "task.stream": False,
     "task.apart": 0,
     "task.eval_set": "",

@@ -36,6 +36,7 @@ TINY = {
     "latent_width": 8,
     "slots": 6,
     "readout": "soft",  # of the nearest line alone the others would be independent
+    "test_readout": "soft",
     "chunk": 3,  # segments of 5 tokens are two chunks
 }
 

@@ -222,6 +222,15 @@ def test_mr_temp():
     assert close(make(readout="soft", temperature=1e9).readouts(state).latents_BHC, mean, 1e-7)
 
 
+@pytest.mark.parametrize("readout", ["hard", "st", "soft"])
+def test_readout_of_the_test(readout):
+    """Outside of training the decoder gets the nearest line as it is, however the choice was trained; or "soft", if it is told so."""
+    state, hard = episode(5), make(readout="hard").readouts(episode(5)).latents_BHC
+    assert torch.equal(make(readout=readout, test_readout="hard").eval().readouts(state).latents_BHC, hard)
+    soft = make(readout=readout, test_readout="soft").eval().readouts(state).latents_BHC
+    assert torch.equal(soft, make(readout="soft").readouts(state).latents_BHC) and not close(soft, hard, 1e-2)
+
+
 def test_all_hops_are_found_again():
     """``found`` is a state of which a given latent is read, bit for bit: every hop can be decoded by itself, token after token as well."""
     model, ids = make(), ids_of(2, 6)
@@ -305,15 +314,17 @@ def test_order_loss_trains():
 # --- without memory
 
 
-def test_without_memory():
+def test_without_memory(monkeypatch):
     """The decoder reads the context in front of its own tokens, and the latent of the question; padding takes no place."""
     model = make(memory=False, pad_id=0)
     ids, tail = ids_of(2, 4).clamp(min=1), ids_of(2, 1, seed=1).clamp(min=1)
     mask = torch.arange(4 * N).expand(2, -1) % N < torch.tensor([[4], [3]])
     mask[1, :N] = False
     ids[0, N : 2 * N] = 0  # an empty line
-    state = unroll(model, ids, 2 * N, mask_BT=mask).state
+    state, decode, seen = unroll(model, ids, 2 * N, mask_BT=mask).state, model.decode, []
+    monkeypatch.setattr(model, "decode", lambda ids, *args: seen.append(ids.shape[1]) or decode(ids, *args))
     hidden = model.step(state, tail, write=False)[0]
+    assert seen == [int((mask & (ids != 0)).sum(1).max()) + N]  # columns that are padding in all samples take no time, nor a place in GPT-2's table
     for b in range(2):
         context = ids[b][mask[b] & (ids[b] != 0)]
         asked = ids[b, 3 * N :][mask[b, 3 * N :]]

@@ -445,6 +445,7 @@ FLIPS = [
     ("memreasoner", "temperature", 0.3, {}),
     ("memreasoner", "temporal", "sinusoidal_from_end", {"temporal": "sinusoidal"}),
     *[("memreasoner", field, value, {"hops": 3}) for field, value in (("alpha", 3.0), ("tolerance", 0.5), ("test_alpha", 3.0), ("update_lines", 2))],
+    ("memreasoner", "test_readout", "hard", {}),
     ("memreasoner", "memory", False, {"line_tokens": N}),
     *[("armt", field, value, {}) for field, value in (("memory_dim", 5), ("nu", 2), ("update", "sequential"), ("gamma", "off"), ("gamma", "raw"))],
     *[("armt", field, value, {}) for field, value in (("beta_on_z", True), ("eps", 0.5), ("denom_floor", 0.9), ("normalize_phi", True), ("use_denom", False))],
@@ -482,7 +483,7 @@ def unflipped(name, settings, training):
 @pytest.mark.parametrize(("name", "field", "value", "settings"), FLIPS)
 def test_every_knob_matters(build, name, field, value, settings):
     """A flipped field changes what the model computes, and nothing else was changed: weights of equal shape are the same."""
-    training = field not in ("test_alpha", "update_lines")
+    training = field not in ("test_alpha", "test_readout", "update_lines")
     default, (sizes, logits, gradient) = unflipped(name, tuple(settings.items()), training)
     flipped = build(name, **{**settings, field: value})
     assert getattr(default.config, field) != value

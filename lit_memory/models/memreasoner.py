@@ -19,8 +19,8 @@ So padding in front does not move the answer; in the paper, where it is encoded,
 Deviations
 1. Algorithm 1 calls alpha gamma in its loop, and returns the older of its last two readouts: here the newest is decoded.
 2. What stops at ``tolerance`` keeps its readout for the hops that are left, so that all samples of a batch have as many.
-3. The choice in (5) has no gradient, which would leave P and W_q without any where no supporting facts are told. ``readout`` "st", the default,
-   chooses as the paper does and has the gradient of a softmax over -|z_r - z~_j|; "hard" has none.
+3. The choice in (5) has no gradient, which would leave P and W_q without any where no supporting facts are told. ``readout`` "st", the default of
+   training, chooses as the paper does and has the gradient of a softmax over -|z_r - z~_j|; "hard" has none, and "soft" does not choose.
 4. The paper does not say: GRUs have as many channels in all as a latent, W_q starts as the identity, and the pseudo-inverses are "newton_safe", which
    no number of lines can make diverge.
 5. Deviations 1 to 5 of ``larimar.py``.
@@ -66,7 +66,9 @@ class MemReasoner(LineRecurrent):
         test_alpha: float | None = None
         """The same outside of training (published: 8); default: ``alpha``."""
         readout: Literal["hard", "st", "soft"] = "st"
-        """The decoder gets the nearest line, the same with the gradient of "soft", or a mean of all."""
+        """In training the decoder gets the nearest line, the same with the gradient of "soft", or a mean of all."""
+        test_readout: Literal["hard", "soft"] = "hard"
+        """What it gets outside of training (published: hard)."""
         temperature: float = 1.0
         """Of the softmax in "st" and "soft"."""
         update_lines: int = 0
@@ -129,7 +131,8 @@ class MemReasoner(LineRecurrent):
         the ordered lines."""
         reads_BHC, ordered_BNC = self.reads(asked_BC, Z_BNC, real_BN)
         distances_BHN = episodic.distances(reads_BHC, ordered_BNC, real_BN)
-        return episodic.unordered(distances_BHN, Z_BNC, self.config.readout, self.config.temperature), distances_BHN
+        readout = self.config.readout if self.training else self.config.test_readout
+        return episodic.unordered(distances_BHN, Z_BNC, readout, self.config.temperature), distances_BHN
 
     def reads(self, asked_BC: Tensor, Z_BNC: Tensor, real_BN: Tensor) -> tuple[Tensor, Tensor]:
         """(1) to (4): what every hop reads, (B, H, C), and the ordered lines, (B, N, C)."""
@@ -188,10 +191,12 @@ class MemReasoner(LineRecurrent):
         context_BT = state.ids_BNT.flatten(1)
         given_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
         mask_BT = torch.cat([(context_BT >= 0) & (context_BT != self.config.pad_id), given_BT], dim=1)
-        order_BT = (~mask_BT).byte().argsort(dim=1, stable=True)  # real tokens in front, so that padding takes no position
-        ids_BT = torch.cat([context_BT.clamp(min=0), ids_BT], dim=1).gather(1, order_BT)
-        hidden_BTD = self.decode(ids_BT, self.read(state), mask_BT.gather(1, order_BT))
-        return hidden_BTD.take_along_dim(order_BT.argsort(dim=1)[:, context_BT.shape[1] :].unsqueeze(-1), dim=1)
+        order_BT, longest = (~mask_BT).byte().argsort(dim=1, stable=True), int(mask_BT.sum(1).max())
+        real_BT = order_BT[:, :longest]  # tokens that are real in front, so that padding takes no position, and what no sample has is left out
+        ids_BT = torch.cat([context_BT.clamp(min=0), ids_BT], dim=1).gather(1, real_BT)
+        hidden_BTD = self.decode(ids_BT, self.read(state), mask_BT.gather(1, real_BT))
+        place_BT = order_BT.argsort(dim=1)[:, context_BT.shape[1] :].clamp(max=longest - 1)  # what is said of a token that is not real does not matter
+        return hidden_BTD.take_along_dim(place_BT.unsqueeze(-1), dim=1)
 
 
 def passed(gru: nn.GRU, Z_BNC: Tensor, real_BN: Tensor) -> Tensor:
