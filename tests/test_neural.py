@@ -375,26 +375,37 @@ def test_limit_of_stability(chunk):
         assert amplifies or chunk < 16
 
 
-def longest(chunk, theta, eta, tokens, keys, seed=0):
-    """The greatest |M| on the way, over 8 memories (4, 4) for each of ``keys``, which read ``tokens`` tokens with one of so many keys
-    each and values of length 1.
+def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, clip=0.0):
+    """The greatest |M| on the way, over 8 memories of (4, 4) layers for each of ``keys``, which read ``tokens`` tokens with one of so many keys
+    each and values of length ``length``. A matrix begins at 0, deeper ones with random weights.
 
     theta, eta: functions that return the gates (X, T) of a chunk of so many memories and tokens; alpha is uniform in [0, 0.1].
     """
     draws, X = torch.Generator().manual_seed(seed), 8 * len(keys)
     book = F.normalize(torch.randn(X, max(keys), 4, generator=draws, dtype=torch.float64), dim=-1)
     known = torch.tensor(keys).repeat_interleave(8)[:, None]
-    state, most = NeuralState((torch.zeros(X, 4, 4, dtype=torch.float64),), (torch.zeros(X, 4, 4, dtype=torch.float64),)), 0.0
+    M = tuple(torch.randn(X, 4, 4, generator=draws, dtype=torch.float64) / 2 * (depth > 1) for _ in range(depth))
+    state, most = NeuralState(M, tuple(map(torch.zeros_like, M))), 0.0
     for _ in range(tokens // chunk):
         k = book.gather(1, (torch.rand(X, chunk, generator=draws) * known).long()[..., None].expand(-1, -1, 4))
-        v = F.normalize(torch.randn(X, chunk, 4, generator=draws, dtype=torch.float64), dim=-1)
+        v = length * F.normalize(torch.randn(X, chunk, 4, generator=draws, dtype=torch.float64), dim=-1)
         e = eta(X, chunk, draws)
         alpha = 0.1 * torch.rand(X, chunk, generator=draws, dtype=torch.float64)
-        state = by_chunk(state, k, k, v, Gates((-alpha).log1p(), e.log(), theta(e)), chunk).state
-        most = max(most, state.M[0].flatten(1).norm(dim=1).max().item())
+        state = by_chunk(state, k, k, v, Gates((-alpha).log1p(), e.log(), theta(e)), chunk, clip=clip).state
+        most = max(most, *(W.flatten(1).norm(dim=1).nan_to_num(torch.inf).max().item() for W in state.M))
         if most > 1e9:
             break
     return most
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_deep_memories_stay_bounded(depth, chunk):
+    """The limit is that of a matrix. It holds for deeper memories whose values are about as long as their keys; longer ones they need ``clip`` for."""
+    options = {"theta": lambda e: (1 - e) / chunk, "eta": eta_per_chunk, "tokens": 400, "keys": [1, 3, 50], "depth": depth}
+    assert longest(chunk, **options) < 8
+    assert longest(chunk, length=30, clip=1.0, **options) < 8
+    assert chunk > 1 or longest(chunk, length=30, **options) > 1e9
 
 
 def eta_per_token(X, chunk, draws):

@@ -3,6 +3,8 @@
 What every registered model must do is tested in ``test_recurrence.py`` and ``test_models.py``; all here is in fp64 as well.
 """
 
+from dataclasses import replace
+
 import lightning as L
 import pytest
 import torch
@@ -11,10 +13,12 @@ from torch.nn import functional as F
 import lit_memory
 from lit_memory.backbone import rotate
 from lit_memory.lit import LIT_MODULES
+from lit_memory.lit.modules import first_of
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
 from lit_memory.models.titans import LMM, MAC, MAL
 from lit_memory.models.titans_memory import L2_EPS, l2_normalized
 from lit_memory.recurrence import state_tensors, unroll
+from lit_memory.tasks.base import Batch
 
 TITANS = ["lmm", "mac", "mag", "mal"]
 MAC_FLAGS = [
@@ -425,6 +429,10 @@ def test_diagnostics(build, tokens, name):
             assert found[f"{key}.{i}"].item() == pytest.approx(expected.item())
     assert all(0 < found[f"{key}.0"] < 1 for key in ("alpha", "eta", "theta", "clipped"))
     assert not any(layer.memory._forward_hooks for layer in model.layers)
+    first, last = ids[:1, :6], (ids[:2, 6:], torch.arange(6) < torch.tensor([[6], [4]]))  # the second sample begins late and ends early
+    grown, alone = model.diagnostics((first, last)), [model.diagnostics(ids[:1], 6), model.diagnostics(ids[1:2, 6:10])]
+    for key in ("alpha.0", "eta.1", "theta.1", "clipped.0"):
+        assert grown[key].item() == pytest.approx((12 * alone[0][key].item() + 4 * alone[1][key].item()) / 16)
     plain = build(name, momentum=False, forget=False, theta_max=0.0).diagnostics(ids)
     assert all(plain[f"{key}.1"] == 0 for key in ("S_norm", "alpha", "theta", "clipped"))
 
@@ -444,6 +452,17 @@ def test_diagnostics_are_logged_where_there_is_a_logger(tmp_path, logger):
         first = next(iter(data.val_dataloader()))
         expected = module.model.diagnostics(first.ids_BT[:, : -first.segment_len], first.segment_len)["M_norm.0"]
         assert float(trainer.callback_metrics["valid/M_norm.0"]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_what_is_diagnosed():
+    """The context and what comes before the questions, of the first samples; the one segment of a batch that writes none."""
+    ids, mask = torch.arange(24).view(2, 12), torch.ones(2, 6, dtype=torch.bool)
+    context = (ids[:1, :6], (ids[:, 6:], mask))
+    batch = Batch(ids, ids, 6, read_only=1, context=context)
+    first, (second, real), third = first_of(batch, 1)
+    assert torch.equal(first, ids[:1, :6]) and torch.equal(second, ids[:1, 6:]) and torch.equal(real, mask[:1]) and torch.equal(third, ids[:1, :6])
+    (alone,) = first_of(replace(batch, context=(), read_only=2), 2)
+    assert torch.equal(alone, ids[:, :6])
 
 
 # --- bad input

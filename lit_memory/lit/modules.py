@@ -330,10 +330,17 @@ class LitTitans(LitMemory):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
-        written = batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)
-        if batch_idx == 0 and self.loggers and written:
-            found = self.model.diagnostics(batch.ids_BT[:16, :written], batch.segment_len)
+        if batch_idx == 0 and self.loggers:
+            found = self.model.diagnostics(first_of(batch, 16))
             self.log_dict({f"valid/{name}": value for name, value in found.items()}, batch_size=1)
+
+
+def first_of(batch: Batch, samples: int) -> tuple:
+    """The segments that the first ``samples`` of a batch write, for ``unroll``; where they write none, the one that is read."""
+    written = batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)
+    length = batch.segment_len or batch.ids_BT.shape[1]
+    segments = [*batch.context, *(batch.ids_BT[:, :written].split(length, dim=1) if written else ())] or [batch.ids_BT[:, :length]]
+    return tuple(tuple(part[:samples] for part in segment) if isinstance(segment, tuple) else segment[:samples] for segment in segments)
 
 
 class LitLMM(LitTitans):

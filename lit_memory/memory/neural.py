@@ -27,8 +27,10 @@ Deviations
 3. ``clip`` limits |u_t|, and ``residual`` adds the key to what the network returns. Both are ours, and off by default.
 
 Stability. Surprises of one chunk are taken at the same weights, so that T tokens with one key act as a step T times as long. With
-constant gates, no such chunk map amplifies if T theta <= 1 - eta for unit keys, whatever alpha is (linear memory; tests/test_neural.py).
-M = 0 is a fixed point of a memory of two or more layers: what alpha near 1 has emptied learns nothing any more.
+constant gates, no such chunk map amplifies if T theta <= 1 - eta for unit keys, whatever alpha is (a memory of one layer; tests/test_neural.py).
+A layer of a deeper one learns from what comes back through the others, which grows with their weights: under the same theta it stays bounded for
+values as long as keys, and for values of any length with ``clip``, but diverges without where they are a few times longer. M = 0 is a fixed point of
+a memory of two or more layers: what alpha near 1 has emptied learns nothing any more.
 
 Shape suffixes: X samples times heads, N chunks, T tokens, K width of keys and queries, V width of values, I and O inputs and outputs of a
 layer of the memory.

@@ -23,12 +23,13 @@ Deviations
 4. MAC's first queries have no convolution, since h needs a second one over other rows.
 5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
-7. ``damped`` and ``clip`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
+7. ``damped`` and ``clip`` are ours. They keep the memory from diverging, a deep one both together; see ``memory/neural.py``.
 8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -75,7 +76,8 @@ class TitansConfig(TokenRecurrentConfig):
     theta_max: float | None = None
     """Longest step of the memory; default: 1/chunk."""
     damped: bool = True
-    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability; without, theta_max sigmoid(.)."""
+    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory of one layer; without, theta_max
+    sigmoid(.)."""
     alpha_init: float = 1e-4
     """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is trained on short contexts
     comes to rely on. With 0.02 a needle is lost right beyond the training length."""
@@ -83,7 +85,7 @@ class TitansConfig(TokenRecurrentConfig):
     theta_init: float = 0.5
     """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
     clip: float = 0.0
-    """Longest gradient of one token; 0: no limit. Ours."""
+    """Longest gradient of one token; 0: no limit. Ours; deep and wide memories, whose values are long, may need it."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
     """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
     ff_mult: float = 8 / 3
@@ -153,39 +155,52 @@ class Titans(TokenRecurrent):
         return super().step(state, ids_BT, mask_BT, write) if ids_BT.shape[1] else (self.finish(self.embed(ids_BT)), state)
 
     @torch.no_grad()
-    def diagnostics(self, ids_BT: Tensor, segment_len: int | None = None) -> dict[str, Tensor]:
-        """How the memories fare on these tokens; ``name.l`` is of layer l, norms (over all its weights) are means over samples.
+    def diagnostics(self, ids_BT: Tensor | tuple, segment_len: int | None = None) -> dict[str, Tensor]:
+        """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its weights) are means over samples.
 
-        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: mean gates. clipped: share of the tokens
-        whose surprise was cut, 0 without ``clip``.
+        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real tokens. clipped: share of the
+        tokens whose surprise was cut, 0 without ``clip``.
         """
-        layers: Any = self.layers
-        state, seen = self.init_state(len(ids_BT), ids_BT.device), [[] for _ in layers]
-        hooks = [layer.memory.register_forward_hook(lambda _, args, out, outs=outs: outs.append(out)) for layer, outs in zip(layers, seen, strict=True)]
+        seen: list[list] = []
+        hooks = [hook for layer in self.layers for hook in _watched(layer, seen)]
         try:
-            unroll(self, ids_BT, segment_len, state=state, keep=0)
+            unroll(self, ids_BT, segment_len, keep=0)
         finally:
             for hook in hooks:
                 hook.remove()
         return {f"{name}.{i}": value for i, outs in enumerate(seen) for name, value in _fare(outs).items()}
 
 
-def _fare(outs: list[Remembered]) -> dict[str, Tensor]:
-    """``Titans.diagnostics`` of one memory, from what it returned for all segments in order."""
-    last = outs[-1].state
+def _watched(layer: Any, seen: list[list]) -> Iterator[Any]:
+    """Hooks that put into ``seen`` a list of the masks and returns of a layer's memory, without those of the persistent tokens that make a first state."""
+    all_calls, calls = [], []
+    seen.append(all_calls)
+    yield layer.register_forward_pre_hook(lambda *_: calls.clear())
+    yield layer.memory.register_forward_hook(lambda _, args, out: calls.append((*args[2:3], out)))
+    yield layer.register_forward_hook(lambda *_: all_calls.extend(calls))
+
+
+def _fare(seen: list[tuple[Tensor | None, Remembered]]) -> dict[str, Tensor]:
+    """``Titans.diagnostics`` of one memory, from what it returned for all segments in order, and their masks (B, T)."""
+    outs, last = [out for _, out in seen], seen[-1][1].state
+    whole = [torch.ones_like(out.gates.theta_XT, dtype=torch.bool) for out in outs]
+    real = [all_XT if mask is None else mask.repeat_interleave(len(all_XT) // len(mask), dim=0) for all_XT, (mask, _) in zip(whole, seen, strict=True)]
+
+    def real_ones(parts: Any) -> Tensor:
+        return torch.cat([part_XT[real_XT] for part_XT, real_XT in zip(parts, real, strict=True)])
 
     def norm(weights: tuple[Tensor, ...]) -> Tensor:
         return torch.stack([W.flatten(1).square().sum(1) for W in weights]).sum(0).sqrt().mean()
 
-    log_keep, log_eta, theta = (torch.cat(gate, dim=1) for gate in zip(*(out.gates for out in outs), strict=True))
-    scales = [out.scale_XT1 for out in outs if out.scale_XT1 is not None]
+    log_keep, log_eta, theta = map(real_ones, zip(*(out.gates for out in outs), strict=True))
+    scales = [out.scale_XT1.squeeze(-1) for out in outs if out.scale_XT1 is not None]
     return {
         "M_norm": norm(last.M),
         "S_norm": norm(last.S) if last.S else theta.new_zeros(()),
         "alpha": 1 - log_keep.exp().mean(),
         "eta": log_eta.exp().mean(),
         "theta": theta.mean(),
-        "clipped": (torch.cat(scales, dim=1) < 1).to(theta.dtype).mean() if scales else theta.new_zeros(()),
+        "clipped": (real_ones(scales) < 1).to(theta.dtype).mean() if scales else theta.new_zeros(()),
     }
 
 
