@@ -224,13 +224,14 @@ def _x_axis(axes: Any, xs: list[float], train_x: float | None, log: bool) -> Non
 def _dots(axes: Any, results: "Results") -> None:
     """The arms side by side with error bars: what a line shows where the test has a single x."""
     config, x = results.plan.config, results.plan.x_values[0]
-    names, room = [], 100 // len(results.plan.arms)  # characters, as in ``_x_axis``
+    names, room = [], 75 // len(results.plan.arms)  # characters of the names' size that an arm has room for
     for i, (look, name, (group,)) in enumerate(_arms(results, [x])):
         axes.errorbar([i], [mean(group)], [std(group)], color=look["color"], ls="", elinewidth=1.6, capsize=5, capthick=1.6)
         axes.plot([i], [mean(group)], **look | {"mew": 0})
         axes.plot([i + 0.02 * len(results.plan.arms)] * len(group), group, color=look["color"], **SEED)
         names.append("\n".join(line if len(line) < room else line.replace("_", "_\n") for line in name.replace(" (", "\n(").split("\n")))
-    axes.set_xticks(range(len(names)), names)
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    axes.set_xticks(range(len(names)), names, size=STYLE["font.size"] * min(1.0, room / longest))
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_xlabel(f"{label(config.x.removeprefix('test_'), config.x_label)}: {short(x)}")
 

@@ -231,12 +231,14 @@ def drawn(monkeypatch):
 
 SIX = ["armt", "prmt", "rmt", "mamba", "titans_mac", "transformer_xl"]
 LONG = ["rmt_copy", "rmt_reverse", "xl_copy", "xl_reverse", "transformer_copy", "transformer_reverse"]
+SEVEN = ["pretrained", "memreasoner", "memreasoner_sf", "rmt", "rmt_sf", "mamba", "mamba_sf"]
 FIGURES = {
     "two arms": (make_plan(), make_frame()),
     "six arms": (make_plan(SIX, expect=[]), make_frame(SIX)),
     "nine long names": (make_plan([f"an_arm_with_quite_a_long_name_{i}" for i in range(9)], expect=[]), make_frame([])),
     "one x": (make_plan(SIX, xs=[50], expect=[]), make_frame(SIX[:5], xs=[50])),
     "one x, long names": (make_plan(LONG, xs=[50], expect=[]), make_frame(LONG, xs=[50])),
+    "one x, seven names": (make_plan(SEVEN, xs=[50], expect=[]), make_frame(SEVEN, xs=[50])),
     "one seed": (make_plan(seeds=[0]), make_frame(seeds=[0])),
     "partial": (make_plan(), make_frame(["gamma"], seeds=[0])),
     "empty": (make_plan(config=ReportConfig(y="capacity", identity=True, log_y=True)), make_frame([])),
