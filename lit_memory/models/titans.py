@@ -85,7 +85,7 @@ class TitansConfig(TokenRecurrentConfig):
     theta_init: float = 0.5
     """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
     clip: float = 0.0
-    """Longest gradient of one token; 0: no limit. Ours; deep and wide memories, whose values are long, may need it."""
+    """Longest gradient of one token; 0: no limit. Ours; deep memories whose values are long may need it, and remember less far (`titans_s_niah`)."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
     """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
     ff_mult: float = 8 / 3
