@@ -352,7 +352,8 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
     is a ``root`` with its checkpoints."""
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
-    optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "frozen", "bptt", "unroll_schedule")}
+    optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
+    optimizer["frozen"] = t["frozen"] or None  # a checkpoint of a run without is plain
     torch.manual_seed(spec.seed)
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
     module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)

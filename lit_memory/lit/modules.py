@@ -43,7 +43,7 @@ class LitMemory(L.LightningModule):
 
     lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last step), all after a linear
     warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts of the model that keep their
-    weights, "encoder" or "decoder.tokens". bptt: segments that gradients cross (None: all).
+    weights, "encoder" or "decoder.tokens" (None: none). bptt: segments that gradients cross (None: all).
     unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
     are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have; its training
     raises ValueError for such a part.
@@ -59,7 +59,7 @@ class LitMemory(L.LightningModule):
         schedule: str = "constant",
         warmup: float = 0,
         final_lr: float = 0.5,
-        frozen: Sequence[str] = (),
+        frozen: Sequence[str] | None = None,
         bptt: int | None = None,
         unroll_schedule: str = "sequential",
         **model: Any,
@@ -90,7 +90,7 @@ class LitMemory(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        for weight in weights_of(self.model, self.hparams["frozen"]).values():
+        for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
             weight.requires_grad_(False)
         named, spared = {name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.model.undecayed
         groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
