@@ -4,7 +4,6 @@ All comparisons are in fp64 on tiny models, with batches as a task in layout "li
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -229,6 +228,6 @@ def test_bad_input():
         make().loss(make_batch(3))
     with pytest.raises(ValueError, match=r"support=6 of sample 2: expected one of the 4 lines before its question"):
         make().loss(make_batch(support=SUPPORT.clone().index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(6))))
-    tails = SimpleNamespace(ids_BT=torch.ones(1, T, dtype=torch.int64), read_only=1, segment_len=T, context=())
+    ids = torch.ones(1, T, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"lines: expected a batch that has the model write some"):
-        make().lines(tails)
+        make().lines(Batch(ids, ids, T, read_only=1))

@@ -104,9 +104,7 @@ class LitLines(LitMemory):
 
     def lines(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The lines that a training batch has the model write, and their masks, (B, N, T). Raises ValueError for a batch without any."""
-        written_BT = batch.ids_BT[:, : batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)]
-        segments = [*batch.context, *(written_BT.split(batch.segment_len or written_BT.shape[1], dim=1) if written_BT.shape[1] else ())]
-        if not segments:
+        if not (segments := batch.written()):
             raise ValueError("lines: expected a batch that has the model write some, but it has tails alone; leave only answer_loss")
         cut = [self.model.cut(*(segment if isinstance(segment, tuple) else (segment,))) for segment in segments]
         size, length = len(batch.ids_BT), max(ids_BNT.shape[2] for ids_BNT, _ in cut)

@@ -337,9 +337,7 @@ class LitTitans(LitMemory):
 
 def first_of(batch: Batch, samples: int) -> tuple:
     """The segments that the first ``samples`` of a batch write, for ``unroll``; where they write none, the one that is read."""
-    written = batch.ids_BT.shape[1] - batch.read_only * (batch.segment_len or 0)
-    length = batch.segment_len or batch.ids_BT.shape[1]
-    segments = [*batch.context, *(batch.ids_BT[:, :written].split(length, dim=1) if written else ())] or [batch.ids_BT[:, :length]]
+    segments = batch.written() or [batch.ids_BT[:, : batch.segment_len]]
     return tuple(tuple(part[:samples] for part in segment) if isinstance(segment, tuple) else segment[:samples] for segment in segments)
 
 

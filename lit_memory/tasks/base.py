@@ -63,6 +63,12 @@ class Batch:
         context = (tuple(map(move, part)) if isinstance(part, tuple) else move(part) for part in self.context)
         return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
 
+    def written(self) -> list[Segment]:
+        """The segments that the samples write: ``context``, which is read if it is an iterator, and those of ``ids_BT`` before the read-only ones."""
+        written_BT = self.ids_BT[:, : self.ids_BT.shape[1] - self.read_only * (self.segment_len or 0)]
+        length = written_BT.shape[1]
+        return [*self.context, *(written_BT.split(self.segment_len or length, dim=1) if length else ())]
+
     def recut(self, lengths: Sequence[int]) -> "Batch":
         """The same batch, whose written tokens become ``context`` in segments of ``lengths``: the last one repeats, 0 is all that is left.
 
