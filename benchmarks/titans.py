@@ -47,7 +47,8 @@ def memory(expand: int) -> Callable[[Tensor], Tensor]:
         x = parts.norm(rows)
         M = tuple(W.expand(len(rows), -1, -1) for W in parts.M)
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
-        return joined(neural.by_chunk(state, *parts.heads(parts.qkv(x), rows.dtype), parts.gates(x, rows.dtype), CHUNK).o_XTV, 1)
+        q, k, v = parts.heads(parts.qkv(x), rows.dtype)
+        return joined(neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=True).o_XTV, 1)
 
     return run
 

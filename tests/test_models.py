@@ -409,7 +409,7 @@ def test_tarm_path(build):
 TITANS = ["lmm", "mac", "mag", "mal"]
 TITANS_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "norm_eps": 0.5, "persistent": 3, "chunk": 2, "memory_depth": 1}
 TITANS_FLIPS |= {"memory_expand": 2, "memory_heads": 2, "memory_activation": "gelu", "memory_residual": True, "memory_std": 0.1, "momentum": False}
-TITANS_FLIPS |= {"forget": False, "conv_taps": 0, "per_chunk_gates": True, "half_loss": False, "theta_max": 0.1, "damped": False, "clip": 0.01}
+TITANS_FLIPS |= {"forget": False, "conv_taps": 0, "per_chunk_gates": True, "half_loss": False, "theta_max": 0.1, "damped": False, "normalized": False}
 TITANS_FLIPS |= {"alpha_init": 0.1, "eta_init": 0.9, "theta_init": 0.1, "output_gate": "sigmoid", "ff_mult": 0, "tie_embeddings": True, "embedding_std": 0.5}
 XL_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "heads": 4, "head_width": 6, "ff_width": 24, "mem_len": 3, "clamp_len": 4}
 XL_FLIPS |= {"tie_embeddings": False, "dropout": 0.5, "norm_eps": 0.5, "init_std": 0.3, "mem_detach": True}
@@ -543,7 +543,7 @@ INVALID = [
     *[("rwkv", field, -1.0) for field in ("vocab_size", "norm_eps", "embedding_std", "ff_mult")],
     ("rwkv", "width", 15),
     *[("lmm", field, 0) for field in ("layers", "width", "chunk", "memory_depth", "memory_expand", "memory_heads")],
-    *[("lmm", field, -1) for field in ("vocab_size", "norm_eps", "persistent", "conv_taps", "memory_std", "theta_max", "clip", "ff_mult", "embedding_std")],
+    *[("lmm", field, -1) for field in ("vocab_size", "norm_eps", "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")],
     *[("lmm", field, value) for field in ("alpha_init", "eta_init", "theta_init") for value in (0.0, 1.0)],
     *[(name, field, 0) for name in ("mac", "mag", "mal") for field in ("heads", "window")],
     ("lmm", "memory_heads", 3),

@@ -32,7 +32,7 @@ MAC_FLAGS = [
 CASES = [(name, {}) for name in TITANS] + [("mac", flags) for flags in MAC_FLAGS[1:]]
 CASES += [("mag", {"persistent": 0}), ("mal", {"persistent": 0}), ("lmm", {"persistent": 0, "ff_mult": 0, "momentum": False, "forget": False, "conv_taps": 0})]
 MORE = {"memory_heads": 2, "memory_depth": 3, "per_chunk_gates": True, "half_loss": False, "damped": False, "output_gate": "sigmoid", "memory_residual": True}
-CASES += [("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}), ("lmm", {**MORE, "clip": 0.1, "memory_activation": "gelu"})]
+CASES += [("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}), ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu"})]
 cases = pytest.mark.parametrize(("name", "flags"), CASES, ids=["-".join([name, *flags]) for name, flags in CASES])
 
 
@@ -92,7 +92,7 @@ def slow_memory(m, rows, state, causal=True):
     outs, new_M, new_S, form = [], [], [], {"activation": c.memory_activation, "residual": c.memory_residual}
     for h in range(c.memory_heads):
         gates = Gates((1 - alpha[..., h]).log(), eta[..., h].log(), theta[..., h])
-        one = by_token(NeuralState(M[h], S[h]), q[h], k[h], v[h], gates, c.chunk, clip=c.clip, **form)
+        one = by_token(NeuralState(M[h], S[h]), q[h], k[h], v[h], gates, c.chunk, normalized=c.normalized, **form)
         outs.append(one.o_XTV if causal else recall(M[h], q[h], **form))
         new_M.append(one.state.M)
         new_S.append(one.state.S)
@@ -419,7 +419,7 @@ def test_a_long_stream(build, name):
 @pytest.mark.parametrize("name", TITANS)
 def test_diagnostics(build, tokens, name):
     """Norms of the final state, mean gates and the clipped share, per layer; nothing stays on the model."""
-    model, ids = shake(build(name, clip=1.0)), tokens(3, 12)
+    model, ids = shake(build(name)), tokens(3, 12)
     found, state = model.diagnostics(ids, 6), unroll(model, ids, 6).state
     assert set(found) == {f"{n}.{i}" for n in ("M_norm", "S_norm", "alpha", "eta", "theta", "clipped") for i in range(2)}
     for i, layer_state in enumerate(state):
@@ -433,7 +433,7 @@ def test_diagnostics(build, tokens, name):
     grown, alone = model.diagnostics((first, last)), [model.diagnostics(ids[:1], 6), model.diagnostics(ids[1:2, 6:10])]
     for key in ("alpha.0", "eta.1", "theta.1", "clipped.0"):
         assert grown[key].item() == pytest.approx((12 * alone[0][key].item() + 4 * alone[1][key].item()) / 16)
-    plain = build(name, momentum=False, forget=False, theta_max=0.0).diagnostics(ids)
+    plain = build(name, momentum=False, forget=False, theta_max=0.0, normalized=False).diagnostics(ids)
     assert all(plain[f"{key}.1"] == 0 for key in ("S_norm", "alpha", "theta", "clipped"))
 
 

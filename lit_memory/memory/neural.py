@@ -24,13 +24,15 @@ with M, S at the start of the chunk. All coefficients are products of gates and 
 Deviations
 1. The loss has a factor 1/2 (eq. 12: none; the appendix: 1/2). Twice the theta is the paper's.
 2. Gates arrive as logarithms of 1 - alpha and of eta, which a sigmoid gives without rounding to 0 or 1. -inf, a gate of exactly 0, is fine.
-3. ``clip`` limits |u_t|, and ``residual`` adds the key to what the network returns. Both are ours, and off by default.
+3. ``normalized`` and ``residual`` (M(x) = x + the network) are ours, and off by default.
 
 Stability. Surprises of one chunk are taken at the same weights, so that T tokens with one key act as a step T times as long. With
 constant gates, no such chunk map amplifies if T theta <= 1 - eta for unit keys, whatever alpha is (a memory of one layer; tests/test_neural.py).
-A layer of a deeper one learns from what comes back through the others, which grows with their weights: under the same theta it stays bounded for
-values as long as keys, and for values of any length with ``clip``, but diverges without where they are a few times longer. M = 0 is a fixed point of
-a memory of two or more layers: what alpha near 1 has emptied learns nothing any more.
+To first order, a step corrects the share theta rho_t of the error M(k_t) - v_t, where rho_t = |u_t|^2 / |M(k_t) - v_t|^2 is |k_t|^2 in a matrix, but
+grows with the weights in a deeper memory, which diverges under the same theta where its values are a few times longer than its keys.
+``normalized`` divides theta_t by max(1, rho_t), as normalised LMS does. Then theta_t u_t is at most theta_t (|v_t| + |W_L|) long, whatever the weights, and
+nothing changes where the memory was stable. M = 0 is a fixed point of a memory of two or more layers: what alpha near 1 has emptied learns
+nothing any more.
 
 Shape suffixes: X samples times heads, N chunks, T tokens, K width of keys and queries, V width of values, I and O inputs and outputs of a
 layer of the memory.
@@ -101,21 +103,24 @@ def surprise(M: tuple[Tensor, ...], k_XTK: Tensor, v_XTV: Tensor, activation: st
     return inputs, grads[::-1]
 
 
-def clip_scale(inputs: list[Tensor], grads: list[Tensor], clip: float) -> Tensor:
-    """What shortens every u_t to at most ``clip``, (X, T, 1): 1 where it is not longer. |u_t|^2 sums over all layers."""
+def shortening(inputs: list[Tensor], grads: list[Tensor]) -> Tensor:
+    """What ``normalized`` multiplies every u_t by: 1 / max(1, rho_t), (X, T, 1). |u_t|^2 sums over all layers."""
     squares = [a.square().sum(-1, keepdim=True) * g.square().sum(-1, keepdim=True) for a, g in zip(inputs, grads, strict=True)]
-    return clip * torch.stack(squares).sum(0).clamp(min=clip**2).rsqrt()
+    error_XT1 = grads[-1].square().sum(-1, keepdim=True) + 1e-20  # without an error there is no step either
+    return (torch.stack(squares).sum(0) / error_XT1).clamp(min=1).reciprocal()
 
 
 class Read(NamedTuple):
-    """(4) for every token (X, T, V), the state after the last one, and what ``clip`` multiplied every u_t by (X, T, 1), if it is on."""
+    """(4) for every token (X, T, V), the state after the last one, and what ``normalized`` multiplied every u_t by (X, T, 1), if it is on."""
 
     o_XTV: Tensor
     state: NeuralState
     scale_XT1: Tensor | None
 
 
-def by_token(state: NeuralState, q_XTK: Tensor, k_XTK: Tensor, v_XTV: Tensor, gates: Gates, chunk: int, *, activation="silu", residual=False, clip=0.0) -> Read:
+def by_token(
+    state: NeuralState, q_XTK: Tensor, k_XTK: Tensor, v_XTV: Tensor, gates: Gates, chunk: int, *, activation="silu", residual=False, normalized=False
+) -> Read:
     """(1) to (4) as they stand, for one token after another: the reference of ``by_chunk``, with the same arguments."""
     M, S = state
     start, outputs, scales = M, [], []
@@ -123,15 +128,15 @@ def by_token(state: NeuralState, q_XTK: Tensor, k_XTK: Tensor, v_XTV: Tensor, ga
     for t, (q, k, v, log_keep, log_eta, theta) in enumerate(tokens):
         start = M if t % chunk == 0 else start
         inputs, grads = surprise(start, k, v, activation, residual)
-        if clip:
-            scales.append(clip_scale(inputs, grads, clip))
+        if normalized:
+            scales.append(shortening(inputs, grads))
             theta = theta * scales[-1]
         step = [-theta * a.mT @ g for a, g in zip(inputs, grads, strict=True)]
         step = [log_eta.exp() * s + d for s, d in zip(S, step, strict=True)] if S else step  # (2)
         S = tuple(step) if S else ()
         M = tuple(log_keep.exp() * m + d for m, d in zip(M, step, strict=True))  # (3)
         outputs.append(recall(M, q, activation, residual))  # (4)
-    return Read(torch.cat(outputs, dim=1), NeuralState(M, S), torch.cat(scales, dim=1) if clip else None)
+    return Read(torch.cat(outputs, dim=1), NeuralState(M, S), torch.cat(scales, dim=1) if normalized else None)
 
 
 class _Ratios(torch.autograd.Function):
@@ -252,13 +257,14 @@ def by_chunk(
     *,
     activation: str = "silu",
     residual: bool = False,
-    clip: float = 0.0,
+    normalized: bool = False,
     real_XT: Tensor | None = None,
 ) -> Read:
     """(1) to (4) chunk by chunk, by (5) and (6).
 
     state: to start from. gates: of every token. chunk: tokens that take their surprise at the same weights; the last chunk may be
-        shorter. activation: "silu" or "gelu". residual: M(x) = x + the network. clip: longest u_t; 0 is no limit.
+        shorter. activation: "silu" or "gelu". residual: M(x) = x + the network. normalized: no step corrects
+        more than the share theta of its error.
     real_XT: False at tokens that leave the memory as it is; their outputs mean nothing. They must be at the end. Default: all are real.
     """
     tokens, (M, S) = q_XTK.shape[1], state
@@ -272,8 +278,8 @@ def by_chunk(
     act, outputs, scales = ACTIVATIONS[activation][0], [], []
     for q, k, v, *row in zip(*(t.unbind(1) for t in (*cut[3:], *table)), strict=True):
         inputs, grads = surprise(M, k, v, activation, residual)
-        if clip:
-            scales.append(clip_scale(inputs, grads, clip))
+        if normalized:
+            scales.append(shortening(inputs, grads))
             grads = [g * scales[-1] for g in grads]
         x, after, row = q, [], [*row, *[None] * (5 - len(row))]
         for W, momentum, a, g in zip(M, S or [None] * len(M), inputs, grads, strict=True):
@@ -281,4 +287,4 @@ def by_chunk(
             after.append(new)
         M, S = tuple(m for m, _ in after), tuple(s for _, s in after if s is not None)
         outputs.append(x + q if residual else x)
-    return Read(torch.cat(outputs, dim=1)[:, :tokens], NeuralState(M, S), torch.cat(scales, dim=1)[:, :tokens] if clip else None)
+    return Read(torch.cat(outputs, dim=1)[:, :tokens], NeuralState(M, S), torch.cat(scales, dim=1)[:, :tokens] if normalized else None)

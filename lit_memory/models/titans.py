@@ -23,7 +23,7 @@ Deviations
 4. MAC's first queries have no convolution, since h needs a second one over other rows.
 5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
-7. ``damped`` and ``clip`` are ours. They keep the memory from diverging, a deep one both together; see ``memory/neural.py``.
+7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
 8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
@@ -84,8 +84,8 @@ class TitansConfig(TokenRecurrentConfig):
     eta_init: float = 0.5
     theta_init: float = 0.5
     """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
-    clip: float = 0.0
-    """Longest gradient of one token; 0: no limit. Ours; deep memories whose values are long may need it, and remember less far (`titans_s_niah`)."""
+    normalized: bool = True
+    """theta is divided by what makes a step longer in a memory of several layers than in a matrix, so that both are stable alike."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
     """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
     ff_mult: float = 8 / 3
@@ -97,7 +97,7 @@ class TitansConfig(TokenRecurrentConfig):
         super().__post_init__()
         one_of(self)
         at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
-        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "clip", "ff_mult", "embedding_std")
+        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number between 0 and 1, which a sigmoid reaches")
@@ -159,7 +159,7 @@ class Titans(TokenRecurrent):
         """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its weights) are means over samples.
 
         M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real tokens. clipped: share of the
-        tokens whose surprise was cut, 0 without ``clip``.
+        tokens whose step ``normalized`` shortened, 0 without it and of a memory that is a matrix.
         """
         seen: list[list] = []
         hooks = [hook for layer in self.layers for hook in _watched(layer, seen)]

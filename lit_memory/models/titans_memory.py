@@ -36,8 +36,8 @@ class MemoryState(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What the memory returns for rows (B, T, D), its next state, and how it was written: the gates (X, T), and what the
-    limit on the surprise multiplied it by (X, T, 1), if there is one."""
+    """What the memory returns for rows (B, T, D), its next state, and how it was written: the gates (X, T), and what
+    ``normalized`` multiplied every step by (X, T, 1), where it is on."""
 
     out_BTD: Tensor
     state: MemoryState
@@ -156,7 +156,8 @@ class NeuralMemory(nn.Module):
             old = NeuralState(*(tuple(W.flatten(0, 1) for W in part) for part in (state.M, state.S)))
             form: dict[str, Any] = {"activation": c.memory_activation, "residual": c.memory_residual}
             real_XT = None if mask_BT is None else mask_BT.repeat_interleave(c.memory_heads, dim=0)
-            read = neural.by_chunk(old, q, k, v, gates, c.chunk, clip=c.clip, real_XT=real_XT, **form)
+            normalized = c.normalized and c.memory_depth > 1  # it leaves a matrix with keys of unit length as it is
+            read = neural.by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, real_XT=real_XT, **form)
             o_XTK = read.o_XTV if causal else neural.recall(old.M, q, **form)
         o_BTD = self.out_norm(joined(o_XTK, c.memory_heads))
         gate = F.silu if c.output_gate == "silu" else torch.sigmoid
