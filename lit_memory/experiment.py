@@ -51,6 +51,7 @@ ADDED: dict[str, Any] = {
     "model.encoder_heads": 0,
     "model.test_readout": "hard",
     "task.stream": False,
+    "task.value_digits": 5,
     "task.apart": 0,
     "task.eval_set": "",
     "task.eval_revision": None,

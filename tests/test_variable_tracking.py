@@ -144,9 +144,20 @@ def test_splits_share_no_value():
     assert all(len(values) > 300 for values in seen) and not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
 
 
+@pytest.mark.parametrize("digits", [2, 5])
+def test_values_have_so_many_digits(digits):
+    task = make(hops=1, statements=10, value_digits=digits)
+    for sample in task.samples(0, "train", 0, 20):
+        values = [re.sub(r"\D", "", line) for line in (task.tokenizer.decode(fact) for fact in sample.facts) if line]
+        assert len(set(values)) == 10 and all(len(value) == digits and value[0] != "0" for value in values)
+
+
 @pytest.mark.parametrize(
     ("field", "other"),
-    [("rules", "ruler"), ("hops", 2), ("statements", 6), ("eval_hops", 2), ("noise", "books"), ("note", False), ("layout", "text"), ("tokens", 300)],
+    [
+        *(("rules", "ruler"), ("hops", 2), ("statements", 6), ("eval_hops", 2), ("value_digits", 3)),
+        *(("noise", "books"), ("note", False), ("layout", "text"), ("tokens", 300)),
+    ],
 )
 def test_every_knob_matters(field, other):
     given = {"segment_len": 160, "margin": 120, "layout": "text" if field == "note" else "lines", "tokens": 400 if field == "noise" else 0}
@@ -165,6 +176,8 @@ def test_every_knob_matters(field, other):
         ({"hops": 3}, "hops=3: 2 statements are no whole number of chains of 3; expected a multiple"),
         ({"eval_hops": 3}, "eval_hops=3: 2 statements are no whole number of chains of 3; expected a multiple"),
         ({"hops": 2, "statements": 5}, "statements=5: 5 statements are no whole number of chains of 2; expected a multiple"),
+        ({"value_digits": 1}, "value_digits=1: expected at least 2"),
+        ({"rules": "ruler", "hops": 1, "statements": 182, "value_digits": 2}, "value_digits=2: expected more for 91 chains; there are 90 values"),
         ({"statements": 27}, "statements=27: expected at most 26, one to a letter"),
         ({"layout": "text", "margin": 200}, "margin=200: expected less than segment_len=128"),
         ({"test_tokens": [100], "test_statements": [2]}, "test_statements=[2]: a test varies one field"),

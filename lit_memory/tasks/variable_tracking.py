@@ -74,6 +74,8 @@ class VariableTracking(Episodes):
         """Statements of a sample; 0: drawn (memreasoner), or a chain (ruler)."""
         eval_hops: int = 0
         """Hops of the test; 0: ``hops``."""
+        value_digits: int = 5
+        """Digits of a value; fewer are easier to tell apart, for a curriculum."""
         noise: Literal["line", "books"] = "line"
         """What is between the statements: RULER's line, or sentences of ``haystack``."""
         note: bool = True
@@ -84,11 +86,14 @@ class VariableTracking(Episodes):
         def __post_init__(self) -> None:
             super().__post_init__()
             at_least(0, self, "hops", "eval_hops", "statements")
+            at_least(2, self, "value_digits")
             for split in ("train", "test"):
                 name = "statements" if self.statements else "eval_hops" if split == "test" and self.eval_hops else "hops"
                 if wrong := [n for n in self.lengths(split) if n % self.chain(split)]:
                     chains = f"{wrong[0]} statements are no whole number of chains of {self.chain(split)}; expected a multiple"
                     raise ValueError(f"{name}={getattr(self, name)}: {chains}")
+                if (chains := max(self.lengths(split)) // self.chain(split)) > (most := 9 * 10 ** (self.value_digits - 1)):
+                    raise ValueError(f"value_digits={self.value_digits}: expected more for {chains} chains; there are {most} values")
                 if self.rules == "memreasoner" and max(self.lengths(split)) > len(LETTERS):
                     raise ValueError(f"statements={self.statements}: expected at most {len(LETTERS)}, one to a letter")
 
@@ -134,10 +139,11 @@ class VariableTracking(Episodes):
         return [self.spelled(name) for name in names]
 
     def values(self, count: int, split: str, rng: Generator) -> list[str]:
-        """Distinct numbers of five digits, of which the first is one of the split."""
+        """Distinct numbers, of which the first is one of the split."""
         values: dict[int, None] = {}
+        least = 10 ** (self.config.value_digits - 1)
         while len(values) < count:
-            value = int(rng.integers(10_000, 100_000))
+            value = int(rng.integers(least, 10 * least))
             if values or split_of((), str(value)) == split:
                 values[value] = None
         return [self.spelled(str(value)) for value in values]
