@@ -31,7 +31,7 @@ constant gates, no such chunk map amplifies if T theta <= 1 - eta for unit keys,
 To first order, a step corrects the share theta rho_t of the error M(k_t) - v_t, where rho_t = |u_t|^2 / |M(k_t) - v_t|^2 is |k_t|^2 in a matrix, but
 grows with the weights in a deeper memory, which diverges under the same theta where its values are a few times longer than its keys.
 ``normalized`` divides theta_t by max(1, rho_t), as normalised LMS does. Then theta_t u_t is at most theta_t (|v_t| + |W_L|) long, whatever the weights, and
-nothing changes where the memory was stable. M = 0 is a fixed point of a memory of two or more layers: what alpha near 1 has emptied learns
+nothing changes while rho_t is at most 1. M = 0 is a fixed point of a memory of two or more layers: what alpha near 1 has emptied learns
 nothing any more.
 
 Shape suffixes: X samples times heads, N chunks, T tokens, K width of keys and queries, V width of values, I and O inputs and outputs of a
