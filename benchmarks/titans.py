@@ -40,7 +40,7 @@ def layer(expand: int) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def memory(expand: int) -> Callable[[Tensor], Tensor]:
+def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
     parts = NeuralMemory(LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand, conv_taps=0))
 
     def run(rows: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def memory(expand: int) -> Callable[[Tensor], Tensor]:
         M = tuple(W.expand(len(rows), -1, -1) for W in parts.M)
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
         q, k, v = parts.heads(parts.qkv(x), rows.dtype)
-        return joined(neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=True).o_XTV, 1)
+        return joined(neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1)
 
     return run
 
@@ -62,6 +62,7 @@ def theirs(expand: int, batch_size: int | None) -> Callable[[Tensor], Tensor]:
 
 MAKERS: dict[str, Callable[[int], Callable[[Tensor], Tensor]]] = {
     "memory": memory,
+    "memory, not normalized": partial(memory, normalized=False),
     "layer": layer,
     f"theirs, batch_size {CHUNK}": partial(theirs, batch_size=CHUNK),
     "theirs, default": partial(theirs, batch_size=None),

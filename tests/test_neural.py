@@ -235,16 +235,17 @@ def test_exact_zeros_inside_a_chunk():
 
 
 @pytest.mark.parametrize("momentum", [True, False])
-@pytest.mark.parametrize("depth", [1, 3])
-def test_grad(depth, momentum):
+@pytest.mark.parametrize(("depth", "normalized"), [(1, False), (3, False), (3, True)])
+def test_grad(depth, momentum, normalized):
     """T-TIT-grad: outer gradients equal finite differences, and so do second ones: the backward of the node is differentiable."""
     leaves = draw(depth, 3, momentum, inner=3, samples=1, width=2)
     for t in flat(leaves):
-        t.data.mul_(0.7)
+        t.data.mul_(2.0 if normalized else 0.7)
 
     def values(*tensors):
-        return run(by_chunk, leaves, 2)
+        return run(by_chunk, leaves, 2, normalized=normalized)
 
+    assert torch.allclose(values()[0], run(by_chunk, leaves, 2)[0]) != normalized
     assert torch.autograd.gradcheck(values, flat(leaves))
     assert torch.autograd.gradgradcheck(values, flat(leaves))
 
@@ -297,7 +298,7 @@ def test_vmap():
         args = [t if d == 0 else t[0] for t, d in zip(two, dims, strict=True)]
 
         def memory(a, b, c, d, q, k, v, *gates):
-            return by_chunk(NeuralState((a, b), (c, d)), q, k, v, Gates(*gates), 3).o_XTV
+            return by_chunk(NeuralState((a, b), (c, d)), q, k, v, Gates(*gates), 3, normalized=True).o_XTV
 
         looped = torch.stack([memory(*(t[i] if d == 0 else t for t, d in zip(args, dims, strict=True))) for i in range(2)])
         assert torch.allclose(torch.func.vmap(memory, in_dims=tuple(dims))(*args), looped, rtol=1e-12)

@@ -103,11 +103,38 @@ def surprise(M: tuple[Tensor, ...], k_XTK: Tensor, v_XTV: Tensor, activation: st
     return inputs, grads[::-1]
 
 
+class _Shortening(torch.autograd.Function):
+    """1 / max(1, rho_t), (X, T, 1), of a and then g of all layers, as one node. The backward may be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def squares(factors: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """|a|^2 and |g|^2 of every layer, and that of the error, which is above 0: without an error there is no step either."""
+        squares = [torch.linalg.vecdot(x, x).unsqueeze(-1) for x in factors]
+        return squares[: len(squares) // 2], squares[len(squares) // 2 :], squares[-1] + 1e-20
+
+    @staticmethod
+    def forward(*factors: Tensor) -> Tensor:
+        of_a, of_g, of_error = _Shortening.squares(factors)
+        return torch.stack([a * g for a, g in zip(of_a, of_g, strict=True)]).sum(0).div_(of_error).clamp(min=1).reciprocal()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        *factors, scale = ctx.saved_tensors
+        of_a, of_g, of_error = _Shortening.squares(tuple(factors))
+        weight = torch.where(scale < 1, -2 * grads[0] * scale.square(), 0) / of_error
+        of_a[-1] = of_a[-1] - scale.reciprocal()  # rho has the error as its denominator
+        return tuple(x * (weight * other) for x, other in zip(factors, [*of_g, *of_a], strict=True))
+
+
 def shortening(inputs: list[Tensor], grads: list[Tensor]) -> Tensor:
     """What ``normalized`` multiplies every u_t by: 1 / max(1, rho_t), (X, T, 1). |u_t|^2 sums over all layers."""
-    squares = [a.square().sum(-1, keepdim=True) * g.square().sum(-1, keepdim=True) for a, g in zip(inputs, grads, strict=True)]
-    error_XT1 = grads[-1].square().sum(-1, keepdim=True) + 1e-20  # without an error there is no step either
-    return (torch.stack(squares).sum(0) / error_XT1).clamp(min=1).reciprocal()
+    return _Shortening.apply(*inputs, *grads)
 
 
 class Read(NamedTuple):
@@ -279,8 +306,9 @@ def by_chunk(
     for q, k, v, *row in zip(*(t.unbind(1) for t in (*cut[3:], *table)), strict=True):
         inputs, grads = surprise(M, k, v, activation, residual)
         if normalized:
-            scales.append(shortening(inputs, grads))
-            grads = [g * scales[-1] for g in grads]
+            scales.append(scale := shortening(inputs, grads))
+            row[1] = row[1] * scale.mT
+            row[4:] = [minus_c * scale for minus_c in row[4:]]
         x, after, row = q, [], [*row, *[None] * (5 - len(row))]
         for W, momentum, a, g in zip(M, S or [None] * len(M), inputs, grads, strict=True):
             x, *new, _ = _ReadAndWrite.apply(W, momentum, act(x) if after else x, a, g, *row)
