@@ -103,7 +103,7 @@ def test_the_key_changes_with_every_setting(make_spec):
 
 
 def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
-    pairs = [("armt", "babilong"), ("xl", "language_modeling"), ("larimar", "passkey"), ("memreasoner", "memreasoner")]
+    pairs = [("armt", "babilong"), ("xl", "language_modeling"), ("larimar", "passkey"), ("memreasoner", "memreasoner"), ("rmt", "variable_tracking")]
     specs = [make_spec(f"model={{name: {model}}}", f"task={{name: {task}}}") for model, task in pairs]
     for setting, before in ADDED.items():
         section, _, name = setting.partition(".")
