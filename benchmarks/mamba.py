@@ -5,11 +5,11 @@ Prints a table: median seconds of both and their ratio. ``--limit`` skips what w
 
 import argparse
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 
 import torch
+from measure import seconds
 from transformers import MambaConfig, MambaForCausalLM
 from transformers import logging as transformers_logging
 
@@ -18,12 +18,6 @@ from lit_memory.recurrence import unroll
 
 BATCH, LAYERS, WIDTH, VOCAB = 8, 2, 64, 128
 LENGTHS = (64, 128, 256, 384, 512, 1024, 2048)
-
-
-def seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def medians(ours: Callable[[], None], other: Callable[[], None] | None, rounds: int) -> tuple[float, float | None]:

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import torch
+from measure import highest
 
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import build, load_class
@@ -21,11 +21,6 @@ from lit_memory.registry import build, load_class
 MODELS = ("rmt", "armt", "tarm", "mamba", "rwkv", "lmm", "mac", "mag", "mal")
 PARTS, VOCAB = 16, 1000
 SIZES = {"vocab_size": VOCAB, "layers": 2, "width": 64, "heads": 4, "window": 64, "chunk": 16, "memory_tokens": 8}
-
-
-def highest() -> float:
-    """MiB that this process has had at most (Linux)."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 @torch.no_grad()

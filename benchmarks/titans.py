@@ -13,13 +13,12 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
+from measure import highest, seconds
 from torch import Tensor
 
 from lit_memory.memory import neural
@@ -71,17 +70,6 @@ MAKERS: dict[str, Callable[[int], Callable[[Tensor], Tensor]]] = {
 
 def step(run: Callable[[Tensor], Tensor], rows: Tensor) -> None:
     run(rows).square().mean().backward()
-
-
-def seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def highest() -> float:
-    """MiB that this process has had at most (Linux)."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def peak(run: Callable[[Tensor], Tensor]) -> float:
