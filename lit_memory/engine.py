@@ -181,8 +181,8 @@ class Progress(L.Callback):
 
 
 class Stopwatch(L.Callback):
-    """How long the test took per context, for every x: reading it and answering, without drawing it. And how many tokens a second a
-    training reads at that x, as the mean of ``timed_steps`` forward and backward passes after one that does not count."""
+    """How long the test took per context, for every x: reading it and answering, and drawing it where it is made while it is read. And how many
+    tokens a second a training reads at that x, as the mean of ``timed_steps`` forward and backward passes after one that does not count."""
 
     def __init__(self, timed_steps: int = 0) -> None:
         self.timed_steps = timed_steps

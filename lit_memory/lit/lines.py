@@ -159,7 +159,7 @@ class LitMemReasoner(LitLines):
 
     answer_loss: weight of the task's own loss, every tail from its hop. order_loss: delta, of ``MemReasoner.order_loss`` on the samples of which
     supporting lines are told (SF). autoencoding_loss: rho, of reconstructing every line that a batch writes, or that comes apart, from its
-    own latent; in the paper it is that of as many chunks of Wikipedia. support_loss, support_autoencoding_loss: alpha_SF and beta_SF, of reconstructing the
+    own latent; in the paper, of as many chunks of Wikipedia alone. support_loss, support_autoencoding_loss: alpha_SF and beta_SF, of reconstructing the
     supporting lines from what their hops find, and from their own latents (SF*). The paper tells no weight.
     """
 
@@ -184,13 +184,15 @@ class LitMemReasoner(LitLines):
         asked, told_BH = self.read(batch), batch.meta.get("support")
         if asked.found is None or told_BH is None or not bool(told_BH.any()):
             wanted -= {"order", *OF_SUPPORT}
-        hidden_ND, targets_N, _ = self.answers(batch, asked)
-        out = {"answer": self.cross_entropy(hidden_ND, targets_N)}
+        out = {}
+        if "answer" in wanted or not wanted:  # of a batch that no loss is about, the answers, whose weight is 0
+            hidden_ND, targets_N, _ = self.answers(batch, asked)
+            out["answer"] = self.cross_entropy(hidden_ND, targets_N)
         if told_BH is not None and wanted & {"order", *OF_SUPPORT}:
             out["order"] = self.model.order_loss(asked.found, told_BH)  # which also checks that the lines are there
         if wanted & {"autoencoding", *OF_SUPPORT}:
             out |= self.reconstructions(batch, asked, told_BH, wanted)
-        return {name: out[name] for name in self.loss_names if name in wanted | {"answer"}}
+        return {name: out[name] for name in self.loss_names if name in out and name in wanted | {"answer"}}
 
     def reconstructions(self, batch: Batch, asked: Asked, told_BH: Tensor | None, wanted: set[str]) -> dict[str, Tensor]:
         """Those of the losses that reconstruct lines."""
@@ -202,6 +204,8 @@ class LitMemReasoner(LitLines):
             b, hop = told_BH.nonzero(as_tuple=True)
             x = real_BN.sum(1).cumsum(0)[b] - 1 - told_BH[b, hop]  # the question is the last line of a sample
             ids_XT, mask_XT = ids_BNT[real_BN][x], mask_BNT[real_BN][x]
-            for name, latents_XC in (("support", asked.found.latents_BHC[b, hop]), ("support_autoencoding", self.model.encode(ids_XT, mask_XT))):
-                out[name] = self.model.reconstruction(ids_XT, mask_XT, latents_XC)
+            if "support" in wanted:
+                out["support"] = self.model.reconstruction(ids_XT, mask_XT, asked.found.latents_BHC[b, hop])
+            if "support_autoencoding" in wanted:
+                out["support_autoencoding"] = self.model.autoencoding(ids_XT, mask_XT)
         return out

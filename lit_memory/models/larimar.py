@@ -19,7 +19,8 @@ Deviations
 4. The variance of keys is a setting (published: learned by one of five kinds of networks, the largest of them 15 % of the model).
 5. Noise is off by default (published: 1e-6 or 1e-4 in training; 0 in arXiv 2407.01437) and only in training.
 6. ``keys`` "one_hot" and "gaussian" take the lines themselves for the key memory: a slot per line, as in arXiv 2407.01437.
-7. ``distinct`` keeps repeated lines once: what is read from one-hot keys is the same, by other keys a line counts once however often it came.
+7. ``prefix_tokens`` counts tokens (published: the first words of a sentence).
+8. ``distinct`` keeps repeated lines once: what is read from one-hot keys is the same, by other keys a line counts once however often it came.
 
 Shape suffixes: B batch, T tokens, N lines, Q questions, X lines of a batch, C width of a latent, E latent and key, K slots.
 """
@@ -36,6 +37,9 @@ from lit_memory.checks import at_least
 from lit_memory.memory import episodic
 from lit_memory.models.lines import Episode, LineRecurrent, LinesConfig, aged, ages, taken, trimmed
 from lit_memory.recurrence import full_precision
+
+ROWS = 16
+"""Lines that are encoded together where repeated ones are kept once."""
 
 
 class Larimar(LineRecurrent):
@@ -77,12 +81,19 @@ class Larimar(LineRecurrent):
         prefix, whole_BNC = self.config.prefix_tokens, super().lines(ids_BNT, mask_BNT)
         return torch.cat([whole_BNC, super().lines(ids_BNT[..., :prefix], mask_BNT[..., :prefix])], dim=-1) if prefix else whole_BNC
 
+    def encode_rows(self, ids_XT, real_XT):
+        """With ``distinct`` always ``ROWS`` at a time: a latent depends, to the last bit, on nothing that is read with its line."""
+        if not self.config.distinct:
+            return super().encode_rows(ids_XT, real_XT)
+        parts = ([*F.pad(t, (0, 0, 0, -len(t) % ROWS)).split(ROWS)] for t in (ids_XT, real_XT))
+        return torch.cat([super(Larimar, self).encode_rows(*part) for part in zip(*parts, strict=True)])[: len(ids_XT)]
+
     def advance(self, state, ids_BT, mask_BT=None):
         return self.advance_distinct(state, *self.cut(ids_BT, mask_BT)) if self.config.distinct else super().advance(state, ids_BT, mask_BT)
 
     def advance_distinct(self, state: Episode, ids_BNT: Tensor, mask_BNT: Tensor) -> Episode:
         """The episode with those of the lines that it does not have, in the order in which they came first, and the last line as the question,
-        also where it has that. A line is encoded by itself: its latent depends, to the last bit, on nothing that is read with it."""
+        also where it has that."""
         old, new_real_BN, state = state.real_BN.shape[1], mask_BNT.any(-1), aged(state, mask_BNT.any(-1))
         parts = ((state.ids_BNT, ids_BNT.masked_fill(~mask_BNT, -1)), (state.real_BN, new_real_BN), (state.age_BN, ages(new_real_BN)))
         all_ids_BNT, real_BN, age_BN = (torch.cat(pair, dim=1) for pair in parts)
@@ -92,9 +103,8 @@ class Larimar(LineRecurrent):
         unknown_BN = own_BN & (columns_N >= old)
         lines_BNE = F.pad(state.lines_BNE, (0, 0, 0, ids_BNT.shape[1]))
         if bool(unknown_BN.any()):
-            each_XT, place_X = all_ids_BNT[unknown_BN].unique(dim=0, return_inverse=True)
-            latents = [self.lines(ids_T[None, None].clamp(min=0), ids_T[None, None] >= 0)[0] for ids_T in each_XT.unbind()]
-            lines_BNE = lines_BNE.index_put((unknown_BN,), torch.cat(latents)[place_X].to(lines_BNE.dtype))
+            ids_1XT = all_ids_BNT[unknown_BN].unsqueeze(0)
+            lines_BNE = lines_BNE.index_put((unknown_BN,), self.lines(ids_1XT.clamp(min=0), ids_1XT >= 0)[0].to(lines_BNE.dtype))
         lines_BNE = lines_BNE.take_along_dim(first_BN.unsqueeze(-1), dim=1)
         asked_BN = real_BN & (columns_N == (columns_N * real_BN).amax(1, keepdim=True))
         kept_BN = own_BN | asked_BN
@@ -102,7 +112,7 @@ class Larimar(LineRecurrent):
         return trimmed(taken(found, kept_BN.byte().argsort(dim=1, stable=True)))
 
     def read(self, state: Episode) -> Tensor:
-        """(2): what the newest line finds among those before it, (B, C); its own latent where there is none."""
+        """(1): what the newest line finds among those before it, (B, C); its own latent where there is none."""
         asked_BQE, lines_BNE, real_BN = state.lines_BNE[:, -1:], state.lines_BNE[:, :-1], state.real_BN[:, :-1]
         own_BC = asked_BQE[:, 0, : self.config.latent_width]
         if not lines_BNE.shape[1]:

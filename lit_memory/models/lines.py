@@ -243,7 +243,7 @@ class LineRecurrent(SegmentRecurrent):
         """(1): latents (X, C) of lines. A line without a token that counts has one, too. What is there several times is encoded once, but with dropout."""
         real_XT = ids_XT != self.config.pad_id
         real_XT = real_XT if mask_XT is None else real_XT & mask_XT
-        if len(ids_XT) == 1 or (self.training and self.config.dropout):
+        if self.training and self.config.dropout:
             return self.encode_rows(ids_XT, real_XT)
         ids_UT, real_UT, place_X, _ = distinct(ids_XT, real_XT)
         return self.encode_distinct(ids_UT, real_UT)[place_X]
@@ -339,6 +339,8 @@ class LineRecurrent(SegmentRecurrent):
         return self.reconstruction(ids_UT, real_UT, self.encode_distinct(ids_UT, real_UT), counts_U)
 
     def choose(self, live_B, new, old):
+        if bool(live_B.all()):  # an episode grows, and to copy all of it for every segment would take time that grows with its square
+            return new
         return super().choose(live_B, new, padded(old, new.real_BN.shape[1]))
 
     def join(self, state, others):

@@ -9,7 +9,7 @@ the question and z_q its own,
 (1) Z~ = P(Z)                                  temporal encoding                                ``ordered``
 (2) M = (Z~ M_0^+)^+ Z~                        write
 (3) z_r = (W_q z_q M^+) M                      read
-(4) z_q <- z_q + alpha z_r                     query update, and (3) again: a hop               ``hop``
+(4) z_q <- z_q + alpha z_r                     query update, and (3) again: a hop               ``reads``
 (5) z_i, i = argmin_j |z_r - z~_j|             unordered readout, for the decoder               ``episodic.unordered``
 (6) (1) to (5) once more, with the lines nearest to the last z_r alone ("IU")                   ``readouts``
 
@@ -24,7 +24,8 @@ Deviations
 4. The paper does not say: GRUs have as many channels in all as a latent, W_q starts as the identity, and the pseudo-inverses are "newton_safe", which
    no number of lines can make diverge.
 5. Deviations 1 to 5 of ``larimar.py``.
-6. Without ``memory`` (appendix D.5.2) the state is the tokens of the context, which the decoder reads in front of its own; the paper's prompt has
+6. The auto-encoding loss is that of the lines of contexts as well, not of Wikipedia alone, and SF* has no prompt P_s but ``bos_id``.
+7. Without ``memory`` (appendix D.5.2) the state is the tokens of the context, which the decoder reads in front of its own; the paper's prompt has
    headings between the parts, which here are up to the task.
 
 Shape suffixes: B batch, T tokens, N lines, H hops, I lines that are kept, C width of a latent, K slots.
@@ -99,8 +100,8 @@ class MemReasoner(LineRecurrent):
         self.gru = nn.GRU(width, width // directions, c.gru_layers, batch_first=True, bidirectional=c.bidirectional) if c.temporal == "gru" else None
 
     def read(self, state):
-        if self.config.memory:
-            return self.readouts(state).latents_BHC[:, -1]
+        if self.config.memory:  # what is decoded after a read is an episode of one line, in which nothing has to be found
+            return self.readouts(state).latents_BHC[:, -1] if state.real_BN.shape[1] > 1 else state.lines_BNE[:, -1]
         ids_BT = state.ids_BNT[:, -1]
         return self.encode(ids_BT.clamp(min=0), ids_BT >= 0) * state.real_BN[:, -1:]
 
