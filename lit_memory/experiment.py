@@ -52,6 +52,7 @@ ADDED: dict[str, Any] = {
     "model.test_readout": "hard",
     "task.stream": False,
     "task.value_digits": 5,
+    "task.one_tail": False,
     "task.apart": 0,
     "task.eval_set": "",
     "task.eval_revision": None,

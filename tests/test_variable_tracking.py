@@ -152,15 +152,26 @@ def test_values_have_so_many_digits(digits):
         assert len(set(values)) == 10 and all(len(value) == digits and value[0] != "0" for value in values)
 
 
+def test_one_tail_answers_all():
+    """The same samples; what the tails of all hops answer stands in one, behind their prompt."""
+    each, one = (make(hops=2, statements=4, one_tail=joined) for joined in (False, True))
+    pairs = [tails_of(task, task.batch(0, "test", 0, 8)) for task in (each, one)]
+    for several, joined in zip(*pairs, strict=True):
+        assert joined == [(several[0][0], ", ".join(answer for _, answer in several))]
+    batch = one.batch(0, "test", 0, 8)
+    assert batch.read_only == 1 and one.score(batch.targets_BT, batch)["exact_set"].all()
+
+
 @pytest.mark.parametrize(
     ("field", "other"),
     [
         *(("rules", "ruler"), ("hops", 2), ("statements", 6), ("eval_hops", 2), ("value_digits", 3)),
-        *(("noise", "books"), ("note", False), ("layout", "text"), ("tokens", 300)),
+        *(("one_tail", True), ("noise", "books"), ("note", False), ("layout", "text"), ("tokens", 300)),
     ],
 )
 def test_every_knob_matters(field, other):
     given = {"segment_len": 160, "margin": 120, "layout": "text" if field == "note" else "lines", "tokens": 400 if field == "noise" else 0}
+    given["hops"] = 2 if field == "one_tail" else 1
     split = "test" if field == "eval_hops" else "train"
     a, b = (make(**{**given, **c}).batch(0, split, 1, 4) for c in ({}, {field: other}))
     parts = [[t for p in (*x.context, x.ids_BT) for t in (p if isinstance(p, tuple) else (p,))] for x in (a, b)]

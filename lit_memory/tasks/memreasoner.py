@@ -22,6 +22,8 @@ Deviations
 2. Contexts of sentences of books are ours, as in ``babilong.py`` (published: BABILong's own samples); there are no empty lines in them.
 3. Soft noise ends before the sentence that would exceed ``tokens``. What is said of an object is "The milk is in the", with its article.
 4. Text has no token that asks for the answer: it follows the question.
+5. Stories of the simulator do not come twice (published: 10,000, seen 200 times), so that a share of told ones is not learnt by heart. Of a folder's stories
+   those that do not fit into ``tokens`` are passed over for the next ones, which may then come twice.
 
 Shape suffixes: P sentences of soft noise.
 """

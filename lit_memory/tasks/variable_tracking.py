@@ -78,6 +78,8 @@ class VariableTracking(Episodes):
         """Digits of a value; fewer are easier to tell apart, for a curriculum."""
         noise: Literal["line", "books"] = "line"
         """What is between the statements: RULER's line, or sentences of ``haystack``."""
+        one_tail: bool = False
+        """Lines have one tail that all variables of a chain answer, for a model that reads once; default: a tail each, which a hop answers."""
         note: bool = True
         """A text begins with a note of what is to be done."""
         test_statements: list[int] = field(default_factory=list)
@@ -126,7 +128,8 @@ class VariableTracking(Episodes):
             lines = mixed(np.arange(count), np.full(max(count // 2 - 1, 0), -1), rng).tolist()
             statements, support = ["" if n < 0 else statements[n] for n in lines], [lines.index(n) for n in support]
         question = f"{QUESTION.format(values[0])} {PREFIX.format(length, values[0])}"
-        texts = Texts(question, SHORT_QUESTION.format(values[0]), SHORT_PREFIX.format(length, values[0]), names[:length])
+        answers = [", ".join(names[:length])] if c.one_tail else names[:length]
+        texts = Texts(question, SHORT_QUESTION.format(values[0]), SHORT_PREFIX.format(length, values[0]), answers)
         return self.episode(*self.place(statements, support, split, rng), texts, split, key)
 
     def names(self, count: int, rng: Generator) -> list[str]:
