@@ -16,9 +16,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory import figures, report
-from lit_memory.experiment import RunSpec
+from lit_memory.experiment import RunSpec, load
 from lit_memory.placing import Box, place
+from lit_memory.registry import load_class
 from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, paper_rows, render
+from lit_memory.summary import Summary
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
 PAPER = {"title": "Associative Recurrent Memory Transformer", "arxiv": "2407.04841", "item": "Figure 5a", "claim": "without gamma, recall fails"}
@@ -286,6 +288,63 @@ def test_the_figure_of_times(drawn, frame, labels):
     shown = {text.get_text() for text in axes.get_yticklabels() + axes.get_yminorticklabels()}
     assert shown >= set(labels) and not any("$" in text for text in shown)
     assert not {line.get_label() for line in axes.lines} & {"chance (0.5)", "trained on up to 50", "all kept (y = x)"}
+
+
+@pytest.mark.parametrize(
+    ("xs", "train_x", "log_x", "shown"),
+    [
+        (XS, 50, True, True),
+        (XS, 30, True, True),  # a factor of 1.7 before one of 10
+        (XS, 9, True, False),
+        (XS, 9, False, True),
+        ([0, 250, 4000], 0, True, False),
+        ([0, 250, 4000], 0, False, False),
+        ([0, 250, 4000], 250, True, True),
+        (XS, 5000, True, True),
+    ],
+)
+def test_the_length_of_the_training_leaves_no_empty_axis(drawn, xs, train_x, log_x, shown):
+    axes = drawn(make_plan(xs=xs, train_x=train_x, expect=[], config=ReportConfig(log_x=log_x)), make_frame(xs=xs)).axes[0]
+    assert (f"trained on up to {train_x:,}" in {line.get_label() for line in axes.lines}) == shown
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(x, 0.5) for x in xs]))[:, 0]
+    assert places[0] < 0.25 and places[-1] - places[0] > 0.4
+
+
+@pytest.mark.parametrize("xs", [XS, [50]], ids=["band", "bar"])
+@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (1 / 3 - 0.57735, 2 / 3 + 0.57735))])
+def test_bands_of_shares_stay_between_0_and_1(drawn, xs, y, ends):
+    """One arm has 0, 0 and 1, the other one 1, 1 and 0: 0.333 and 0.667 with a standard deviation of 0.577."""
+    frame = make_frame(xs=xs, metric=y, value=lambda arm, seed, x: float((seed == 2) == (arm == "gamma")))
+    axes = drawn(make_plan(xs=xs, expect=[], config=ReportConfig(y=y)), frame).axes[0]
+    paths = [path for collection in axes.collections for path in collection.get_paths()]
+    heights = [y for path in paths for y in path.vertices[:, 1]]
+    assert (min(heights), max(heights)) == pytest.approx(ends, abs=1e-4)
+
+
+def test_an_arm_far_above_the_others_is_cut_where_less_is_better(drawn):
+    """Its numbers, the least and the largest mean, stand at the border; curves that meet the others' range, or of which more is better, stay."""
+
+    def look(far, y="perplexity", arms=("a", "b", "c")):
+        start = {"a": 9.0, "b": 10.0, "c": far}
+        frame = make_frame(arms, metric=y, value=lambda arm, seed, x: start[arm] + x / 1000 + 0.01 * seed)
+        axes = drawn(make_plan(arms, expect=[], config=ReportConfig(y=y)), frame).axes[0]
+        return axes.get_ylim()[1], [text.get_text() for text in axes.texts if "↑" in text.get_text()]
+
+    high, texts = look(22.0)
+    assert 10.6 < high < 11 and texts == ["c ↑ 22.1 to 22.5"]
+    for kept in (look(12.0), look(22.0, y="capacity"), look(22.0, arms=("a", "c")), look(float("nan"))):
+        assert not kept[1] and kept[0] > 10
+    assert look(12.0)[0] > 12 and look(22.0, y="capacity")[0] > 22
+
+
+def test_figures_know_of_which_metrics_less_is_better():
+    for path in sorted(Path(report.__file__).parents[1].glob("experiments/*.yaml")):
+        if not Summary.wanted(str(path)):
+            experiment = load(path)
+            task = load_class("task", experiment.base["task"]["name"])
+            known = {*task.metrics, *task.curves.get(experiment.report.x, ())}
+            if experiment.report.y in known:
+                assert (experiment.report.y in figures.LOWER) == (bool(task.lower)), path.stem
 
 
 # Arm -> floats of state, floats that a segment adds, y.
