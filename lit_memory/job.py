@@ -188,7 +188,7 @@ class Job:
         from lit_memory.report import ReportPlan, arm_settings
 
         e = self.experiment
-        own = {arm: values | split_arm(e.scales[self.scale], arm)[1] for arm, values in e.arms.items()}
+        own = {arm: values | split_arm(e.scales[self.scale], arm)[1] | e.axes(arm) for arm, values in e.arms.items()}
         return ReportPlan(
             experiment=e.experiment,
             scale=self.scale,
@@ -196,7 +196,7 @@ class Job:
             paper=vars(e.paper),
             train_x=self.train_x(),
             paper_x=self.paper_x(),
-            settings=arm_settings(own, self.everything),
+            settings=arm_settings(own, shown),
             arms=list(e.arms),
             seeds=e.seeds,
             x_values=e.test_values(self.everything),

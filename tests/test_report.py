@@ -1,5 +1,6 @@
 """Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
 
+import argparse
 import csv
 import dataclasses
 import itertools
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory import figures, report
 from lit_memory.experiment import RunSpec, load
+from lit_memory.job import Job
 from lit_memory.placing import Box, place
 from lit_memory.registry import load_class
 from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, paper_rows, render
@@ -606,3 +608,21 @@ def test_fewer_samples_at_some_values(tmp_path):
     assert f"| gamma    | {' | '.join(cells)} | 200, 200, 50, 10 x 3 seeds |" in page
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]
+
+
+def test_what_an_experiment_tells_its_report(tmp_path):
+    """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
+
+    def told(name, scale):
+        whole = load(Path(report.__file__).parents[1] / "experiments" / f"{name}.yaml")
+        specs = whole.at(scale).plan()
+        job = Job(whole, whole.at(scale), [], specs, specs, {}, tmp_path, argparse.Namespace(experiment=name, default_scale=True))
+        return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
+
+    plan = told("memreasoner_babilong", "cpu")
+    assert (
+        plan.paper_x == 128000
+        and plan.settings["memreasoner_iu"] == "`model.name: memreasoner, model.update_lines: 6`, starts from `memreasoner_babi/memreasoner`"
+    )
+    assert told("armt_rwkv", "paper").paper_x is None is told("tarm_stability", "cpu").paper_x
+    assert told("armt_rwkv", "cpu").settings == {"shared": "`model.name: rwkv`", "tuned": "`model.name: rwkv, train.lr: 0.003`"}
