@@ -506,7 +506,7 @@ def test_paper_values_are_those_of_the_specification():
 
 @pytest.mark.parametrize("path", sorted(report.PAPER_VALUES.glob("*.csv")), ids=lambda path: path.stem)
 def test_notes_say_what_a_number_is(path):
-    """Every row without a value says why, or is a dash in the paper; no note tells of somebody's files."""
+    """Not in whose files it was found; and what is printed as an image has none."""
     rows = paper_rows(ReportConfig(paper_values=path.stem))
     assert not [row["note"] for row in rows if re.search(r"\bseed \d|read_file|GitHub|text copy|this machine|dash in", row["note"])]
     assert not [row for row in rows if row["value"] and row["note"].startswith(report.IMAGE)]
