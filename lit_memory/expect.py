@@ -11,7 +11,8 @@
 
     reach(armt[first], 0.9) > reach(rmt[first], 0.9)
 
-std is the sample standard deviation over seeds (ddof = 1). A comparison with NaN does not hold. Lines are parsed by ``ast`` and
+std is the sample standard deviation over seeds (ddof = 1). A comparison with NaN does not hold. Where two sides differ by less than one of
+them does from seed to seed, the numbers say so; the verdict does not change. Lines are parsed by ``ast`` and
 folded over a list of allowed nodes; nothing reaches ``eval``. Standard library only.
 """
 
@@ -226,6 +227,13 @@ def _calls(node: ast.AST, *names: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
+def _close(nodes: Sequence[ast.expr], fold: _Fold, seeds: int) -> bool:
+    """Whether two sides that are compared differ by less than one of them does from seed to seed (sample standard deviation)."""
+    alone = [replace(fold, results=lambda *ref, i=i: fold.results(*ref)[i : i + 1]) for i in range(seeds)]
+    sides = [(fold.value(node), std([one.value(node) for one in alone])) for node in nodes]
+    return any(abs(a - b) < spread for (a, s), (b, t) in itertools.pairwise(sides) for spread in (s, t))
+
+
 def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) -> Claim:
     """Does the line hold? INCOMPLETE while one of its results lacks one of ``seeds`` seeds, or if it takes the std of one seed."""
     tree = parse(line)
@@ -243,5 +251,6 @@ def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) 
     fold = replace(fold, digits=next((d for d in (3, 6) if not any(gap < 2 * 10**-d for gap in gaps)), 9))
     words = [word for op, node in zip(tree.ops, nodes[1:], strict=True) for word in (COMPARE[type(op)][0], fold.text(node))]
     partial = min(finished.values()) < seeds
-    text = " ".join([fold.text(nodes[0]), *words, "✓" if holds else "✗"]) + (f" so far ({min(finished.values())} of {seeds} seeds)" if partial else "")
+    remark = f" so far ({min(finished.values())} of {seeds} seeds)" if partial else " (within one std of the seeds)" if _close(nodes, fold, seeds) else ""
+    text = " ".join([fold.text(nodes[0]), *words, "✓" if holds else "✗"]) + remark
     return Claim(line, INCOMPLETE if partial else REPRODUCED if holds else NOT_REPRODUCED, text, sides)

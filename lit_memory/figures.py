@@ -16,7 +16,7 @@ from lit_memory.expect import mean, std
 from lit_memory.placing import Box, place
 
 if TYPE_CHECKING:
-    from lit_memory.report import Results
+    from lit_memory.report import ReportPlan, Results
 
 LABELS = {
     "pairs": "key-value pairs written",
@@ -29,6 +29,8 @@ LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per 
 LABELS |= {"step": "optimizer steps", "loss": "loss (nats per token)"}
 SHARES = {"exact_match", "exact_set", "babilong_compare", "string_match_all", "recall", "accuracy", "token_accuracy", "answer_accuracy"}
 """Metrics from 0 to 1, drawn on that range."""
+LOWER = {"perplexity", "bits_per_byte", "loss", "segment_bits_per_byte", "segment_loss", "mse", "mae"}
+"""Metrics of which less is better."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito, distinct for the colour-blind, without the yellow that disappears on white."""
 MARKERS = (("o", 6), ("s", 5.5), ("^", 6.5), ("D", 5.5), ("v", 6.5), ("X", 7.5), ("P", 7.5))
@@ -185,28 +187,75 @@ def _line(axes: Any, results: "Results") -> None:
     if len(xs) == 1:
         return _dots(axes, results)
     for look, name, groups in _arms(results, xs):
-        means, spreads = [mean(g) for g in groups], [std(g) for g in groups]
-        low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
+        low, high = zip(*(_band(config.y, group) for group in groups), strict=True)
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, lw=0)
         axes.plot([x for x, g in zip(xs, groups, strict=True) for _ in g], [v for g in groups for v in g], color=look["color"], **SEED)
-        axes.plot(xs, means, **look, label=name)
-    if plan.train_x is not None:
-        axes.axvline(plan.train_x, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5, label=f"trained on up to {short(plan.train_x)}")
+        axes.plot(xs, [mean(g) for g in groups], **look, label=name)
+    train_x = _train_x(plan, xs)
+    if train_x is not None:
+        axes.axvline(train_x, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5, label=f"trained on up to {short(train_x)}")
     if config.identity:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 200 for i in range(201)]
         axes.plot(curve, curve, color=GREY, lw=1, zorder=1.5, label="all kept (y = x)")
-    _x_axis(axes, xs, plan.train_x, config.log_x)
+    if config.y in LOWER and not config.log_y:
+        _cut(axes, results, xs)
+    _x_axis(axes, xs, train_x, config.log_x)
     axes.set_xlabel(label(config.x.removeprefix("test_"), config.x_label))
+
+
+def _band(metric: str, values: list[float]) -> tuple[float, float]:
+    """Mean minus and plus one standard deviation, of a share no further than a share can be; NaN for fewer than two values."""
+    middle, spread = mean(values), std(values)
+    low, high = middle - spread, middle + spread
+    return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if metric in SHARES else (low, high)
+
+
+def _bar(axes: Any, at: float, metric: str, values: list[float], color: str) -> None:
+    """An error bar of the band."""
+    middle, (low, high) = mean(values), _band(metric, values)
+    axes.errorbar([at], [middle], [[middle - low], [high - middle]], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6)
+
+
+def _cut(axes: Any, results: "Results", xs: list[float]) -> None:
+    """Where one arm lies far above all others, which its curve would press into one line, the axis ends above those, and its numbers stand there."""
+    ends = {}
+    for look, name, groups in _arms(results, xs):
+        means = [mean(group) for group in groups if math.isfinite(mean(group))]
+        values = [v for group in groups for v in (*group, *_band(results.plan.config.y, group)) if math.isfinite(v)]
+        if means:
+            ends[name] = min(values), max(values), f"{name} ↑ {min(means):.3g} to {max(means):.3g}", _ink(look["color"])
+    if len(ends) < 3:
+        return
+    *others, worst = sorted(ends, key=lambda name: ends[name][1])
+    low, high = min(ends[name][0] for name in others), ends[others[-1]][1]
+    least, _, text, color = ends[worst]
+    if least - high > 2 * (high - low) > 0:
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.2 * (high - low))
+        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=NAMES, color=color)
+
+
+def _scale(xs: list[float], log: bool) -> tuple[Callable[[float], float], Callable[[float], float], float]:
+    """From a value to its place on the axis and back; and where the axis is linear up to, if 0 is on a logarithmic one."""
+    if log and min(xs) == 0:  # which has no logarithm: asinh is linear up to the smallest other one, and then logarithmic
+        positive = min((x for x in xs if x > 0), default=1.0)
+        return (lambda x: math.asinh(x / positive)), (lambda y: positive * math.sinh(y)), positive
+    return (math.log, math.exp, 0.0) if log else (float, float, 0.0)
+
+
+def _train_x(plan: "ReportPlan", xs: list[float]) -> float | None:
+    """The largest x seen in training, but for 0, which is no length, and for one that would leave a quarter of the axis empty."""
+    if not plan.train_x:
+        return None
+    scale, _, _ = _scale([*xs, plan.train_x], plan.config.log_x)
+    return plan.train_x if scale(xs[0]) - scale(plan.train_x) <= 0.25 * (scale(xs[-1]) - scale(xs[0])) else None
 
 
 def _x_axis(axes: Any, xs: list[float], train_x: float | None, log: bool) -> None:
     """Limits that hold every x, finished or not; a tick at every tested x, a label where it touches no more important one."""
     shown = [*xs, *([] if train_x is None else [train_x])]
-    scale, back = (math.log, math.exp) if log else (float, float)
-    if log and min(shown) == 0:  # which has no logarithm: asinh is linear up to the smallest other one, and then logarithmic
-        positive = min((x for x in shown if x > 0), default=1.0)
-        scale, back = (lambda x: math.asinh(x / positive)), (lambda y: positive * math.sinh(y))
-        axes.set_xscale("asinh", linear_width=positive)
+    scale, back, linear = _scale(shown, log)
+    if linear:
+        axes.set_xscale("asinh", linear_width=linear)
     elif log:
         axes.set_xscale("log")
     ends = sorted(map(scale, shown))
@@ -226,7 +275,7 @@ def _dots(axes: Any, results: "Results") -> None:
     config, x = results.plan.config, results.plan.x_values[0]
     names, room = [], 75 // len(results.plan.arms)  # characters of the names' size that an arm has room for
     for i, (look, name, (group,)) in enumerate(_arms(results, [x])):
-        axes.errorbar([i], [mean(group)], [std(group)], color=look["color"], ls="", elinewidth=1.6, capsize=5, capthick=1.6)
+        _bar(axes, i, results.plan.config.y, group, look["color"])
         axes.plot([i], [mean(group)], **look | {"mew": 0})
         axes.plot([i + 0.02 * len(results.plan.arms)] * len(group), group, color=look["color"], **SEED)
         names.append("\n".join(line if len(line) < room else line.replace("_", "_\n") for line in name.replace(" (", "\n(").split("\n")))
@@ -304,7 +353,7 @@ def _state(axes: Any, results: "Results", x: float) -> None:
     decades = _state_axis(axes, points)
     for point in points:
         at, color = decades.at(point.floats), point.look["color"]
-        axes.errorbar([at], [point.y], [std(point.seeds)], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6)
+        _bar(axes, at, results.plan.config.y, point.seeds, color)
         axes.plot([at], [point.y], **point.look)
         axes.plot([at] * len(point.seeds), point.seeds, color=color, **SEED)
     for look, name in absent:
@@ -370,8 +419,8 @@ def _taken(axes: Any, results: "Results", points: list[Point], frame: Box, scale
     lines = [page(0, y)[1] for y in (config.chance, results.plan.state_x if config.identity else None) if y is not None and (y > 0 or not config.log_y)]
     taken = [Box(frame.x0, y - 1, frame.x1, y + 1) for y in lines]
     for (x, y), point in zip(spots, points, strict=True):
-        spread = std(point.seeds) if len(point.seeds) > 1 else 0.0
-        ends = [page(0, v)[1] for v in (point.y - spread, point.y + spread, *point.seeds) if v > 0 or not config.log_y]
+        band = _band(config.y, point.seeds) if len(point.seeds) > 1 else ()
+        ends = [page(0, v)[1] for v in (*band, *point.seeds) if v > 0 or not config.log_y]
         taken.append(Box(x - 6, min(y - 4, *ends), x + 6, max(y + 4, *ends)))
     if any(point.floats == 0 for point in points):
         x = page(decades.gap, points[0].y)[0]

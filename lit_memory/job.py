@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from lit_memory import checkpoint, files
 from lit_memory.config import ConfigError
 from lit_memory.curves import STEP
-from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
+from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, split_arm
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, default_root, provenance
 from lit_memory.registry import build, load_class, nearest
@@ -184,15 +185,18 @@ class Job:
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:
         """What the report needs to know; ``shown`` are the runs of the selected grid points."""
-        from lit_memory.report import ReportPlan
+        from lit_memory.report import ReportPlan, arm_settings
 
         e = self.experiment
+        own = {arm: values | split_arm(e.scales[self.scale], arm)[1] | e.axes(arm) for arm, values in e.arms.items()}
         return ReportPlan(
             experiment=e.experiment,
             scale=self.scale,
             modified=self.overrides,
             paper=vars(e.paper),
             train_x=self.train_x(),
+            paper_x=self.paper_x(),
+            settings=arm_settings(own, shown),
             arms=list(e.arms),
             seeds=e.seeds,
             x_values=e.test_values(self.everything),
@@ -222,9 +226,16 @@ class Job:
 
     def deviations(self) -> list[str]:
         """Settings that differ from those of the scale "paper"."""
-        if self.scale == "paper" or "paper" not in self.whole.scales:
-            return []
-        return differences(self.everything, self.whole.at("paper").plan())
+        return differences(self.everything, self.paper_specs) if self.paper_specs else []
+
+    def paper_x(self) -> float | None:
+        """The largest value that the test has at the scale "paper"."""
+        return max(self.experiment.test_values(self.paper_specs)) if self.paper_specs and self.experiment.report.x.startswith("test_") else None
+
+    @cached_property
+    def paper_specs(self) -> list[RunSpec]:
+        """The runs of the scale "paper", where that is another one."""
+        return [] if self.scale == "paper" or "paper" not in self.whole.scales else self.whole.at("paper").plan()
 
     def remarks(self) -> list[str]:
         """What the finished runs tell about their tests, each line once."""

@@ -9,10 +9,10 @@ The language of ``expect`` lines lives in ``expect.py``.
 
 import csv
 import io
+import itertools
 import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,6 +102,10 @@ class ReportPlan:
     """Overrides of the command line; empty if the YAML ran as it is."""
     train_x: float | None = None
     """The largest x seen in training."""
+    paper_x: float | None = None
+    """The largest x that the scale "paper" tests, where this is another scale."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """What every arm is, see ``arm_settings``."""
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -145,6 +149,8 @@ class Report:
     missing: list[str]
     table: str
     """table.md."""
+    scope: str = ""
+    """What the verdict does not speak of: the part of the paper's test that is left out."""
     paths: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -152,7 +158,7 @@ class Report:
         """What a terminal shows: table, claims in numbers, verdict."""
         claims = [f"{claim.line}:  {claim.numbers}" for claim in self.claims]
         missing = f"; missing: {'; '.join(self.missing)}" if self.missing else ""
-        return "\n".join([self.table, *claims, self.verdict + missing])
+        return "\n".join([self.table, *claims, self.verdict + self.scope + missing])
 
 
 class Results:
@@ -217,6 +223,28 @@ def paper_rows(config: ReportConfig) -> list[dict[str, str]]:
     return [row for row in rows if row["id"].startswith(tuple(config.paper_rows) or "")]
 
 
+def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> dict[str, str]:
+    """What every arm is, in the words of the YAML: its model, what it sets and another arm has otherwise, and the run it starts from.
+
+    own: arm -> what the YAML sets for it; the values are those of its runs (RunSpec).
+    """
+    runs = {spec.arm: spec for spec in reversed(specs)}
+
+    def value(arm: str, key: str) -> str:
+        section, _, name = key.partition(".")
+        return json.dumps(getattr(runs[arm], section).get(name), ensure_ascii=False).replace('"', "")
+
+    told = {}
+    for arm, values in own.items():
+        keys = [f"{key}.{name}" if "." not in key else key for key, value in values.items() for name in (value if "." not in key else [""])]
+        init = runs[arm].train["init"]
+        start = init.get("run", "") if isinstance(init, dict) else ""
+        keys = [key for key in dict.fromkeys(key.rstrip("?") for key in keys) if key != "model.name" and not (start and key == "train.init")]
+        shown = [f"{key}: {value(arm, key)}" for key in ["model.name", *(key for key in keys if len({value(other, key) for other in runs}) > 1)]]
+        told[arm] = f"`{', '.join(shown)}`" + (f", starts from `{start if '/' in start else f'{runs[arm].experiment}/{start}'}`" if start else "")
+    return told
+
+
 def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     """Write the report of ``plan`` into ``out_dir``.
 
@@ -229,7 +257,8 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     claims = [evaluate(line, results.values, plan.x_values, len(plan.seeds)) for line in plan.expect]
     missing, verdicts = results.missing(), {claim.verdict for claim in claims}
     verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
-    report = Report(verdict, claims, missing, _table(results))
+    scope = f", tested up to {_count(max(plan.x_values))} (paper: {_count(plan.paper_x)})" if (plan.paper_x or 0) > max(plan.x_values) else ""
+    report = Report(verdict, claims, missing, _table(results), scope)
     texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report, results)}
     contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]))
@@ -267,18 +296,20 @@ def _curves(results: Results) -> str:
     plan, config = results.plan, results.plan.config
     if config.x != STEP:
         return ""
-    steps_to = [] if config.threshold is None else ["steps_to"]
-    rows = []
-    for arm in plan.arms:
-        groups = [results.values(arm, name, plan.x_values[-1]) for name in (f"test_{config.y}", *steps_to, "roughness")]
-        rows.append([arm, *(f"{mean(g):.4g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
-    name = label(config.y, config.y_label)
-    columns = [f"{name} of the test", *(f"steps to a {name} of {config.threshold:g}" for _ in steps_to), "roughness of the loss"]
-    return f"\n{CURVES}\n\n{markdown(['arm', *columns], rows)}"
+    y = label(config.y, config.y_label)
+    words = {f"test_{config.y}": f"{y} of the test", "steps_to": f"steps to a {y} of {config.threshold or 0:g}", "roughness": "roughness of the loss"}
+    columns = {name: [results.values(arm, name, plan.x_values[-1]) for arm in plan.arms] for name in words}
+    shown = {words[name]: groups for name, groups in columns.items() if any(math.isfinite(mean(g)) for g in groups)}
+    if not shown:
+        return ""
+    cells = [[f"{mean(g):.4g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups] for groups in shown.values()]
+    table = markdown(["arm", *shown], [list(row) for row in zip(plan.arms, *cells, strict=True)])
+    return f"\n{CURVES}{NEVER if 'nan' in table else ''}\n\n{table}"
 
 
 CURVES = """After the training, mean ± standard deviation over seeds. Roughness: standard deviation of the change of the validation loss from one
-validation to the next, in the second half of the training. nan: a seed has never come that far."""
+validation to the next, in the second half of the training."""
+NEVER = " nan: a seed has never come that far."
 
 
 def _numbers(samples: Sequence[int]) -> str:
@@ -360,12 +391,13 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     blocks = [
         f"# {plan.experiment}",
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
-        f"**{report.verdict}** at scale `{plan.scale}`"
+        f"**{report.verdict}** at scale `{plan.scale}`{report.scope}"
         + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
         claim_of(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _second_figure(plan),
         markdown(["expected", "measured", "holds"], claims) if claims else "",
+        "## Arms\n\n" + markdown(["arm", "settings"], [list(item) for item in plan.settings.items()]) if plan.settings else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
         f"## Time\n\n{_time(plan.config.time)}\n\n{times}" if times else "",
@@ -407,17 +439,48 @@ def _second_figure(plan: ReportPlan) -> str:
 
 
 def _paper(config: ReportConfig) -> str:
-    """The paper's own values; what it prints as an image is named, not guessed."""
+    """The paper's own values, laid out as ours where they can be; what it prints as an image is named, not guessed."""
     rows = paper_rows(config)
-    images = [f"- {row['table']}, {row['arm']}: printed only as an image; no values were found." for row in rows if row["note"].startswith("not found")]
-    found = []
-    for row in rows:
-        if not row["note"].startswith("not found"):
-            source = re.sub(r"[.,]? *\bseed \d{3}\b", "", row["note"]).strip()  # how the CSV names the text it was copied from
-            value = row["value"] + (f" ± {row['std']}" if row["std"] else "") or "–"
-            found.append([row["table"], row["arm"], row["condition"], row["metric"], value, source])
-    table = markdown(["where", "model", "condition", "metric", "value", "note"], found) if found else ""
-    return "\n".join([table, *images]).strip() or "No values of the paper are attached to this experiment."
+    images = dict.fromkeys(f"- {row['table']}: {row['note']}." for row in rows if row["note"].startswith(IMAGE))
+    found = [row for row in rows if not row["note"].startswith(IMAGE)]
+    tables = {name: [row for row in found if row["table"] == name] for name in dict.fromkeys(row["table"] for row in found)}
+    grids = {name: _grid(own) for name, own in tables.items()}
+    rest = [[row["table"], row["arm"], row["condition"], row["metric"], _value(row)] for row in found if not grids[row["table"]]]
+    notes = [f"- {_noted(found, note)}{note}." for note in dict.fromkeys(row["note"] for row in found) if note]
+    blocks = [*filter(None, grids.values()), markdown(["where", "model", "condition", "metric", "value"], rest) if rest else "", "\n".join([*notes, *images])]
+    return "\n\n".join(block.strip() for block in blocks if block) or "No values of the paper are attached to this experiment."
+
+
+IMAGE = "printed only as an image"
+"""How the note of a row begins whose values nobody can read."""
+
+
+def _value(row: dict[str, str]) -> str:
+    return row["value"] + (f" ± {row['std']}" if row["std"] else "") or "–"
+
+
+def _grid(rows: list[dict[str, str]]) -> str:
+    """One table of the paper with a model per row and a condition per column; "" if models do not share two conditions, or one has two values of one."""
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    cells = {(row["arm"], ", ".join([row["condition"], *[row["metric"]] * (len(metrics) > 1)])): _value(row) for row in rows}
+    arms, columns = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
+    if len(cells) < len(rows) or sum(sum((arm, column) in cells for arm in arms) > 1 for column in columns) < 2:
+        return ""
+    same = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*(column.split()[:-1] for column in columns), strict=False))
+    common = " ".join(words[0] for words in same)
+    caption = ", ".join([rows[0]["table"], *list(metrics) * (len(metrics) == 1)]) + (f"; columns: {common.rstrip(';,')}" if common else "")
+    shown = [[arm, *(cells.get((arm, column), "–") for column in columns)] for arm in arms]
+    return f"{caption}\n\n{markdown(['model', *(column.removeprefix(common).strip() for column in columns)], shown)}"
+
+
+def _noted(rows: list[dict[str, str]], note: str) -> str:
+    """What a note is about, in as few words as tell it from the other rows; "" if it is about all."""
+    own, others = ([row for row in rows if (row["note"] == note) is same] for same in (True, False))
+    for names in (["table"], ["arm"], ["condition"], ["arm", "condition"]):
+        places = dict.fromkeys(" ".join(row[name] for name in names) for row in own)
+        if not places.keys() & {" ".join(row[name] for name in names) for row in others}:
+            break
+    return f"{', '.join(places)}: " if others else ""
 
 
 def _runs(plan: ReportPlan) -> str:

@@ -60,6 +60,10 @@ def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
     assert table["tarm", 2, "roughness"] > table["still", 2, "roughness"] == 0 and math.isnan(table["still", 2, "steps_to"])
     page = (root / "reports" / "tiny" / "README.md").read_text()
     assert "steps to a perplexity of 200" in page and "perplexity of the test" in page
+    path.write_text(yaml.safe_dump(experiment | {"report": experiment["report"] | {"threshold": 1.0}}))
+    assert main([str(path), "--root", str(root), "--report"]) in (0, 1) and "nan: a seed" in page
+    page = (root / "reports" / "tiny" / "README.md").read_text()
+    assert "perplexity of the test" in page and "steps to" not in page and "nan: a seed" not in page
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,25 @@ CELLS = {
 
 
 @pytest.mark.parametrize(
+    ("line", "close"),
+    [
+        ("a[50] > 0.95", True),
+        ("a[50] < 0.95", True),
+        ("a[50] > 0.85", False),
+        ("0 < a[50] < 1.05", True),
+        ("a[100] > 0.4999", False),
+        ("a[50] - a[100] > 0.45", True),
+        ("a[50] - a[50] > -0.05", False),
+        ("b[50] > 0", False),
+        ("c[50] > 0.99", False),
+    ],
+)
+def test_sides_as_close_as_the_seeds_are_told(line, close):
+    """By the spread of a side as a whole: what all seeds share cancels. Nothing is said of unfinished runs."""
+    assert answer(line, CELLS).numbers.endswith(" (within one std of the seeds)") == close
+
+
+@pytest.mark.parametrize(
     ("line", "verdict", "numbers"),
     [
         ("a[100] - b[100] > 0.2", REPRODUCED, "0.500 - 0.200 = 0.300 > 0.2 ✓"),

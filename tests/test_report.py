@@ -1,10 +1,12 @@
 """Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
 
+import argparse
 import csv
 import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory import figures, report
+from lit_memory.experiment import RunSpec, load
+from lit_memory.job import Job
 from lit_memory.placing import Box, place
+from lit_memory.registry import load_class
 from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, paper_rows, render
+from lit_memory.summary import Summary
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
 PAPER = {"title": "Associative Recurrent Memory Transformer", "arxiv": "2407.04841", "item": "Figure 5a", "claim": "without gamma, recall fails"}
@@ -160,7 +166,7 @@ def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     assert rows[0] == ["arm", "50", "100", "200", "500"]
     assert rows[2:] == [["gamma", "0.1 ± 0.05", "0.2 ± 0.1", "–", "–"], ["no_gamma", "–", "–", "–", "–"]]
     assert "(time.png)" in page and "[time.pdf](time.pdf)" in page
-    assert (found.verdict, found.claims[-1].numbers) == (REPRODUCED, "0.200 < 3 * 0.100 = 0.300 ✓")
+    assert (found.verdict, found.claims[-1].numbers) == (REPRODUCED, "0.200 < 3 * 0.100 = 0.300 ✓ (within one std of the seeds)")
     render(make_plan(), make_frame(), tmp_path / "without")
     for name in ("table.csv", "table.md", "figure.png"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
@@ -179,7 +185,8 @@ def test_the_page(tmp_path):
     wanted = ["**MODIFIED RUN**", "`train.steps=3000`", "**REPRODUCED**", "(https://arxiv.org/abs/2407.04841), Figure 5a", "![", "figure.png"]
     wanted += [
         "generalisation factor",
-        "printed only as an image; no values were found",
+        "- averaged over 3 runs",
+        "- Fig appendix rewrite ablation (with/without gamma): printed only as an image.",
         "- 2 layers",
         "A note.",
         "3,000 (1,000 + 2,000)",
@@ -189,7 +196,7 @@ def test_the_page(tmp_path):
     wanted += ["python run.py e.yaml", "git commit: 0decc7f", "dirty: yes", "torch 2.13, lightning 2.6.6"]
     places = [page.find(text) for text in wanted]
     assert places == sorted(places) and places[0] > 0
-    assert "seed 000" not in page and page.index("REPRODUCED") < 600 and "`gamma[200] - no_gamma[200] > 0.2`" in page
+    assert page.index("REPRODUCED") < 600 and "`gamma[200] - no_gamma[200] > 0.2`" in page
     render(make_plan(), make_frame(), tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert "MODIFIED" not in page and "Notes" not in page and "No values of the paper" in page
@@ -283,6 +290,63 @@ def test_the_figure_of_times(drawn, frame, labels):
     shown = {text.get_text() for text in axes.get_yticklabels() + axes.get_yminorticklabels()}
     assert shown >= set(labels) and not any("$" in text for text in shown)
     assert not {line.get_label() for line in axes.lines} & {"chance (0.5)", "trained on up to 50", "all kept (y = x)"}
+
+
+@pytest.mark.parametrize(
+    ("xs", "train_x", "log_x", "shown"),
+    [
+        (XS, 50, True, True),
+        (XS, 30, True, True),  # a factor of 1.7 before one of 10
+        (XS, 9, True, False),
+        (XS, 9, False, True),
+        ([0, 250, 4000], 0, True, False),
+        ([0, 250, 4000], 0, False, False),
+        ([0, 250, 4000], 250, True, True),
+        (XS, 5000, True, True),
+    ],
+)
+def test_the_length_of_the_training_leaves_no_empty_axis(drawn, xs, train_x, log_x, shown):
+    axes = drawn(make_plan(xs=xs, train_x=train_x, expect=[], config=ReportConfig(log_x=log_x)), make_frame(xs=xs)).axes[0]
+    assert (f"trained on up to {train_x:,}" in {line.get_label() for line in axes.lines}) == shown
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(x, 0.5) for x in xs]))[:, 0]
+    assert places[0] < 0.25 and places[-1] - places[0] > 0.4
+
+
+@pytest.mark.parametrize("xs", [XS, [50]], ids=["band", "bar"])
+@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (1 / 3 - 0.57735, 2 / 3 + 0.57735))])
+def test_bands_of_shares_stay_between_0_and_1(drawn, xs, y, ends):
+    """One arm has 0, 0 and 1, the other one 1, 1 and 0: 0.333 and 0.667 with a standard deviation of 0.577."""
+    frame = make_frame(xs=xs, metric=y, value=lambda arm, seed, x: float((seed == 2) == (arm == "gamma")))
+    axes = drawn(make_plan(xs=xs, expect=[], config=ReportConfig(y=y)), frame).axes[0]
+    paths = [path for collection in axes.collections for path in collection.get_paths()]
+    heights = [y for path in paths for y in path.vertices[:, 1]]
+    assert (min(heights), max(heights)) == pytest.approx(ends, abs=1e-4)
+
+
+def test_an_arm_far_above_the_others_is_cut_where_less_is_better(drawn):
+    """Its numbers, the least and the largest mean, stand at the border; curves that meet the others' range, or of which more is better, stay."""
+
+    def look(far, y="perplexity", arms=("a", "b", "c")):
+        start = {"a": 9.0, "b": 10.0, "c": far}
+        frame = make_frame(arms, metric=y, value=lambda arm, seed, x: start[arm] + x / 1000 + 0.01 * seed)
+        axes = drawn(make_plan(arms, expect=[], config=ReportConfig(y=y)), frame).axes[0]
+        return axes.get_ylim()[1], [text.get_text() for text in axes.texts if "↑" in text.get_text()]
+
+    high, texts = look(22.0)
+    assert 10.6 < high < 11 and texts == ["c ↑ 22.1 to 22.5"]
+    for kept in (look(12.0), look(22.0, y="capacity"), look(22.0, arms=("a", "c")), look(float("nan"))):
+        assert not kept[1] and kept[0] > 10
+    assert look(12.0)[0] > 12 and look(22.0, y="capacity")[0] > 22
+
+
+def test_figures_know_of_which_metrics_less_is_better():
+    for path in sorted(Path(report.__file__).parents[1].glob("experiments/*.yaml")):
+        if not Summary.wanted(str(path)):
+            experiment = load(path)
+            task = load_class("task", experiment.base["task"]["name"])
+            known = {*task.metrics, *task.curves.get(experiment.report.x, ())}
+            if experiment.report.y in known:
+                assert (experiment.report.y in figures.LOWER) == (bool(task.lower)), path.stem
 
 
 # Arm -> floats of state, floats that a segment adds, y.
@@ -432,11 +496,78 @@ def test_the_section_of_the_yaml_is_strict():
 
 
 def test_paper_values_are_those_of_the_specification():
+    """All but the notes, which say here what a number is, and not where somebody found it."""
     if not SHARED.is_dir():
         pytest.skip("../shared is absent")
     for path in report.PAPER_VALUES.glob("*.csv"):
-        assert path.read_bytes() == (SHARED / path.name).read_bytes()
-        assert paper_rows(ReportConfig(paper_values=path.stem))
+        ours, theirs = (list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) for file in (path, SHARED / path.name))
+        assert ours and [row | {"note": ""} for row in ours] == [row | {"note": ""} for row in theirs]
+
+
+@pytest.mark.parametrize("path", sorted(report.PAPER_VALUES.glob("*.csv")), ids=lambda path: path.stem)
+def test_notes_say_what_a_number_is(path):
+    """Not in whose files it was found; and what is printed as an image has none."""
+    rows = paper_rows(ReportConfig(paper_values=path.stem))
+    assert not [row["note"] for row in rows if re.search(r"\bseed \d|read_file|GitHub|text copy|this machine|dash in", row["note"])]
+    assert not [row for row in rows if row["value"] and row["note"].startswith(report.IMAGE)]
+
+
+def paper_page(monkeypatch, tmp_path, rows):
+    """What a report shows of these rows: table, arm, condition, metric, value, std, note."""
+    with (tmp_path / "made.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["table", "arm", "condition", "metric", "value", "std", "note"], *rows])
+    monkeypatch.setattr(report, "PAPER_VALUES", tmp_path)
+    lines = report._paper(ReportConfig(paper_values="made")).splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else line for line in lines if line and "---" not in line]
+
+
+def test_the_papers_tables_have_the_layout_of_ours(monkeypatch, tmp_path):
+    rows = [
+        ["Table 1", "a", "QA1; 1k", "accuracy %", "99", "", ""],
+        ["Table 1", "a", "QA1; 2k", "accuracy %", "98", "0.5", ""],
+        ["Table 1", "b", "QA1; 1k", "accuracy %", "", "", ""],
+        ["Table 1", "b", "QA1; 2k", "accuracy %", "7", "", "the best of three"],
+        ["text", "a", "QA1; 9k", "accuracy %", "50", "", "roughly"],
+    ]
+    grid = ["Table 1, accuracy %; columns: QA1", ["model", "1k", "2k"], ["a", "99", "98 ± 0.5"], ["b", "–", "7"]]
+    rest = [["where", "model", "condition", "metric", "value"], ["text", "a", "QA1; 9k", "accuracy %", "50"]]
+    assert paper_page(monkeypatch, tmp_path, rows) == [*grid, *rest, "- b QA1; 2k: the best of three.", "- text: roughly."]
+    rows = [["Table 5", arm, "400M", metric, value, "", "all alike"] for arm, metric, value in zip("aabb", ["ppl", "acc"] * 2, "3456", strict=True)]
+    assert paper_page(monkeypatch, tmp_path, rows) == ["Table 5; columns: 400M", ["model", "ppl", "acc"], ["a", "3", "4"], ["b", "5", "6"], "- all alike."]
+
+
+@pytest.mark.parametrize("rows", [[("a", "x"), ("b", "y")], [("a", "x"), ("a", "y")], [("a", "x"), ("b", "x")], [*itertools.product("ab", "xy"), ("a", "x")]])
+def test_what_is_no_grid_stays_a_list(monkeypatch, tmp_path, rows):
+    found = paper_page(monkeypatch, tmp_path, [["Table 1", arm, condition, "acc", "1", "", ""] for arm, condition in rows])
+    assert found == [["where", "model", "condition", "metric", "value"], *(["Table 1", arm, condition, "acc", "1"] for arm, condition in rows)]
+
+
+def test_an_image_is_told_once(monkeypatch, tmp_path):
+    assert paper_page(monkeypatch, tmp_path, [["Table 3", arm, "all", "", "", "", report.IMAGE] for arm in "abc"]) == ["- Table 3: printed only as an image."]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_verdict_says_how_far_it_reaches(tmp_path):
+    for paper_x, scope in [(None, ""), (500, ""), (400, ""), (128000, ", tested up to 500 (paper: 128,000)")]:
+        found = render(make_plan(paper_x=paper_x), make_frame(), tmp_path)
+        assert f"**REPRODUCED** at scale `cpu`{scope}\n" in (tmp_path / "README.md").read_text() and found.text.endswith(f"\nREPRODUCED{scope}")
+
+
+def test_arms_in_the_words_of_the_yaml(tmp_path, monkeypatch):
+    """What all arms share is left out, values are those of the runs, a run that weights come from is named."""
+    model = {"name": "armt", "gamma": "clip", "layers": 2, "heads": 4}
+    models = {"armt": model, "raw": model | {"gamma": "raw"}, "mamba": {"name": "mamba", "layers": 4, "state_dim": 16}}
+    inits = {"armt": "", "raw": {"run": "armt"}, "mamba": {"decoder": "gpt2"}}
+    runs = [RunSpec("e", "cpu", arm, "", seed, models[arm], {"pairs": 8}, {"init": inits[arm], "lr": 0.1}) for arm in models for seed in (0, 1)]
+    own = {"armt": {}, "raw": {"train.init": inits["raw"], "model.gamma?": "raw", "task.pairs": 8}}
+    own["mamba"] = {"model": models["mamba"], "train.init": inits["mamba"]}
+    settings = report.arm_settings(own, runs)
+    assert settings["armt"] == "`model.name: armt`" and settings["raw"] == "`model.name: armt, model.gamma: raw`, starts from `e/armt`"
+    assert settings["mamba"] == "`model.name: mamba, model.layers: 4, model.state_dim: 16, train.init: {decoder: gpt2}`"
+    monkeypatch.setattr("lit_memory.report.draw", lambda *args: {})
+    render(make_plan(settings=settings), make_frame(), tmp_path)
+    section = (tmp_path / "README.md").read_text().partition("## Arms\n\n")[2].partition("\n\n## Numbers")[0].splitlines()
+    assert [line.split("|")[1].strip() for line in section] == ["arm", section[1].split("|")[1].strip(), *settings] and settings["raw"] in section[3]
 
 
 def test_importing_report_loads_nothing_heavy():
@@ -477,3 +608,21 @@ def test_fewer_samples_at_some_values(tmp_path):
     assert f"| gamma    | {' | '.join(cells)} | 200, 200, 50, 10 x 3 seeds |" in page
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]
+
+
+def test_what_an_experiment_tells_its_report(tmp_path):
+    """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
+
+    def told(name, scale):
+        whole = load(Path(report.__file__).parents[1] / "experiments" / f"{name}.yaml")
+        specs = whole.at(scale).plan()
+        job = Job(whole, whole.at(scale), [], specs, specs, {}, tmp_path, argparse.Namespace(experiment=name, default_scale=True))
+        return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
+
+    plan = told("memreasoner_babilong", "cpu")
+    assert (
+        plan.paper_x == 128000
+        and plan.settings["memreasoner_iu"] == "`model.name: memreasoner, model.update_lines: 6`, starts from `memreasoner_babi/memreasoner`"
+    )
+    assert told("armt_rwkv", "paper").paper_x is None is told("tarm_stability", "cpu").paper_x
+    assert told("armt_rwkv", "cpu").settings == {"shared": "`model.name: rwkv`", "tuned": "`model.name: rwkv, train.lr: 0.003`"}
