@@ -1,7 +1,10 @@
 """What the README shows is true: its commands, its Python, its links, and its table of claims."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -105,3 +108,42 @@ def test_new_model_and_task_fit_together():
     assert out.hidden_BTD.shape == (3, 9, 16)
     assert torch.equal(task.score(batch.ids_BT, batch)["exact_match"], torch.ones(3))
     assert [x for x, _ in task.test_conditions()] == [4, 8]
+
+
+OURS = """
+experiment: ours
+paper: {title: T, item: I, claim: C}
+base:
+  model: {name: average, layers: 1, width: 16, heads: 2}
+  task: {name: copying, length: 4, test_length: [4, 8]}
+  train: {steps: 4, batch_size: 4, lr: 1.0e-3, valid_every: 2, valid_size: 4, test_size: 4}
+scales: {cpu: {}}
+arms: {average: {}}
+seeds: [0]
+report: {x: test_length, y: exact_match}
+expect: ["average[last] >= 0"]
+"""
+RUN = """
+import sys
+from pathlib import Path
+from lit_memory.models import MODELS
+from lit_memory.tasks import TASKS
+MODELS["average"], TASKS["copying"] = "average:Average", "copying:Copy"
+from lit_memory.engine import run_one
+from lit_memory.experiment import load
+from lit_memory.tracking import Tracker
+root = Path.cwd()
+(spec,), tracker = load("ours.yaml").at("cpu").plan(), Tracker(root)
+run_one(spec, root, tracker.uri, tracker.parent("ours", "cpu", {}), {}, lambda message: None)
+print(sorted(tracker.results(tracker.find(spec.key))))
+"""
+
+
+def test_a_new_model_and_task_run(tmp_path):
+    """One line in each registry is all that a run of the two "add" sections needs."""
+    for name, text in {"average.py": SNIPPETS[-2], "copying.py": SNIPPETS[-1], "ours.yaml": OURS, "run.py": RUN}.items():
+        (tmp_path / name).write_text(text)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "('exact_match', 4," in done.stdout and "('exact_match', 8," in done.stdout

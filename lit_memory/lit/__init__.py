@@ -18,6 +18,7 @@ from lit_memory.lit.modules import (
     LitTransformer,
     LitXL,
 )
+from lit_memory.models import MODELS
 
 _ALL = (
     LitTransformer,
@@ -37,5 +38,6 @@ _ALL = (
     LitMAG,
     LitMAL,
 )
-LIT_MODULES: dict[str, type[LitMemory]] = {c.model_name: c for c in _ALL}
-"""Registered name of an architecture -> its LightningModule."""
+_OWN = {c.model_name: c for c in _ALL}
+LIT_MODULES: dict[str, type[LitMemory]] = {name: _OWN.get(name) or type("LitMemory", (LitMemory,), {"model_name": name}) for name in MODELS}
+"""Registered name of an architecture -> its LightningModule, the common one where none is written for it."""

@@ -11,6 +11,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from lit_memory.registry import build_config, load_class
+from lit_memory.tasks import TASKS
 from lit_memory.tasks.base import Batch, Task
 
 EVALUATION_SEED = 0
@@ -198,5 +199,6 @@ class TimeSeriesData(LitData):
 
 _EPISODES = (MemReasonerData, VariableTrackingData, PasskeyData)
 _ALL = (AlgorithmicData, AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, QuadraticData, TimeSeriesData, *_EPISODES)
-LIT_DATA: dict[str, type[LitData]] = {c.task_name: c for c in _ALL}
-"""Registered name of a task -> its LightningDataModule."""
+_OWN = {c.task_name: c for c in _ALL}
+LIT_DATA: dict[str, type[LitData]] = {name: _OWN.get(name) or type("LitData", (LitData,), {"task_name": name}) for name in TASKS}
+"""Registered name of a task -> its LightningDataModule, the common one where none is written for it."""
