@@ -41,7 +41,7 @@ RULES = {
     "text/lexicon.py": "",
     "text/": "numpy seeds text",
     "tasks/": "torch numpy checks files provenance registry seeds tasks text",
-    "lit/": "torch lightning lit recurrence registry tasks",
+    "lit/": "torch lightning lit models recurrence registry tasks",
     "interop.py": "torch safetensors backbone models recurrence registry",
     "pretrained.py": "torch safetensors backbone files interop models recurrence registry",
     "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
