@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from lit_memory.catalogue import located
 from lit_memory.checkpoint import locked
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = None
     try:
         args = parser().parse_intermixed_args(argv)
+        args.experiment = shown(located(args.experiment))
         if Summary.wanted(args.experiment):
             return summarize(args, console)
         job = Job.prepare(args)

@@ -1,0 +1,20 @@
+"""The project's experiments: where a name leads. Imports nothing heavy."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from lit_memory.config import ConfigError
+from lit_memory.provenance import PROJECT
+
+
+def located(text: str) -> Path:
+    """The file of an experiment: a path, or the name of one of the project's, with or without .yaml. Raises ConfigError for a name that none has."""
+    own = PROJECT / "experiments"
+    given, *others = (folder / f"{text}{end}" for folder in (Path(), own) for end in ("", ".yaml"))
+    found = next((path for path in (given, *others) if path.is_file()), given)
+    if not found.exists() and found.parent == Path():
+        ending = ".yaml" if text.endswith(".yaml") else ""
+        names = [f"{path.stem}{ending}" for folder in (Path(), own) for path in sorted(folder.glob("*.yaml"))]
+        close = get_close_matches(text, names, n=1)
+        raise ConfigError(text, "", f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or the name of an experiment'}")
+    return found
