@@ -1,9 +1,12 @@
-"""The project's experiments: where a name leads. Imports nothing heavy."""
+"""The project's experiments: where a name leads, and what reports say. Imports nothing heavy."""
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from lit_memory.config import ConfigError
+from lit_memory.expect import INCOMPLETE
 from lit_memory.provenance import PROJECT
 
 
@@ -18,3 +21,15 @@ def located(text: str) -> Path:
         close = get_close_matches(text, names, n=1)
         raise ConfigError(text, "", f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or the name of an experiment'}")
     return found
+
+
+def verdict_of(folder: Path) -> dict[str, Any]:
+    """What the verdict.json of a report says; {} where there is no report."""
+    path = folder / "verdict.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a report is there that misses nothing and comes to a verdict."""
+    found = verdict_of(folder)
+    return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]

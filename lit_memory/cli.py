@@ -95,7 +95,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
     if code < 128:
         done = job.report(tracker)
         console.print(done.text, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"report   {shown(job.report_folder / 'README.md')}", highlight=False, soft_wrap=True)
+        console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
 

@@ -1,9 +1,11 @@
 """One call of the command: what to run, what is finished already, and what the report needs. Prints nothing."""
 
 import argparse
+import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +13,10 @@ from statistics import mean
 from typing import Any
 
 from lit_memory import checkpoint, files
+from lit_memory.catalogue import is_complete, verdict_of
 from lit_memory.config import ConfigError
 from lit_memory.curves import STEP
-from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load
+from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.provenance import PROJECT, cores, default_root, provenance
 from lit_memory.registry import build, load_class, nearest
@@ -74,12 +77,26 @@ class Job:
         return f"{platform.node()}:{self.root}".replace("'", "_")
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """What the command line sets."""
+        return dict(map(parse_override, self.overrides))
+
+    @property
     def report_folder(self) -> Path:
-        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else."""
+        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else, and for every set of changes."""
         folder = self.root / "reports" / self.experiment.experiment
-        if self.overrides:
-            return folder / f"{self.scale}-modified"
-        return folder if self.args.default_scale else folder / self.scale
+        return folder if self.args.default_scale and not self.changes else folder / self.place
+
+    @property
+    def incomplete_folder(self) -> Path:
+        """Where a report goes that misses runs while the one in ``report_folder`` misses none."""
+        return self.root / "reports" / self.experiment.experiment / f"{self.place}-incomplete"
+
+    @property
+    def place(self) -> str:
+        """The scale, with a checksum of what the command line changes."""
+        checksum = hashlib.sha256(json.dumps(self.changes, sort_keys=True).encode()).hexdigest()
+        return f"{self.scale}-modified-{checksum[:6]}" if self.changes else self.scale
 
     def open_tracker(self) -> Any:
         """The tracker, or None where there is no database yet: a dry run creates nothing."""
@@ -144,10 +161,10 @@ class Job:
         own = [r.metrics["seconds"] for s in alike if (r := self.runs.get(s.key)) and "seconds" in r.metrics]
         if own:
             return sum(own) / len(own)
-        shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
-        if not shipped.is_file() or self.overrides:
+        shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale)
+        if self.overrides:
             return None
-        runs = [r for r in json.loads(shipped.read_text()).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        runs = [r for r in verdict_of(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
         return sum(r["seconds"] for r in runs) / len(runs) if runs else None
 
     def selected(self) -> dict[str, str]:
@@ -166,6 +183,7 @@ class Job:
         """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``.
 
         Of several commands that end at the same time, one after another: the last one knows most, and MLflow gets no half-written file.
+        One that misses runs leaves a complete one alone; one that misses none removes what stood in for it.
         """
         from lit_memory import report
         from lit_memory.tracking import frame
@@ -174,12 +192,16 @@ class Job:
             self.look_up(tracker)
             points = self.selected()
             shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
-            files.sweep(self.report_folder)
+            whole = all(self.status(spec) == "finished" for spec in shown)
+            folder = self.report_folder if whole or not is_complete(self.report_folder) else self.incomplete_folder
+            files.sweep(folder)
             rows = frame(tracker, shown, self.runs, self.experiment.report)
             rows = rows[rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])]  # a curve has another x than the rest
-            done = report.render(self.report_plan(shown), rows, self.report_folder)
+            done = report.render(self.report_plan(shown), rows, folder)
+            if whole and self.incomplete_folder.is_dir():
+                shutil.rmtree(self.incomplete_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
-            tracker.publish(parent, self.report_folder, done.verdict)
+            tracker.publish(parent, folder, done.verdict)
         return done
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:

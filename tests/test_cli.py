@@ -1,5 +1,6 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
+import json
 import os
 import shutil
 import signal
@@ -235,12 +236,19 @@ def test_durations(seconds, text):
         (["--scale", "cpu"], "tiny"),
         (["--arms", "a"], "tiny"),
         (["--scale", "paper"], "tiny/paper"),
-        (["train.steps=7"], "tiny/cpu-modified"),
-        (["--scale", "paper", "train.steps=7"], "tiny/paper-modified"),
+        (["train.steps=7"], "tiny/cpu-modified-a2941f"),
+        (["train.steps=8"], "tiny/cpu-modified-22c282"),
+        (["train.steps=7", "train.lr=1e-2"], "tiny/cpu-modified-23e8a7"),
+        (["train.lr=0.01", "train.steps=7"], "tiny/cpu-modified-23e8a7"),
+        (["--scale", "paper", "train.steps=7"], "tiny/paper-modified-a2941f"),
     ],
 )
 def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, flags, folder):
-    assert prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags).report_folder == tmp_path / "reports" / folder
+    """One for each set of changes, in whatever order; below all of them one for what misses runs."""
+    job = prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags)
+    assert job.report_folder == tmp_path / "reports" / folder
+    name = "cpu" if folder == "tiny" else job.report_folder.name
+    assert job.incomplete_folder == tmp_path / "reports" / "tiny" / f"{name}-incomplete"
 
 
 @pytest.mark.parametrize(("state_x", "segments"), [(None, None), ("first", 2), ("last", 4), (4, 4)])
@@ -410,6 +418,27 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert "2 runs: 1 finished, 1 new" in out and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1 and "\nREPRODUCED\n" in out
 
 
+@pytest.mark.parametrize("flags", [[], ["train.steps=4"]])
+def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inline, capsys, flags):
+    """As in a clone of the project, whose reports are complete while its MLflow knows no run."""
+    file, root, clone = write(), make_root("root"), make_root("clone")
+    assert call(file, "--root", root, "--report", *flags) == 0 and call(file, "--root", root, *flags) == 0
+    place = prepare(file, "--root", clone, *flags)
+    assert not prepare(file, "--root", root, *flags).incomplete_folder.exists()
+    shutil.copytree(root / "reports", clone / "reports")
+    complete = (place.report_folder / "verdict.json").read_bytes()
+    for part in (["--report"], ["--arms", "a"]):
+        capsys.readouterr()
+        assert call(file, "--root", clone, *part, *flags) == 0
+        out = capsys.readouterr().out
+        assert "INCOMPLETE; missing: " in out and f"report   {place.incomplete_folder}/README.md\n" in out
+        assert (place.report_folder / "verdict.json").read_bytes() == complete and b"INCOMPLETE" not in complete
+        assert sorted(path.name for path in place.incomplete_folder.iterdir()) == REPORT
+    assert call(file, "--root", clone, *flags) == 0
+    assert f"report   {place.report_folder}/README.md\n" in capsys.readouterr().out
+    assert not place.incomplete_folder.exists() and json.loads((place.report_folder / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+
+
 def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, root, tmp_path, inline, capsys):
     """It belongs to its own experiment; what starts from it and trains nothing tests the same weights."""
     first, starts = write(), {"train.init": {"run": "tiny/b"}, "train.steps": 0, "model.gamma": "off"}
@@ -454,7 +483,7 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     second = [Tracker(root).find(s.key).run_id for s in specs]
     assert first[0] != second[0] and first[1] == second[1] and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
     assert (root / "reports/tiny/table.csv").read_bytes() == table
-    page = (root / "reports/tiny/default-modified/README.md").read_text()
+    page = (prepare(file, "--root", root, "train.steps=4").report_folder / "README.md").read_text()
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
 
 

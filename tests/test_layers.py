@@ -30,7 +30,7 @@ RULES = {
     "config.py": "omegaconf checks registry",
     "places.py": "config registry",
     "experiment.py": "omegaconf yaml config curves expect registry report",
-    "catalogue.py": "config provenance",
+    "catalogue.py": "config expect provenance",
     "launch.py": "experiment files",
     "checks.py": "",
     "seeds.py": "",
@@ -49,7 +49,7 @@ RULES = {
     "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock sqlalchemy config curves experiment files registry report",
     "engine.py": "torch lightning filelock checkpoint files experiment lit pretrained registry seeds tracking",
-    "job.py": "checkpoint config curves experiment files places provenance registry",
+    "job.py": "catalogue checkpoint config curves experiment files places provenance registry",
     "summary.py": "config expect experiment figures files provenance registry report",
     "cli.py": "rich catalogue checkpoint config experiment files job launch provenance registry summary",
 }
