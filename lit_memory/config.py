@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ class ConfigError(Exception):
     """A wrong experiment file or command line, told in one line."""
 
     def __init__(self, where: str, key: str, message: str) -> None:
+        self.parts = where, key, message
         text = ": ".join(part for part in (where, key, message) if part).replace("\n", " ")
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # a NUL or an escape code must not reach the terminal
         super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-290:]}")
@@ -108,6 +110,19 @@ class TrainConfig:
             raise ValueError(f"test_cuts={self.test_cuts}: expected numbers of tokens, of which the last may be 0, for all that is left")
         if self.clip_norm and self.clip_value:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
+
+
+@contextmanager
+def naming_changes(file: str, overrides: Sequence[str]) -> Iterator[None]:
+    """An error that blames the file also says what the command line has changed in it."""
+    try:
+        yield
+    except ConfigError as error:
+        where, key, message = error.parts
+        if not overrides or not where.startswith(file):
+            raise
+        place = where.removesuffix(")") + (", " if where.endswith(")") else " (")
+        raise ConfigError(f"{place}with {' '.join(overrides)})", key, message) from None
 
 
 def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:

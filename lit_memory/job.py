@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_memory import checkpoint, files
 from lit_memory.catalogue import is_complete, verdict_of
-from lit_memory.config import ConfigError
+from lit_memory.config import ConfigError, naming_changes
 from lit_memory.curves import STEP
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
@@ -53,9 +53,10 @@ class Job:
         root = root_of(args)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
         kernel_cache()
-        specs = experiment.plan(args.overrides)  # from here on with torch
-        experiment.check_report(specs)
-        sizes = experiment.sizes(specs)
+        with naming_changes(experiment.file, args.overrides):
+            specs = experiment.plan(args.overrides)  # from here on with torch
+            experiment.check_report(specs)
+            sizes = experiment.sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         return cls(whole, experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
