@@ -182,7 +182,9 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
         except FutureWarning:
             raise error(name, f"wrong type: write text in quotes and numbers without (got {value!r})") from None
         except OmegaConfBaseException as problem:
-            raise error(name, f"{first_line(problem)} (got {value!r})") from None
+            alone = OmegaConf.is_list(config[name]) and isinstance(value, str | int | float)
+            what = f"expected a list, write {section}.{name}=[{value}]" if alone else first_line(problem)
+            raise error(name, f"{what} (got {value!r})") from None
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as problem:
