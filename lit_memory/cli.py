@@ -85,6 +85,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
     if job.args.dry_run:
         console.print(plan_table(job))
         return 0
+    job.check_machine(todo)
     tracker = tracker or new_tracker(job.root)
     job.close_stale(tracker)
     code = 0

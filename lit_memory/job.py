@@ -18,7 +18,7 @@ from lit_memory.config import ConfigError, naming_changes
 from lit_memory.curves import STEP
 from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
-from lit_memory.provenance import PROJECT, cores, default_root, provenance
+from lit_memory.provenance import PROJECT, cores, default_root, gpu, provenance
 from lit_memory.registry import build, load_class, nearest
 
 
@@ -135,6 +135,14 @@ class Job:
                 if each is spec or self.status(each) != "finished":
                     todo.setdefault(each.key, each)
         return list(todo.values())
+
+    def check_machine(self, todo: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for a run that asks for a GPU where there is none."""
+        wanting = [spec for spec in todo if spec.train["accelerator"] == "cuda"]
+        if wanting and not gpu():
+            with naming_changes(self.experiment.file, self.overrides):
+                where = f"{self.experiment.file} (scale {self.scale}, arm {wanting[0].arm})"
+                raise ConfigError(where, "train.accelerator", "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale")
 
     def status(self, spec: RunSpec) -> str:
         """finished, running (in another process), to resume, or new."""
