@@ -145,16 +145,18 @@ class Job:
                 raise ConfigError(where, "train.accelerator", "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale")
 
     def status(self, spec: RunSpec) -> str:
-        """finished, running (in another process), to resume, or new."""
-        run = self.runs.get(spec.key)
+        """finished, running (in another process), failed, to resume, or new; all but the first are run."""
+        run, folder = self.runs.get(spec.key), spec.folder(self.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
-        folder = spec.folder(self.root)
-        return "running" if checkpoint.locked(folder) else "to resume" if checkpoint.saved(folder) else "new"
+        if checkpoint.locked(folder):
+            return "running"
+        failed = run is not None and run.status == "FAILED"
+        return "failed" if failed else "to resume" if checkpoint.saved(folder) else "new"
 
     def headline(self, todo: Sequence[RunSpec]) -> str:
         """What will happen, in one line."""
-        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "to resume", "new")}
+        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "failed", "to resume", "new")}
         parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
         seconds = [self.estimate(s) for s in todo]
         known = [s for s in seconds if s is not None]

@@ -215,15 +215,16 @@ def test_the_report_has_the_remarks_of_the_runs(write, root):
 def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, capsys):
     file = write(seeds=[0, 1])
     job, tracker = prepare(file), Tracker(root)
-    finished, started = job.specs[:2]
+    finished, started, failed = job.specs[:3]
     parent = tracker.parent("tiny", "default", {})
     tracker.finish(tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
     tracker.end(tracker.start(started, None, parent, {}, {}), "KILLED")
+    tracker.end(tracker.start(failed, None, parent, {}, {}), "FAILED")
     started.folder(root).mkdir(parents=True)
     (started.folder(root) / "step-00000003.ckpt").touch()
     for flags, expected in {
-        (): "4 runs: 1 finished, 1 to resume, 2 new; about 2 min",
-        ("--seeds", "0"): "2 runs: 1 finished, 1 new",
+        (): "4 runs: 1 finished, 1 failed, 1 to resume, 1 new; about 2 min",
+        ("--seeds", "0"): "2 runs: 1 finished, 1 failed",
         ("--arms", "a", "--seeds", "1"): "1 run: 1 to resume; about 2 min",
         ("train.steps=7",): "4 runs: 4 new",
     }.items():
@@ -411,7 +412,7 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     file = write(arms={"a": {}, "b": {"train.lr": 1e30}})
     assert call(file, "--root", root, "--jobs", 2) == 1
     out, err = capsys.readouterr()
-    assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0" in out and files(root) == REPORT
+    assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0 (failed)" in out and files(root) == REPORT
     assert err.startswith("✗ b seed 0 failed") and err.count("\n") == 1
     assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt"))
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
