@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lit_memory.catalogue import located
-from lit_memory.checkpoint import locked
+from lit_memory.checkpoint import locked, saved
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
 from lit_memory.files import disk_full
@@ -155,6 +155,7 @@ class Execution:
         own = job.experiment.experiment
         self.parents = {name: tracker.parent(name, job.scale, tags) for name in dict.fromkeys([own, *(spec.experiment for spec in todo)])}
         self.parent = self.parents[own]
+        self.estimates = {spec.key: job.estimate(spec) for spec in todo if not saved(spec.folder(job.root))}
         self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parents, tags)
 
     def run(self) -> int:
@@ -202,15 +203,16 @@ class Execution:
 
     def line(self, child: Child) -> tuple[str, ...]:
         """Columns of the live display: run, stage, step, loss, metric, time."""
-        p, name = child.progress, f"{self.named(child.spec)} s{child.spec.seed}"
+        p, name, took = child.progress, f"{self.named(child.spec)} s{child.spec.seed}", f"{duration(child.age)} so far"
         if not p or p["event"] == "waiting":
-            return (name, "another process trains it" if p else "starting", "", "", "", duration(child.age))
+            return (name, "another process trains it" if p else "starting", "", "", "", took)
         if p["event"] == "testing":
-            return (name, "testing", *self.tested(p), duration(child.age))
+            return (name, "testing", *self.tested(p), took)
         stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
         loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
         metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
-        return (name, stage, step, loss, metric, duration(child.age))
+        left = (self.estimates.get(child.spec.key) or 0) - child.age
+        return (name, stage, step, loss, metric, f"{took}, about {duration(left)} left" if left > 0 else took)
 
     def tested(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
         """What share of a test has been read, how fast, and how long the rest will take."""
@@ -219,13 +221,16 @@ class Execution:
         left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
         return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
 
-    def display(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for child in self.launch.running:
-            table.add_row(*self.line(child))
-        if self.launch.waiting:
-            table.add_row(f"{len(self.launch.waiting)} waiting")
-        return table
+    def display(self) -> Group:
+        """A line for each run, in a narrow terminal without the loss and then without the step; and how many runs there are."""
+        columns = list(zip(*map(self.line, self.launch.running), strict=True))
+        for spare in (3, 2):
+            if sum(max(map(len, column)) + 2 for column in columns) - 2 > self.console.width:
+                del columns[spare]
+        table = Table.grid(*(Column(no_wrap=True) for _ in columns), padding=(0, 2))
+        for row in zip(*columns, strict=True):
+            table.add_row(*row)
+        return Group(table, f"{self.launch.done} of {self.launch.total} done, {len(self.launch.waiting)} waiting")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
 from lit_memory import cli, launch
@@ -537,6 +539,27 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
     assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.parametrize(("width", "parts"), [(120, ["step 52/200", "loss 0.037"]), (100, ["step 52/200"]), (80, [])])
+def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
+    """With the time that it has taken, and where an estimate knows it the time that is left."""
+    monkeypatch.setattr(launch.time, "monotonic", lambda: 100.0)
+    told = {"event": "progress", "stage": 5, "stages": 5, "step": 52, "steps": 200, "loss": 0.037, "metric_name": "exact_match", "metric": 1.0}
+    specs = [SimpleNamespace(experiment="tiny", arm=arm, point="", seed=0, key=arm) for arm in ("gamma", "memreasoner_iu", "slow")]
+    execution = cli.Execution.__new__(cli.Execution)
+    execution.console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
+    execution.job, execution.estimates = SimpleNamespace(experiment=SimpleNamespace(experiment="tiny")), {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0}
+    execution.launch = SimpleNamespace(running=[Child(spec, None, None, told, started=40.0) for spec in specs], waiting=specs[:1], done=2, total=6)
+    with execution.console.capture() as captured:
+        execution.console.print(execution.display())
+    common = ["stage 5/5", *parts, "exact_match 1.000"]
+    assert [re.split(" {2,}", line.strip()) for line in captured.get().splitlines()] == [
+        ["gamma s0", *common, "60 s so far, about 2 min left"],
+        ["memreasoner_iu s0", *common, "60 s so far"],
+        ["slow s0", *common, "60 s so far"],
+        ["2 of 6 done, 1 waiting"],
+    ]
+
+
 def test_what_is_news(monkeypatch):
     """A log gets a line for every stage and phase, and one a minute from each run; a terminal shows all."""
     now = [100.0]
@@ -587,7 +610,6 @@ def test_a_child_that_does_not_end_is_killed(make_launch):
 
 def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     """The exception then does not pass through the generator that usually ends the children."""
-    from rich.console import Console
 
     def fail(child):
         raise Interrupted(signal.SIGINT)
