@@ -84,6 +84,9 @@ def run(job: Job, console: Console, errors: Console) -> int:
     console.print(job.headline(todo), highlight=False, soft_wrap=True)
     if job.args.dry_run:
         console.print(plan_table(job))
+    if note := job.note():
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if job.args.dry_run:
         return 0
     job.check_machine(todo)
     tracker = tracker or new_tracker(job.root)

@@ -166,6 +166,13 @@ class Job:
         modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
         return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
 
+    def note(self) -> str:
+        """What a changed ``train.steps`` does not change, in one line; "" where it changes all."""
+        own = {i for spec in self.specs for i, stage in enumerate(spec.train["stages"], 1) if "steps" in stage}
+        if not own or "train.steps" not in self.changes:
+            return ""
+        return f"stages with steps of their own: {', '.join(map(str, sorted(own)))}; train.stages=[] trains in one"
+
     def estimate(self, spec: RunSpec) -> float | None:
         """Seconds of a run: what the same arm took here, or took for the report that came with the project."""
         alike = [s for s in self.everything if (s.experiment, s.arm) == (spec.experiment, spec.arm)]

@@ -172,6 +172,21 @@ def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
     assert [run["growth_unit"] for run in job.report_plan(job.specs).runs] == ["line"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        (["train.steps=7"], ["stages with steps of their own: 1, 3; train.stages=[] trains in one"]),
+        (["train.steps=7", "train.stages=[]"], []),
+        (["train.steps=7", "--arms", "a"], []),
+        (["train.lr=1"], []),
+    ],
+)
+def test_a_plan_tells_which_stages_keep_their_steps(write, tmp_path, capsys, no_training, flags, noted):
+    arms = {"a": {}, "b": {"train.stages": [{"steps": 2}, {"task.pairs": 1}, {"steps": 3}]}}
+    assert call(write(arms=arms), "--root", tmp_path / "root", "--dry-run", *flags) == 0
+    assert [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith(" ")] == noted
+
+
 @pytest.mark.parametrize("uri", ["", "sqlite:///{root}/elsewhere.db"])
 def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_training, uri):
     monkeypatch.chdir(tmp_path)
