@@ -163,6 +163,7 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
     elsewhere = {f"{f.name}?" for other in others for f in fields(other)} - {f"{name}?" for name in names}
     values = {k.removesuffix("?"): v for k, v in values.items() if k not in elsewhere}
     floats = {f.name for f in fields(cls) if f.type in (float, "float")}
+    lists = {f.name for f in fields(cls) if str(f.type).startswith("list[")}
 
     def error(name: str, message: str) -> ConfigError:
         key = f"{section}.{name}" if name else section
@@ -182,7 +183,7 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
         except FutureWarning:
             raise error(name, f"wrong type: write text in quotes and numbers without (got {value!r})") from None
         except OmegaConfBaseException as problem:
-            alone = OmegaConf.is_list(config[name]) and isinstance(value, str | int | float)
+            alone = name in lists and isinstance(value, str | int | float)
             what = f"expected a list, write {section}.{name}=[{value}]" if alone else first_line(problem)
             raise error(name, f"{what} (got {value!r})") from None
     try:
