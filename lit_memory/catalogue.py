@@ -5,8 +5,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lit_memory.config import ConfigError
+from lit_memory.config import ConfigError, PaperConfig, strict
 from lit_memory.expect import INCOMPLETE
+from lit_memory.experiment import extended, mapping
 from lit_memory.provenance import PROJECT
 
 
@@ -19,7 +20,7 @@ def located(text: str) -> Path:
         ending = ".yaml" if text.endswith(".yaml") else ""
         names = [f"{path.stem}{ending}" for folder in (Path(), own) for path in sorted(folder.glob("*.yaml"))]
         close = get_close_matches(text, names, n=1)
-        raise ConfigError(text, "", f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or the name of an experiment'}")
+        raise ConfigError(text, "", f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or a name that --list shows'}")
     return found
 
 
@@ -33,3 +34,18 @@ def is_complete(folder: Path) -> bool:
     """Whether a report is there that misses nothing and comes to a verdict."""
     found = verdict_of(folder)
     return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]
+
+
+def listing() -> list[tuple[str, str, str, float]]:
+    """Of every experiment of the project: name, item of the paper, verdict of the report that came with it, "" without one, and seconds of its runs."""
+    rows = []
+    for path in sorted((PROJECT / "experiments").glob("*.yaml")):
+        found = verdict_of(PROJECT / "reports" / path.stem)
+        rows.append((path.stem, paper_of(path).item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", []))))
+    return rows
+
+
+def paper_of(path: Path) -> PaperConfig:
+    """The ``paper:`` section of a file. Raises ConfigError."""
+    tree = mapping(extended(path), str(path), "")
+    return strict(PaperConfig, mapping(tree.get("paper"), str(path), "paper"), lambda key: str(path), "paper")

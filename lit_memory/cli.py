@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lit_memory.catalogue import located
+from lit_memory.catalogue import listing, located
 from lit_memory.checkpoint import locked, saved
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The command's flags (frozen by a test)."""
     p = Parser(prog="run.py", description="Train, evaluate and compare with the paper: one YAML, one table or figure.", allow_abbrev=False)
-    p.add_argument("experiment", metavar="EXPERIMENT.yaml")
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml", nargs="?", help="a file, or the name of one of the project's experiments")
     p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
     p.add_argument("--scale", metavar="NAME", help="one of the experiment's scales (default: its first)")
     p.add_argument("--arms", metavar="A,B", help="run these arms only")
@@ -47,6 +47,7 @@ def parser() -> Parser:
     p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
     p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
     p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
+    p.add_argument("--list", action="store_true", help="print the project's experiments with their verdicts and do nothing")
     return p
 
 
@@ -56,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = None
     try:
         args = parser().parse_intermixed_args(argv)
+        if args.list:
+            console.print(list_table())
+            return 0
+        if args.experiment is None:
+            raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
         args.experiment = shown(located(args.experiment))
         if Summary.wanted(args.experiment):
             return summarize(args, console)
@@ -121,6 +127,16 @@ def summarize(args: argparse.Namespace, console: Console) -> int:
     console.print(done.text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
     return 0
+
+
+def list_table() -> Table:
+    """The project's experiments as a table: name, item of the paper, verdict, minutes of all its runs."""
+    table = Table(box=None, header_style="bold")
+    for name in ("experiment", "paper item", "verdict", "minutes"):
+        table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
+    for name, item, verdict, seconds in listing():
+        table.add_row(name, escape(item), verdict or "–", f"{seconds / 60:,.0f}" if seconds else "–")
+    return table
 
 
 def plan_table(job: Job) -> Table:

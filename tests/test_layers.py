@@ -30,7 +30,7 @@ RULES = {
     "config.py": "omegaconf checks registry",
     "places.py": "config registry",
     "experiment.py": "omegaconf yaml config curves expect registry report",
-    "catalogue.py": "config expect provenance",
+    "catalogue.py": "config expect experiment provenance",
     "launch.py": "experiment files",
     "checks.py": "",
     "seeds.py": "",
