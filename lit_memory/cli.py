@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from lit_memory.checkpoint import locked
+from lit_memory.catalogue import listing, located
+from lit_memory.checkpoint import locked, saved
 from lit_memory.config import ConfigError
 from lit_memory.experiment import RunSpec
 from lit_memory.files import disk_full
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The command's flags (frozen by a test)."""
     p = Parser(prog="run.py", description="Train, evaluate and compare with the paper: one YAML, one table or figure.", allow_abbrev=False)
-    p.add_argument("experiment", metavar="EXPERIMENT.yaml")
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml", nargs="?", help="a file, or the name of one of the project's experiments")
     p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
     p.add_argument("--scale", metavar="NAME", help="one of the experiment's scales (default: its first)")
     p.add_argument("--arms", metavar="A,B", help="run these arms only")
@@ -46,6 +47,7 @@ def parser() -> Parser:
     p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
     p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
     p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
+    p.add_argument("--list", action="store_true", help="print the project's experiments with their verdicts and do nothing")
     return p
 
 
@@ -55,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = None
     try:
         args = parser().parse_intermixed_args(argv)
+        if args.list:
+            console.print(list_table())
+            return 0
+        if args.experiment is None:
+            raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
+        args.experiment = shown(located(args.experiment))
         if Summary.wanted(args.experiment):
             return summarize(args, console)
         job = Job.prepare(args)
@@ -82,7 +90,11 @@ def run(job: Job, console: Console, errors: Console) -> int:
     console.print(job.headline(todo), highlight=False, soft_wrap=True)
     if job.args.dry_run:
         console.print(plan_table(job))
+    if note := job.note():
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if job.args.dry_run:
         return 0
+    job.check_machine(todo)
     tracker = tracker or new_tracker(job.root)
     job.close_stale(tracker)
     code = 0
@@ -93,7 +105,7 @@ def run(job: Job, console: Console, errors: Console) -> int:
     if code < 128:
         done = job.report(tracker)
         console.print(done.text, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"report   {shown(job.report_folder / 'README.md')}", highlight=False, soft_wrap=True)
+        console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
 
@@ -115,6 +127,16 @@ def summarize(args: argparse.Namespace, console: Console) -> int:
     console.print(done.text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
     return 0
+
+
+def list_table() -> Table:
+    """The project's experiments as a table: name, item of the paper, verdict, minutes of all its runs."""
+    table = Table(box=None, header_style="bold")
+    for name in ("experiment", "paper item", "verdict", "minutes"):
+        table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
+    for name, item, verdict, seconds in listing():
+        table.add_row(name, escape(item), verdict or "–", f"{seconds / 60:,.0f}" if seconds else "–")
+    return table
 
 
 def plan_table(job: Job) -> Table:
@@ -152,6 +174,7 @@ class Execution:
         own = job.experiment.experiment
         self.parents = {name: tracker.parent(name, job.scale, tags) for name in dict.fromkeys([own, *(spec.experiment for spec in todo)])}
         self.parent = self.parents[own]
+        self.estimates = {spec.key: job.estimate(spec) for spec in todo if not saved(spec.folder(job.root))}
         self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parents, tags)
 
     def run(self) -> int:
@@ -199,15 +222,16 @@ class Execution:
 
     def line(self, child: Child) -> tuple[str, ...]:
         """Columns of the live display: run, stage, step, loss, metric, time."""
-        p, name = child.progress, f"{self.named(child.spec)} s{child.spec.seed}"
+        p, name, took = child.progress, f"{self.named(child.spec)} s{child.spec.seed}", f"{duration(child.age)} so far"
         if not p or p["event"] == "waiting":
-            return (name, "another process trains it" if p else "starting", "", "", "", duration(child.age))
+            return (name, "another process trains it" if p else "starting", "", "", "", took)
         if p["event"] == "testing":
-            return (name, "testing", *self.tested(p), duration(child.age))
+            return (name, "testing", *self.tested(p), took)
         stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
         loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
         metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
-        return (name, stage, step, loss, metric, duration(child.age))
+        left = (self.estimates.get(child.spec.key) or 0) - child.age
+        return (name, stage, step, loss, metric, f"{took}, about {duration(left)} left" if left > 0 else took)
 
     def tested(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
         """What share of a test has been read, how fast, and how long the rest will take."""
@@ -216,13 +240,16 @@ class Execution:
         left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
         return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
 
-    def display(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for child in self.launch.running:
-            table.add_row(*self.line(child))
-        if self.launch.waiting:
-            table.add_row(f"{len(self.launch.waiting)} waiting")
-        return table
+    def display(self) -> Group:
+        """A line for each run, in a narrow terminal without the loss and then without the step; and how many runs there are."""
+        columns = list(zip(*map(self.line, self.launch.running), strict=True))
+        for spare in (3, 2):
+            if sum(max(map(len, column)) + 2 for column in columns) - 2 > self.console.width:
+                del columns[spare]
+        table = Table.grid(*(Column(no_wrap=True) for _ in columns), padding=(0, 2))
+        for row in zip(*columns, strict=True):
+            table.add_row(*row)
+        return Group(table, f"{self.launch.done} of {self.launch.total} done, {len(self.launch.waiting)} waiting")
 
 
 if __name__ == "__main__":

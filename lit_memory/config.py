@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ class ConfigError(Exception):
     """A wrong experiment file or command line, told in one line."""
 
     def __init__(self, where: str, key: str, message: str) -> None:
+        self.parts = where, key, message
         text = ": ".join(part for part in (where, key, message) if part).replace("\n", " ")
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # a NUL or an escape code must not reach the terminal
         super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-290:]}")
@@ -110,6 +112,19 @@ class TrainConfig:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
 
 
+@contextmanager
+def naming_changes(file: str, overrides: Sequence[str]) -> Iterator[None]:
+    """An error that blames the file also says what the command line has changed in it."""
+    try:
+        yield
+    except ConfigError as error:
+        where, key, message = error.parts
+        if not overrides or not where.startswith(file):
+            raise
+        place = where.removesuffix(")") + (", " if where.endswith(")") else " (")
+        raise ConfigError(f"{place}with {' '.join(overrides)})", key, message) from None
+
+
 def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     """(dotted key, message) of what no value of a YAML may be: an interpolation, nan or infinite, huge, nested without end.
 
@@ -148,6 +163,7 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
     elsewhere = {f"{f.name}?" for other in others for f in fields(other)} - {f"{name}?" for name in names}
     values = {k.removesuffix("?"): v for k, v in values.items() if k not in elsewhere}
     floats = {f.name for f in fields(cls) if f.type in (float, "float")}
+    lists = {f.name for f in fields(cls) if str(f.type).startswith("list[")}
 
     def error(name: str, message: str) -> ConfigError:
         key = f"{section}.{name}" if name else section
@@ -167,7 +183,9 @@ def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], se
         except FutureWarning:
             raise error(name, f"wrong type: write text in quotes and numbers without (got {value!r})") from None
         except OmegaConfBaseException as problem:
-            raise error(name, f"{first_line(problem)} (got {value!r})") from None
+            alone = name in lists and isinstance(value, str | int | float)
+            what = f"expected a list, write {section}.{name}=[{value}]" if alone else first_line(problem)
+            raise error(name, f"{what} (got {value!r})") from None
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as problem:

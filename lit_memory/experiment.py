@@ -638,8 +638,8 @@ def parse(tree: Any, file: str) -> Experiment:
     scales = mappings(tree.get("scales"), file, "scales") or {"default": {}}
     for scale in scales:
         file_name(scale, file, f"scales.{scale}")
-        if scale.endswith("-modified"):
-            raise ConfigError(file, f"scales.{scale}", "a name that ends with '-modified' is kept for reports of changed runs; expected another")
+        if kept := re.search(r"-(modified|incomplete)\b", scale):
+            raise ConfigError(file, f"scales.{scale}", f"a name with '{kept[0]}' is kept for reports of changed or missing runs; expected another")
     experiment = Experiment(
         file=file,
         experiment=tree["experiment"],

@@ -1,9 +1,11 @@
 """One call of the command: what to run, what is finished already, and what the report needs. Prints nothing."""
 
 import argparse
+import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,11 +14,12 @@ from statistics import mean
 from typing import Any
 
 from lit_memory import checkpoint, files
-from lit_memory.config import ConfigError
+from lit_memory.catalogue import is_complete, verdict_of
+from lit_memory.config import ConfigError, naming_changes
 from lit_memory.curves import STEP
-from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, split_arm
+from lit_memory.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override, split_arm
 from lit_memory.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
-from lit_memory.provenance import PROJECT, cores, default_root, provenance
+from lit_memory.provenance import PROJECT, cores, default_root, gpu, provenance
 from lit_memory.registry import build, load_class, nearest
 
 
@@ -51,9 +54,10 @@ class Job:
         root = root_of(args)
         check_store(root, os.environ.get("MLFLOW_TRACKING_URI") or "")
         kernel_cache()
-        specs = experiment.plan(args.overrides)  # from here on with torch
-        experiment.check_report(specs)
-        sizes = experiment.sizes(specs)
+        with naming_changes(experiment.file, args.overrides):
+            specs = experiment.plan(args.overrides)  # from here on with torch
+            experiment.check_report(specs)
+            sizes = experiment.sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         return cls(whole, experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
@@ -75,12 +79,26 @@ class Job:
         return f"{platform.node()}:{self.root}".replace("'", "_")
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """What the command line sets."""
+        return dict(map(parse_override, self.overrides))
+
+    @property
     def report_folder(self) -> Path:
-        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else."""
+        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else, and for every set of changes."""
         folder = self.root / "reports" / self.experiment.experiment
-        if self.overrides:
-            return folder / f"{self.scale}-modified"
-        return folder if self.args.default_scale else folder / self.scale
+        return folder if self.args.default_scale and not self.changes else folder / self.place
+
+    @property
+    def incomplete_folder(self) -> Path:
+        """Where a report goes that misses runs while the one in ``report_folder`` misses none."""
+        return self.root / "reports" / self.experiment.experiment / f"{self.place}-incomplete"
+
+    @property
+    def place(self) -> str:
+        """The scale, with a checksum of what the command line changes."""
+        checksum = hashlib.sha256(json.dumps(self.changes, sort_keys=True).encode()).hexdigest()
+        return f"{self.scale}-modified-{checksum[:6]}" if self.changes else self.scale
 
     def open_tracker(self) -> Any:
         """The tracker, or None where there is no database yet: a dry run creates nothing."""
@@ -119,17 +137,27 @@ class Job:
                     todo.setdefault(each.key, each)
         return list(todo.values())
 
+    def check_machine(self, todo: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for a run that asks for a GPU where there is none."""
+        wanting = [spec for spec in todo if spec.train["accelerator"] == "cuda"]
+        if wanting and not gpu():
+            with naming_changes(self.experiment.file, self.overrides):
+                where = f"{self.experiment.file} (scale {self.scale}, arm {wanting[0].arm})"
+                raise ConfigError(where, "train.accelerator", "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale")
+
     def status(self, spec: RunSpec) -> str:
-        """finished, running (in another process), to resume, or new."""
-        run = self.runs.get(spec.key)
+        """finished, running (in another process), failed, to resume, or new; all but the first are run."""
+        run, folder = self.runs.get(spec.key), spec.folder(self.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
-        folder = spec.folder(self.root)
-        return "running" if checkpoint.locked(folder) else "to resume" if checkpoint.saved(folder) else "new"
+        if checkpoint.locked(folder):
+            return "running"
+        failed = run is not None and run.status == "FAILED"
+        return "failed" if failed else "to resume" if checkpoint.saved(folder) else "new"
 
     def headline(self, todo: Sequence[RunSpec]) -> str:
         """What will happen, in one line."""
-        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "to resume", "new")}
+        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "failed", "to resume", "new")}
         parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
         seconds = [self.estimate(s) for s in todo]
         known = [s for s in seconds if s is not None]
@@ -139,16 +167,23 @@ class Job:
         modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
         return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
 
+    def note(self) -> str:
+        """What a changed ``train.steps`` does not change, in one line; "" where it changes all."""
+        own = {i for spec in self.specs for i, stage in enumerate(spec.train["stages"], 1) if "steps" in stage}
+        if not own or "train.steps" not in self.changes:
+            return ""
+        return f"stages with steps of their own: {', '.join(map(str, sorted(own)))}; train.stages=[] trains in one"
+
     def estimate(self, spec: RunSpec) -> float | None:
         """Seconds of a run: what the same arm took here, or took for the report that came with the project."""
         alike = [s for s in self.everything if (s.experiment, s.arm) == (spec.experiment, spec.arm)]
         own = [r.metrics["seconds"] for s in alike if (r := self.runs.get(s.key)) and "seconds" in r.metrics]
         if own:
             return sum(own) / len(own)
-        shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale) / "verdict.json"
-        if not shipped.is_file() or self.overrides:
+        shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale)
+        if self.overrides:
             return None
-        runs = [r for r in json.loads(shipped.read_text()).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        runs = [r for r in verdict_of(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
         return sum(r["seconds"] for r in runs) / len(runs) if runs else None
 
     def selected(self) -> dict[str, str]:
@@ -167,6 +202,7 @@ class Job:
         """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``.
 
         Of several commands that end at the same time, one after another: the last one knows most, and MLflow gets no half-written file.
+        One that misses runs leaves a complete one alone; one that misses none removes what stood in for it.
         """
         from lit_memory import report
         from lit_memory.tracking import frame
@@ -175,12 +211,16 @@ class Job:
             self.look_up(tracker)
             points = self.selected()
             shown = [spec for spec in self.everything if spec.point == points[spec.arm]]
-            files.sweep(self.report_folder)
+            whole = all(self.status(spec) == "finished" for spec in shown)
+            folder = self.report_folder if whole or not is_complete(self.report_folder) else self.incomplete_folder
+            files.sweep(folder)
             rows = frame(tracker, shown, self.runs, self.experiment.report)
             rows = rows[rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])]  # a curve has another x than the rest
-            done = report.render(self.report_plan(shown), rows, self.report_folder)
+            done = report.render(self.report_plan(shown), rows, folder)
+            if whole and self.incomplete_folder.is_dir():
+                shutil.rmtree(self.incomplete_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
-            tracker.publish(parent, self.report_folder, done.verdict)
+            tracker.publish(parent, folder, done.verdict)
         return done
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:

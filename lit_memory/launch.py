@@ -141,8 +141,8 @@ class Launch:
         try:
             while self.waiting or self.running:
                 while len(self.running) < self.jobs and (spec := self.next()):
-                    self.waiting.remove(spec)
                     self.start(spec)
+                    self.waiting.remove(spec)
                 yield from self.listen()
         except Interrupted:
             self.stop()

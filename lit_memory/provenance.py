@@ -51,7 +51,11 @@ def hardware() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         model = next((line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")), "")
+    return ", ".join(filter(None, [model or platform.machine(), f"{cores()} cores", gpu()]))
+
+
+def gpu() -> str:
+    """The name of the first GPU, "" where torch finds none."""
     import torch
 
-    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
-    return f"{model or platform.machine()}, {cores()} cores{gpu}"
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""

@@ -1,6 +1,8 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
 from lit_memory import cli, launch
@@ -78,20 +81,21 @@ def call(*argv) -> int:
 
 
 def test_the_flags_are_frozen():
-    """A new flag needs a good reason; seven are what a reader can remember."""
+    """A new flag needs a good reason; eight are what a reader can remember."""
     flags = {(action.option_strings or [action.dest])[-1]: action.nargs for action in parser()._actions}
-    assert flags == {"--help": 0, "experiment": None, "overrides": "*", "--scale": None, "--arms": None, "--seeds": None} | {
+    assert flags == {"--help": 0, "experiment": "?", "overrides": "*", "--scale": None, "--arms": None, "--seeds": None} | {
         "--jobs": None,
         "--root": None,
         "--dry-run": 0,
         "--report": 0,
         "--fresh": 0,
+        "--list": 0,
     }
-    assert all(action.help for action in parser()._actions if action.dest != "experiment")
+    assert all(action.help for action in parser()._actions)
 
 
 BAD = {
-    "no file": ([], "command line: the following arguments are required: EXPERIMENT.yaml"),
+    "no file": ([], "command line: EXPERIMENT.yaml: missing; expected a file, or a name that --list shows"),
     "missing file": (["no.yaml"], "no.yaml: no such file"),
     "unknown flag": (["FILE", "--sclae", "x"], "command line: unrecognized arguments: --sclae"),
     "abbreviated flag": (["FILE", "--arm", "a"], "command line: unrecognized arguments: --arm"),
@@ -131,6 +135,17 @@ def test_bad_input_in_a_real_process(write, tmp_path, extra):
     assert run.stderr.startswith("error: ") and "Traceback" not in run.stderr and os.listdir(tmp_path) == ["tiny.yaml"]
 
 
+@pytest.mark.parametrize("flags", [["train.accelerator=cuda"], ["--scale", "gpu"]])
+def test_a_run_without_its_gpu_does_not_start(write, tmp_path, monkeypatch, capsys, no_training, flags):
+    """One line and nothing on the disk; what can be planned here may run elsewhere."""
+    monkeypatch.setattr("lit_memory.job.gpu", lambda: "")
+    argv = [write(scales={"cpu": {}, "gpu": {"train.accelerator": "cuda"}}), "--root", tmp_path / "root", *flags]
+    assert call(*argv, "--dry-run") == 0 and call(*argv) == 2
+    place = "(scale gpu, arm a)" if "gpu" in flags else "(scale cpu, arm a, with train.accelerator=cuda)"
+    assert capsys.readouterr().err.endswith(f"{place}: train.accelerator: 'cuda': torch finds no GPU on this machine; expected cpu, or another --scale\n")
+    assert os.listdir(tmp_path) == ["tiny.yaml"]
+
+
 def test_help(capsys):
     assert main(["--help"]) == 0
     out, err = capsys.readouterr()
@@ -156,6 +171,21 @@ def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
     job = prepare(file, "--root", tmp_path / "root")
     job.runs = {spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs}
     assert [run["growth_unit"] for run in job.report_plan(job.specs).runs] == ["line"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        (["train.steps=7"], ["stages with steps of their own: 1, 3; train.stages=[] trains in one"]),
+        (["train.steps=7", "train.stages=[]"], []),
+        (["train.steps=7", "--arms", "a"], []),
+        (["train.lr=1"], []),
+    ],
+)
+def test_a_plan_tells_which_stages_keep_their_steps(write, tmp_path, capsys, no_training, flags, noted):
+    arms = {"a": {}, "b": {"train.stages": [{"steps": 2}, {"task.pairs": 1}, {"steps": 3}]}}
+    assert call(write(arms=arms), "--root", tmp_path / "root", "--dry-run", *flags) == 0
+    assert [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith(" ")] == noted
 
 
 @pytest.mark.parametrize("uri", ["", "sqlite:///{root}/elsewhere.db"])
@@ -203,15 +233,16 @@ def test_the_report_has_the_remarks_of_the_runs(write, root):
 def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, capsys):
     file = write(seeds=[0, 1])
     job, tracker = prepare(file), Tracker(root)
-    finished, started = job.specs[:2]
+    finished, started, failed = job.specs[:3]
     parent = tracker.parent("tiny", "default", {})
     tracker.finish(tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
     tracker.end(tracker.start(started, None, parent, {}, {}), "KILLED")
+    tracker.end(tracker.start(failed, None, parent, {}, {}), "FAILED")
     started.folder(root).mkdir(parents=True)
     (started.folder(root) / "step-00000003.ckpt").touch()
     for flags, expected in {
-        (): "4 runs: 1 finished, 1 to resume, 2 new; about 2 min",
-        ("--seeds", "0"): "2 runs: 1 finished, 1 new",
+        (): "4 runs: 1 finished, 1 failed, 1 to resume, 1 new; about 2 min",
+        ("--seeds", "0"): "2 runs: 1 finished, 1 failed",
         ("--arms", "a", "--seeds", "1"): "1 run: 1 to resume; about 2 min",
         ("train.steps=7",): "4 runs: 4 new",
     }.items():
@@ -235,12 +266,19 @@ def test_durations(seconds, text):
         (["--scale", "cpu"], "tiny"),
         (["--arms", "a"], "tiny"),
         (["--scale", "paper"], "tiny/paper"),
-        (["train.steps=7"], "tiny/cpu-modified"),
-        (["--scale", "paper", "train.steps=7"], "tiny/paper-modified"),
+        (["train.steps=7"], "tiny/cpu-modified-a2941f"),
+        (["train.steps=8"], "tiny/cpu-modified-22c282"),
+        (["train.steps=7", "train.lr=1e-2"], "tiny/cpu-modified-23e8a7"),
+        (["train.lr=0.01", "train.steps=7"], "tiny/cpu-modified-23e8a7"),
+        (["--scale", "paper", "train.steps=7"], "tiny/paper-modified-a2941f"),
     ],
 )
 def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, flags, folder):
-    assert prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags).report_folder == tmp_path / "reports" / folder
+    """One for each set of changes, in whatever order; below all of them one for what misses runs."""
+    job = prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags)
+    assert job.report_folder == tmp_path / "reports" / folder
+    name = "cpu" if folder == "tiny" else job.report_folder.name
+    assert job.incomplete_folder == tmp_path / "reports" / "tiny" / f"{name}-incomplete"
 
 
 @pytest.mark.parametrize(("state_x", "segments"), [(None, None), ("first", 2), ("last", 4), (4, 4)])
@@ -392,7 +430,7 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     file = write(arms={"a": {}, "b": {"train.lr": 1e30}})
     assert call(file, "--root", root, "--jobs", 2) == 1
     out, err = capsys.readouterr()
-    assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0" in out and files(root) == REPORT
+    assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0 (failed)" in out and files(root) == REPORT
     assert err.startswith("✗ b seed 0 failed") and err.count("\n") == 1
     assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt"))
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
@@ -408,6 +446,27 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert call(file, "--root", root) == 0
     out = capsys.readouterr().out
     assert "2 runs: 1 finished, 1 new" in out and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1 and "\nREPRODUCED\n" in out
+
+
+@pytest.mark.parametrize("flags", [[], ["train.steps=4"]])
+def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inline, capsys, flags):
+    """As in a clone of the project, whose reports are complete while its MLflow knows no run."""
+    file, root, clone = write(), make_root("root"), make_root("clone")
+    assert call(file, "--root", root, "--report", *flags) == 0 and call(file, "--root", root, *flags) == 0
+    place = prepare(file, "--root", clone, *flags)
+    assert not prepare(file, "--root", root, *flags).incomplete_folder.exists()
+    shutil.copytree(root / "reports", clone / "reports")
+    complete = (place.report_folder / "verdict.json").read_bytes()
+    for part in (["--report"], ["--arms", "a"]):
+        capsys.readouterr()
+        assert call(file, "--root", clone, *part, *flags) == 0
+        out = capsys.readouterr().out
+        assert "INCOMPLETE; missing: " in out and f"report   {place.incomplete_folder}/README.md\n" in out
+        assert (place.report_folder / "verdict.json").read_bytes() == complete and b"INCOMPLETE" not in complete
+        assert sorted(path.name for path in place.incomplete_folder.iterdir()) == REPORT
+    assert call(file, "--root", clone, *flags) == 0
+    assert f"report   {place.report_folder}/README.md\n" in capsys.readouterr().out
+    assert not place.incomplete_folder.exists() and json.loads((place.report_folder / "verdict.json").read_text())["verdict"] == "REPRODUCED"
 
 
 def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, root, tmp_path, inline, capsys):
@@ -454,7 +513,7 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     second = [Tracker(root).find(s.key).run_id for s in specs]
     assert first[0] != second[0] and first[1] == second[1] and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
     assert (root / "reports/tiny/table.csv").read_bytes() == table
-    page = (root / "reports/tiny/default-modified/README.md").read_text()
+    page = (prepare(file, "--root", root, "train.steps=4").report_folder / "README.md").read_text()
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
 
 
@@ -494,6 +553,27 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
         seen.setdefault(child.spec.arm, []).append(event.get("news", child.process.exitcode))
     assert seen == {"a": [True, False, True, 0], "b": [True, False, True, 0], "crash": [True, False, True, -signal.SIGKILL]}
     assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize(("width", "parts"), [(120, ["step 52/200", "loss 0.037"]), (100, ["step 52/200"]), (80, [])])
+def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
+    """With the time that it has taken, and where an estimate knows it the time that is left."""
+    monkeypatch.setattr(launch.time, "monotonic", lambda: 100.0)
+    told = {"event": "progress", "stage": 5, "stages": 5, "step": 52, "steps": 200, "loss": 0.037, "metric_name": "exact_match", "metric": 1.0}
+    specs = [SimpleNamespace(experiment="tiny", arm=arm, point="", seed=0, key=arm) for arm in ("gamma", "memreasoner_iu", "slow")]
+    execution = cli.Execution.__new__(cli.Execution)
+    execution.console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
+    execution.job, execution.estimates = SimpleNamespace(experiment=SimpleNamespace(experiment="tiny")), {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0}
+    execution.launch = SimpleNamespace(running=[Child(spec, None, None, told, started=40.0) for spec in specs], waiting=specs[:1], done=2, total=6)
+    with execution.console.capture() as captured:
+        execution.console.print(execution.display())
+    common = ["stage 5/5", *parts, "exact_match 1.000"]
+    assert [re.split(" {2,}", line.strip()) for line in captured.get().splitlines()] == [
+        ["gamma s0", *common, "60 s so far, about 2 min left"],
+        ["memreasoner_iu s0", *common, "60 s so far"],
+        ["slow s0", *common, "60 s so far"],
+        ["2 of 6 done, 1 waiting"],
+    ]
 
 
 def test_what_is_news(monkeypatch):
@@ -546,7 +626,6 @@ def test_a_child_that_does_not_end_is_killed(make_launch):
 
 def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     """The exception then does not pass through the generator that usually ends the children."""
-    from rich.console import Console
 
     def fail(child):
         raise Interrupted(signal.SIGINT)

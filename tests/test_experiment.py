@@ -362,7 +362,7 @@ OVERRIDES = {
     "model.gamma=off": "… expected one of ['clip', 'raw', 'off'] (got False)",
     "train.lr=.nan": "nan: expected a finite number",
     "train.steps=1e3": "Value '1000.0'",
-    "task.test_pairs=2": "Invalid value assigned",
+    "task.test_pairs=2": "expected a list, write task.test_pairs=[2] (got 2)",
     "train.stages=[{task.pair: 2}]": "task.pair: unknown key; did you mean 'pairs'?",
 }
 

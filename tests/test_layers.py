@@ -30,6 +30,7 @@ RULES = {
     "config.py": "omegaconf checks registry",
     "places.py": "config registry",
     "experiment.py": "omegaconf yaml config curves expect registry report",
+    "catalogue.py": "config expect experiment provenance",
     "launch.py": "experiment files",
     "checks.py": "",
     "seeds.py": "",
@@ -48,9 +49,9 @@ RULES = {
     "autoclasses.py": "transformers",
     "tracking.py": "mlflow filelock sqlalchemy config curves experiment files registry report",
     "engine.py": "torch lightning filelock checkpoint files experiment lit pretrained registry seeds tracking",
-    "job.py": "checkpoint config curves experiment files places provenance registry",
+    "job.py": "catalogue checkpoint config curves experiment files places provenance registry",
     "summary.py": "config expect experiment figures files provenance registry report",
-    "cli.py": "rich checkpoint config experiment files job launch provenance registry summary",
+    "cli.py": "rich catalogue checkpoint config experiment files job launch provenance registry summary",
 }
 # What it may import besides inside a function, where it costs nothing until it is needed.
 LAZY = {
@@ -178,7 +179,8 @@ def test_imports_are_told_apart():
 
 
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
-LIGHT = ("expect", "curves", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "launch", "cli", "models", "tasks", "memory")
+LIGHT = ("expect", "curves", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "catalogue", "launch", "cli")
+LIGHT += ("models", "tasks", "memory")
 ALONE = """
 import importlib, json, sys
 seen = {}

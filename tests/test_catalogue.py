@@ -1,0 +1,101 @@
+"""The project's experiments by name, and what their reports say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_memory import catalogue
+from lit_memory.catalogue import listing, located
+from lit_memory.cli import main
+from lit_memory.config import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A project with one experiment, and a working folder beside it with files of its own."""
+    monkeypatch.setattr(catalogue, "PROJECT", tmp_path / "project")
+    for folder, names in {"project/experiments": ["gamma", "both"], "cwd": ["mine", "both"], "cwd/gamma": []}.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / folder / f"{name}.yaml").touch()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("mine.yaml", "mine.yaml"),
+        ("mine", "mine.yaml"),
+        ("both", "both.yaml"),
+        ("gamma", "PROJECT/gamma.yaml"),
+        ("gamma.yaml", "PROJECT/gamma.yaml"),
+        ("no/gamma.yaml", "no/gamma.yaml"),
+    ],
+)
+def test_a_name_leads_to_a_file(place, text, found):
+    """A file of the working folder comes first; a folder is no file; what is not there is for the reader to tell."""
+    assert located(text) == Path(found.replace("PROJECT", str(place / "project/experiments")))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("gama", "did you mean 'gamma'?"),
+        ("gama.yaml", "did you mean 'gamma.yaml'?"),
+        ("mnie.yaml", "did you mean 'mine.yaml'?"),
+        ("x", "expected a file, or a name that --list shows"),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest(place, text, hint):
+    with pytest.raises(ConfigError) as caught:
+        located(text)
+    assert str(caught.value) == f"{text}: no such file; {hint}"
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "tests"])
+@pytest.mark.parametrize("name", ["armt_ablation_gamma", "armt_ablation_gamma.yaml"])
+def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main([name, "--root", str(tmp_path), "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("armt_ablation_gamma (scale cpu): 6 runs: 6 new")
+
+
+@pytest.mark.parametrize(
+    ("report", "row"),
+    [
+        ({"verdict": "REPRODUCED", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]}, ("REPRODUCED", 120.5)),
+        ({"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [{"seconds": None}, {"seconds": 30.5}]}, ("INCOMPLETE", 30.5)),
+        ({"verdict": "NOT REPRODUCED", "missing": []}, ("NOT REPRODUCED", 0)),
+        (None, ("", 0)),
+    ],
+    ids=["complete", "incomplete", "marks", "none"],
+)
+def test_the_list_has_what_the_reports_say(place, report, row):
+    """``both`` takes the paper over from ``gamma``."""
+    (place / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
+    (place / "project/experiments/both.yaml").write_text("extends: gamma\npaper: {claim: another}")
+    (place / "project/reports/gamma").mkdir(parents=True)
+    if report is not None:
+        (place / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
+    assert listing() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
+
+
+def test_a_file_without_a_paper_is_told(place):
+    (place / "project/experiments/both.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
+        listing()
+
+
+@pytest.mark.parametrize("argv", [["--list"], ["armt_ablation_gamma", "--list"]])
+def test_the_command_lists_all_experiments(argv, capsys):
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith("  ")]  # a long item has a second line
+    assert names == ["experiment", *(path.stem for path in sorted((ROOT / "experiments").glob("*.yaml")))]
+    (gamma,) = (line for line in lines if line.startswith(" armt_ablation_gamma "))
+    report = json.loads((ROOT / "reports/armt_ablation_gamma/verdict.json").read_text())
+    assert gamma.split()[-2:] == [report["verdict"], f"{sum(run['seconds'] for run in report['runs']) / 60:.0f}"]
