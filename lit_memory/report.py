@@ -9,7 +9,6 @@ The language of ``expect`` lines lives in ``expect.py``.
 
 import csv
 import io
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,14 @@ from lit_memory import files
 from lit_memory.curves import STEP
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate, mean, std
 from lit_memory.figures import OPTIONAL, draw, label, short
+from lit_memory.markdown import markdown
+from lit_memory.paper import paper_rows, section
 
 TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
     "train_tokens_per_s": "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the tokens of a training batch",
 }
 """What a run measures by the clock at every x of the test, and what it is; the second one with ``train.timed_steps``."""
-PAPER_VALUES = Path(__file__).parent / "paper_values"
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ReportConfig:
             raise ValueError(f"state_x={self.state_x!r:.80}: expected a tested number without quotes, first or last")
         if self.columns is not None and self.columns < 2:
             raise ValueError(f"columns={self.columns}: expected at least 2, or none for all")
-        paper_rows(self)
+        paper_rows(self.paper_values, self.paper_rows)
 
     def state_value(self, x_values: Sequence[float]) -> float | None:
         """Which of the tested values ``state_x`` names. Raises ValueError for one that is not tested."""
@@ -203,24 +203,6 @@ class Results:
                 if absent:
                     found.setdefault((arm, where + (f" ({state})" if state.lower() != "finished" else "")), []).append(str(seed))
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{rest}" for (arm, rest), seeds in found.items()]
-
-
-def paper_rows(config: ReportConfig) -> list[dict[str, str]]:
-    """The rows of the paper's numbers that the report shows. Raises ValueError for a file or a row that does not exist."""
-    if not config.paper_values:
-        if config.paper_rows:
-            raise ValueError("paper_rows without paper_values: name the file")
-        return []
-    names = sorted(p.stem for p in PAPER_VALUES.glob("*.csv"))
-    if config.paper_values not in names:  # not is_file(): a name with .. would lead elsewhere
-        raise ValueError(f"paper_values={config.paper_values:.80}: expected one of {', '.join(names)}")
-    path = PAPER_VALUES / f"{config.paper_values}.csv"
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row | {"id": f"{row['table']}: {row['condition']}"} for row in csv.DictReader(file)]
-    for start in config.paper_rows:
-        if not any(row["id"].startswith(start) for row in rows):
-            raise ValueError(f"paper_rows: no row of {path.name} starts with {start!r}; tables: {'; '.join(dict.fromkeys(r['table'] for r in rows))}")
-    return [row for row in rows if row["id"].startswith(tuple(config.paper_rows) or "")]
 
 
 def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> dict[str, str]:
@@ -372,14 +354,6 @@ def _count(number: float | None) -> str:
     return "–" if number is None else f"{number:,.0f}"
 
 
-def markdown(header: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table, padded so that it reads as plain text too."""
-    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines) + "\n"
-
-
 def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
     missing = "; ".join(report.missing)
@@ -401,7 +375,7 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
         f"## Time\n\n{_time(plan.config.time)}\n\n{times}" if times else "",
-        "## What the paper reports\n\n" + _paper(plan.config),
+        "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
         "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         "## Runs\n\n" + _runs(plan),
@@ -436,51 +410,6 @@ def _second_figure(plan: ReportPlan) -> str:
     return f"![{y} at {short(plan.state_x)} against the floats of state; the numbers are in the table below.](state.png)\n\n" + (
         f"{y} against the floats of state that one sample carries from segment to segment; {x}: {short(plan.state_x)}.{grown}"
     )
-
-
-def _paper(config: ReportConfig) -> str:
-    """The paper's own values, laid out as ours where they can be; what it prints as an image is named, not guessed."""
-    rows = paper_rows(config)
-    images = dict.fromkeys(f"- {row['table']}: {row['note']}." for row in rows if row["note"].startswith(IMAGE))
-    found = [row for row in rows if not row["note"].startswith(IMAGE)]
-    tables = {name: [row for row in found if row["table"] == name] for name in dict.fromkeys(row["table"] for row in found)}
-    grids = {name: _grid(own) for name, own in tables.items()}
-    rest = [[row["table"], row["arm"], row["condition"], row["metric"], _value(row)] for row in found if not grids[row["table"]]]
-    notes = [f"- {_noted(found, note)}{note}." for note in dict.fromkeys(row["note"] for row in found) if note]
-    blocks = [*filter(None, grids.values()), markdown(["where", "model", "condition", "metric", "value"], rest) if rest else "", "\n".join([*notes, *images])]
-    return "\n\n".join(block.strip() for block in blocks if block) or "No values of the paper are attached to this experiment."
-
-
-IMAGE = "printed only as an image"
-"""How the note of a row begins whose values nobody can read."""
-
-
-def _value(row: dict[str, str]) -> str:
-    return row["value"] + (f" ± {row['std']}" if row["std"] else "") or "–"
-
-
-def _grid(rows: list[dict[str, str]]) -> str:
-    """One table of the paper with a model per row and a condition per column; "" if models do not share two conditions, or one has two values of one."""
-    metrics = dict.fromkeys(row["metric"] for row in rows)
-    cells = {(row["arm"], ", ".join([row["condition"], *[row["metric"]] * (len(metrics) > 1)])): _value(row) for row in rows}
-    arms, columns = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
-    if len(cells) < len(rows) or sum(sum((arm, column) in cells for arm in arms) > 1 for column in columns) < 2:
-        return ""
-    same = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*(column.split()[:-1] for column in columns), strict=False))
-    common = " ".join(words[0] for words in same)
-    caption = ", ".join([rows[0]["table"], *list(metrics) * (len(metrics) == 1)]) + (f"; columns: {common.rstrip(';,')}" if common else "")
-    shown = [[arm, *(cells.get((arm, column), "–") for column in columns)] for arm in arms]
-    return f"{caption}\n\n{markdown(['model', *(column.removeprefix(common).strip() for column in columns)], shown)}"
-
-
-def _noted(rows: list[dict[str, str]], note: str) -> str:
-    """What a note is about, in as few words as tell it from the other rows; "" if it is about all."""
-    own, others = ([row for row in rows if (row["note"] == note) is same] for same in (True, False))
-    for names in (["table"], ["arm"], ["condition"], ["arm", "condition"]):
-        places = dict.fromkeys(" ".join(row[name] for name in names) for row in own)
-        if not places.keys() & {" ".join(row[name] for name in names) for row in others}:
-            break
-    return f"{', '.join(places)}: " if others else ""
 
 
 def _runs(plan: ReportPlan) -> str:

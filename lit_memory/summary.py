@@ -26,9 +26,11 @@ from lit_memory.config import ConfigError, PaperConfig, strict
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate
 from lit_memory.experiment import Experiment, extended, file_name, load, mapping
 from lit_memory.figures import draw_marks
+from lit_memory.markdown import markdown
+from lit_memory.paper import paper_rows
 from lit_memory.provenance import PROJECT
 from lit_memory.registry import nearest
-from lit_memory.report import Report, ReportConfig, claim_of, markdown, paper_rows
+from lit_memory.report import Report, claim_of
 
 MARKS = ("++", "+")
 """From the strongest on."""
@@ -118,7 +120,7 @@ class Summary:
         paper = strict(PaperConfig, mapping(tree["paper"], path, "paper"), lambda key: path, "paper")
         config = strict(MarksConfig, mapping(tree["marks"], path, "marks"), lambda key: path, "marks")
         try:
-            paper_rows(ReportConfig(paper_values=config.paper_values))
+            paper_rows(config.paper_values)
         except ValueError as error:
             raise ConfigError(path, "marks", str(error)) from None
         made = cls(path, tree["experiment"], paper, config, scale or "")
@@ -166,7 +168,7 @@ class Summary:
     @cached_property
     def paper_marks(self) -> dict[tuple[str, str], str]:
         """(ability, the paper's name of a model) -> the paper's mark."""
-        return {(row["condition"], row["arm"]): row["value"] for row in paper_rows(ReportConfig(paper_values=self.config.paper_values))}
+        return {(row["condition"], row["arm"]): row["value"] for row in paper_rows(self.config.paper_values)}
 
     @property
     def names(self) -> list[str]:

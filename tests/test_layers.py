@@ -24,7 +24,9 @@ RULES = {
     "files.py": "",
     "placing.py": "",
     "checkpoint.py": "filelock files",
-    "report.py": "curves expect figures files",
+    "markdown.py": "",
+    "paper.py": "markdown",
+    "report.py": "curves expect figures files markdown paper",
     "provenance.py": "",
     "registry.py": "models tasks",
     "config.py": "omegaconf checks registry",
@@ -50,7 +52,7 @@ RULES = {
     "tracking.py": "mlflow filelock sqlalchemy config curves experiment files registry report",
     "engine.py": "torch lightning filelock checkpoint files experiment lit pretrained registry seeds tracking",
     "job.py": "catalogue checkpoint config curves experiment files places provenance registry",
-    "summary.py": "config expect experiment figures files provenance registry report",
+    "summary.py": "config expect experiment figures files markdown paper provenance registry report",
     "cli.py": "rich catalogue checkpoint config experiment files job launch provenance registry summary",
 }
 # What it may import besides inside a function, where it costs nothing until it is needed.
