@@ -5,9 +5,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lit_memory.config import ConfigError, PaperConfig, strict
+from lit_memory.config import ConfigError
 from lit_memory.expect import INCOMPLETE
-from lit_memory.experiment import extended, mapping
+from lit_memory.experiment import extended, mapping, paper_section
 from lit_memory.provenance import PROJECT
 
 
@@ -41,11 +41,6 @@ def listing() -> list[tuple[str, str, str, float]]:
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
         found = verdict_of(PROJECT / "reports" / path.stem)
-        rows.append((path.stem, paper_of(path).item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", []))))
+        paper = paper_section(mapping(extended(path), str(path), ""), str(path))
+        rows.append((path.stem, paper.item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", []))))
     return rows
-
-
-def paper_of(path: Path) -> PaperConfig:
-    """The ``paper:`` section of a file. Raises ConfigError."""
-    tree = mapping(extended(path), str(path), "")
-    return strict(PaperConfig, mapping(tree.get("paper"), str(path), "paper"), lambda key: str(path), "paper")

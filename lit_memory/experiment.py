@@ -612,6 +612,11 @@ def read(path: Path) -> Any:
         raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
 
 
+def paper_section(tree: Mapping[str, Any], file: str) -> PaperConfig:
+    """The ``paper:`` section of a file. Raises ConfigError."""
+    return strict(PaperConfig, mapping(tree.get("paper"), file, "paper"), lambda key: file, "paper")
+
+
 def parse(tree: Any, file: str) -> Experiment:
     """An Experiment from the plain content of a file. Raises ConfigError."""
     if not isinstance(tree, dict):
@@ -643,7 +648,7 @@ def parse(tree: Any, file: str) -> Experiment:
     experiment = Experiment(
         file=file,
         experiment=tree["experiment"],
-        paper=strict(PaperConfig, mapping(tree["paper"], file, "paper"), lambda key: file, "paper"),
+        paper=paper_section(tree, file),
         base=base,
         scales=scales,
         arms=arms,

@@ -24,7 +24,7 @@ from typing import Any
 from lit_memory import files
 from lit_memory.config import ConfigError, PaperConfig, strict
 from lit_memory.expect import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate
-from lit_memory.experiment import Experiment, extended, file_name, load, mapping
+from lit_memory.experiment import Experiment, extended, file_name, load, mapping, paper_section
 from lit_memory.figures import draw_marks
 from lit_memory.markdown import markdown
 from lit_memory.paper import paper_rows
@@ -117,7 +117,7 @@ class Summary:
             if key not in tree:
                 raise ConfigError(path, key, "missing")
         file_name(tree["experiment"], path, "experiment")
-        paper = strict(PaperConfig, mapping(tree["paper"], path, "paper"), lambda key: path, "paper")
+        paper = paper_section(tree, path)
         config = strict(MarksConfig, mapping(tree["marks"], path, "marks"), lambda key: path, "marks")
         try:
             paper_rows(config.paper_values)
