@@ -13,7 +13,7 @@ import time
 import numpy as np
 import torch
 
-from lit_memory.tasks.babi import questions
+from lit_memory.tasks.babi.files import questions
 from lit_memory.tasks.babilong import BABILong, Sample
 from lit_memory.text.corpus import load_corpus, sentences
 

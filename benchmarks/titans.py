@@ -22,8 +22,8 @@ from measure import highest, seconds
 from torch import Tensor
 
 from lit_memory.memory import neural
-from lit_memory.models.titans import LMM
-from lit_memory.models.titans_memory import NeuralMemory, joined
+from lit_memory.models.titans.memory import NeuralMemory, joined
+from lit_memory.models.titans.models import LMM
 
 BATCH, TOKENS, WIDTH, CHUNK, DEPTH = 4, 1024, 128, 64, 2
 

@@ -18,14 +18,14 @@ _NAMES = {
     "PRMT": "lit_memory.models.prmt",
     "ARMT": "lit_memory.models.armt",
     "TARM": "lit_memory.models.tarm",
-    "Larimar": "lit_memory.models.larimar",
-    "MemReasoner": "lit_memory.models.memreasoner",
+    "Larimar": "lit_memory.models.episodic.larimar",
+    "MemReasoner": "lit_memory.models.episodic.memreasoner",
     "Mamba": "lit_memory.models.mamba",
     "RWKV": "lit_memory.models.rwkv",
-    "LMM": "lit_memory.models.titans",
-    "MAC": "lit_memory.models.titans",
-    "MAG": "lit_memory.models.titans",
-    "MAL": "lit_memory.models.titans",
+    "LMM": "lit_memory.models.titans.models",
+    "MAC": "lit_memory.models.titans.models",
+    "MAG": "lit_memory.models.titans.models",
+    "MAL": "lit_memory.models.titans.models",
     "LitTransformer": "lit_memory.lit.modules",
     "LitXL": "lit_memory.lit.modules",
     "LitRMT": "lit_memory.lit.modules",
@@ -34,8 +34,8 @@ _NAMES = {
     "LitPRMT": "lit_memory.lit.modules",
     "LitARMT": "lit_memory.lit.modules",
     "LitTARM": "lit_memory.lit.modules",
-    "LitLarimar": "lit_memory.lit.lines",
-    "LitMemReasoner": "lit_memory.lit.lines",
+    "LitLarimar": "lit_memory.lit.episodic",
+    "LitMemReasoner": "lit_memory.lit.episodic",
     "LitMamba": "lit_memory.lit.modules",
     "LitRWKV": "lit_memory.lit.modules",
     "LitLMM": "lit_memory.lit.modules",
@@ -65,13 +65,13 @@ _NAMES = {
     "AlgorithmicData": "lit_memory.lit.data",
     "TimeSeries": "lit_memory.tasks.time_series",
     "TimeSeriesData": "lit_memory.lit.data",
-    "unroll": "lit_memory.recurrence",
-    "generate": "lit_memory.recurrence",
-    "load_reference": "lit_memory.interop",
-    "load_huggingface": "lit_memory.interop",
-    "LitMemoryConfig": "lit_memory.autoclasses",
-    "LitMemoryForCausalLM": "lit_memory.hub",
-    "load_experiment": "lit_memory.experiment",
+    "unroll": "lit_memory.recurrence.unroll",
+    "generate": "lit_memory.recurrence.unroll",
+    "load_reference": "lit_memory.hf.interop",
+    "load_huggingface": "lit_memory.hf.interop",
+    "LitMemoryConfig": "lit_memory.hf.autoclasses",
+    "LitMemoryForCausalLM": "lit_memory.hf.shell",
+    "load_experiment": "lit_memory.plan.experiment",
 }
 
 __all__ = sorted(_NAMES)
@@ -114,7 +114,7 @@ class _AfterAutoClasses:
 
     @staticmethod
     def register(name: str) -> None:
-        import_module("lit_memory.autoclasses").register(name)
+        import_module("lit_memory.hf.autoclasses").register(name)
 
 
 for _module in _AfterAutoClasses.modules:

@@ -15,16 +15,16 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lit_memory.catalogue import listing, located
-from lit_memory.checkpoint import locked, saved
-from lit_memory.config import ConfigError
-from lit_memory.experiment import RunSpec
-from lit_memory.files import disk_full
-from lit_memory.job import Job, duration, new_tracker, root_of
-from lit_memory.launch import Child, Interrupted, Launch
-from lit_memory.provenance import provenance
+from lit_memory.plan.config import ConfigError
+from lit_memory.plan.experiment import RunSpec
 from lit_memory.registry import load_class
-from lit_memory.summary import Summary
+from lit_memory.report.catalogue import listing, located
+from lit_memory.report.marks import Summary
+from lit_memory.run.checkpoint import locked, saved
+from lit_memory.run.job import Job, duration, new_tracker, root_of
+from lit_memory.run.launchers.local import Child, Interrupted, Launch
+from lit_memory.util.files import disk_full
+from lit_memory.util.provenance import provenance
 
 
 class Parser(argparse.ArgumentParser):

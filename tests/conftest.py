@@ -9,9 +9,10 @@ import torch
 import yaml
 
 from lit_memory.models import MODELS
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence.unroll import LayerRecurrent
 from lit_memory.registry import load_class
-from lit_memory.tasks import babilong, hidden, language_modeling, needle
+from lit_memory.tasks import babilong, language_modeling, needle
+from lit_memory.tasks import planted_facts as hidden
 
 VOCAB = 19
 TINY = {
@@ -129,7 +130,7 @@ def tree():
 @pytest.fixture
 def make_spec(tree):
     """``make_spec("train.steps=8", ...)``: the first run of the tiny experiment, changed."""
-    from lit_memory.experiment import parse
+    from lit_memory.plan.experiment import parse
 
     return lambda *overrides: parse(tree, "tiny.yaml").plan(overrides)[0]
 
@@ -170,7 +171,7 @@ def _cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def _database(tmp_path_factory):
     """An empty MLflow database, whose creation takes seconds."""
-    from lit_memory.tracking import Tracker
+    from lit_memory.run.tracking import Tracker
 
     root = tmp_path_factory.mktemp("database")
     return Tracker(root, f"sqlite:///{root / 'mlflow.db'}").root / "mlflow.db"

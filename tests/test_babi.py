@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from lit_memory import BABILongData, MemReasonerData
-from lit_memory.tasks.babi import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, load, parse, questions, simulate, split_of
-from lit_memory.tasks.babi_world import Draws, Lua
+from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, load, parse, questions, simulate, split_of
+from lit_memory.tasks.babi.world import Draws, Lua
 
 DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"
 GENERATORS = ("v1.2", "lua")

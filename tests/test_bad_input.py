@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_memory import BABILongData, engine, experiment, places
+from lit_memory import BABILongData
 from lit_memory.cli import main
-from lit_memory.config import ConfigError
-from lit_memory.experiment import OURS, parse, point_name, trainer_arguments
+from lit_memory.plan import experiment
+from lit_memory.plan.config import ConfigError
+from lit_memory.plan.experiment import OURS, parse, point_name, trainer_arguments
+from lit_memory.run import engine, places
+from lit_memory.run.tracking import Tracker
 from lit_memory.tasks import babilong
-from lit_memory.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 CORPUS = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8"))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_memory import catalogue
-from lit_memory.catalogue import listing, located
 from lit_memory.cli import main
-from lit_memory.config import ConfigError
+from lit_memory.plan.config import ConfigError
+from lit_memory.report import catalogue
+from lit_memory.report.catalogue import listing, located
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,11 +17,12 @@ import yaml
 from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
-from lit_memory import cli, launch
+from lit_memory import cli
 from lit_memory.cli import Job, duration, main, parser
-from lit_memory.launch import Child, Interrupted, Launch
 from lit_memory.registry import model_size
-from lit_memory.tracking import Run, Tracker
+from lit_memory.run.launchers import local as launch
+from lit_memory.run.launchers.local import Child, Interrupted, Launch
+from lit_memory.run.tracking import Run, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
@@ -44,7 +45,7 @@ class Inline(Launch):
     """Runs in this process, one after another."""
 
     def events(self):
-        from lit_memory.engine import run_one
+        from lit_memory.run.engine import run_one
 
         while self.waiting:
             child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
@@ -138,7 +139,7 @@ def test_bad_input_in_a_real_process(write, tmp_path, extra):
 @pytest.mark.parametrize("flags", [["train.accelerator=cuda"], ["--scale", "gpu"]])
 def test_a_run_without_its_gpu_does_not_start(write, tmp_path, monkeypatch, capsys, no_training, flags):
     """One line and nothing on the disk; what can be planned here may run elsewhere."""
-    monkeypatch.setattr("lit_memory.job.gpu", lambda: "")
+    monkeypatch.setattr("lit_memory.run.job.gpu", lambda: "")
     argv = [write(scales={"cpu": {}, "gpu": {"train.accelerator": "cuda"}}), "--root", tmp_path / "root", *flags]
     assert call(*argv, "--dry-run") == 0 and call(*argv) == 2
     place = "(scale gpu, arm a)" if "gpu" in flags else "(scale cpu, arm a, with train.accelerator=cuda)"
@@ -305,7 +306,7 @@ def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path
     ],
 )
 def test_jobs_follow_the_cores(write, monkeypatch, flags, jobs):
-    monkeypatch.setattr("lit_memory.job.cores", lambda: 8 if "train.threads=4" in flags else 4)
+    monkeypatch.setattr("lit_memory.run.job.cores", lambda: 8 if "train.threads=4" in flags else 4)
     assert prepare(write(seeds=[0, 1, 2]), *flags).jobs == jobs
 
 
@@ -417,7 +418,7 @@ def test_children_run_the_code_that_was_called(sweep_file, root, tmp_path):
     """Another copy lies in the working directory, and another one may be installed; neither is what runs."""
     for name in ("called", "cwd"):
         shutil.copytree(RUN.parent / "lit_memory", tmp_path / name / "lit_memory", ignore=shutil.ignore_patterns("__pycache__"))
-        engine = tmp_path / name / "lit_memory" / "engine.py"
+        engine = tmp_path / name / "lit_memory" / "run" / "engine.py"
         engine.write_text(f"def run_one(*args):\n    raise RuntimeError('this is the engine of {name}')\n")
     shutil.copy(RUN, tmp_path / "called")
     argv = [sys.executable, str(tmp_path / "called/run.py"), str(sweep_file), "--root", str(root), "--arms", "a"]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from lit_memory.config import ConfigError, PaperConfig, TrainConfig, first_line, strict
+from lit_memory.plan.config import ConfigError, PaperConfig, TrainConfig, first_line, strict
 
 
 @dataclass

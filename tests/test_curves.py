@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from lit_memory.cli import main
-from lit_memory.config import ConfigError
-from lit_memory.curves import of_a_run
-from lit_memory.engine import run_one
-from lit_memory.experiment import parse
-from lit_memory.tracking import Tracker
+from lit_memory.plan.config import ConfigError
+from lit_memory.plan.experiment import parse
+from lit_memory.report.curves import of_a_run
+from lit_memory.run.engine import run_one
+from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from test_pretrained import make_bert, make_decoder
 
-from lit_memory import engine
-from lit_memory.checkpoint import saved
-from lit_memory.engine import Curriculum, NonFinite, build, run_one
-from lit_memory.experiment import parse
 from lit_memory.lit.modules import LitMemory
+from lit_memory.plan.experiment import parse
 from lit_memory.registry import load_class
-from lit_memory.tracking import Tracker
+from lit_memory.run import engine
+from lit_memory.run.checkpoint import saved
+from lit_memory.run.engine import Curriculum, NonFinite, build, run_one
+from lit_memory.run.tracking import Tracker
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy

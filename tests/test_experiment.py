@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 
-from lit_memory import checkpoint, engine
-from lit_memory.config import ConfigError, TrainConfig
-from lit_memory.experiment import ADDED, RunSpec, differences, load, parse
 from lit_memory.models import MODELS
+from lit_memory.plan.config import ConfigError, TrainConfig
+from lit_memory.plan.experiment import ADDED, RunSpec, differences, load, parse
 from lit_memory.registry import load_class, model_size
-from lit_memory.summary import Summary
+from lit_memory.report.marks import Summary
+from lit_memory.run import checkpoint, engine
 
 EXPERIMENTS = [path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))]
 
@@ -481,11 +481,26 @@ LARGE = [path for path in EXPERIMENTS if load(path).scale_names() == ["paper"]]
 SCALES = [(path, scale) for path in EXPERIMENTS for scale in load(path).scale_names()]
 
 
+KEYS = json.loads((Path(__file__).parent / "fixtures/keys.json").read_text())
+"""Experiment -> scale -> run -> the first 16 digits of its key, as they were when the runs behind the reports were made."""
+
+
+def keys(specs):
+    """Runs and those that they start from, as ``KEYS`` has them."""
+    found = {}
+    for spec in specs:
+        while spec is not None:
+            found[f"{spec.experiment}/{spec.arm} {spec.point} {spec.seed}"] = spec.key[:16]
+            spec = spec.start
+    return found
+
+
 @pytest.mark.parametrize(("path", "scale"), SCALES, ids=[f"{path.stem}-{scale}" for path, scale in SCALES])
 def test_every_scale_plans_and_builds(path, scale):
     whole = load(path)
     experiment = whole.at(scale)
     specs = experiment.plan()
+    assert keys(specs) == KEYS[path.stem][scale], "finished runs would be trained again; a new experiment adds its keys"
     experiment.check_report(specs)
     assert experiment.experiment == path.stem and experiment.expect and (whole.scale_names()[0] == "cpu") != (path in LARGE)
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)

@@ -29,16 +29,18 @@ import torch
 import yaml
 from conftest import TINY_EXPERIMENT
 
-from lit_memory import checkpoint, files, launch
 from lit_memory.cli import main, parser
-from lit_memory.config import ConfigError
-from lit_memory.engine import flatten, run_one
-from lit_memory.experiment import load, parse, parse_override
-from lit_memory.job import Job
 from lit_memory.models import MODELS
-from lit_memory.provenance import cores
+from lit_memory.plan.config import ConfigError
+from lit_memory.plan.experiment import load, parse, parse_override
 from lit_memory.registry import load_class
-from lit_memory.tracking import Tracker, frame
+from lit_memory.run import checkpoint
+from lit_memory.run.engine import flatten, run_one
+from lit_memory.run.job import Job
+from lit_memory.run.launchers import local as launch
+from lit_memory.run.tracking import Tracker, frame
+from lit_memory.util import files
+from lit_memory.util.provenance import cores
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 
@@ -184,24 +186,24 @@ def file(tree, tmp_path):
 
 
 PLACES = {
-    "first step": ("lit_memory.engine:FiniteGuard.on_before_backward", 1),
-    "middle of a stage": ("lit_memory.engine:StepSeed.on_train_batch_start", 6),
-    "update of the weights": ("lit_memory.engine:FiniteGuard.on_before_optimizer_step", 8),
-    "stage change": ("lit_memory.engine:Curriculum.enter", 2),
+    "first step": ("lit_memory.run.engine:FiniteGuard.on_before_backward", 1),
+    "middle of a stage": ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6),
+    "update of the weights": ("lit_memory.run.engine:FiniteGuard.on_before_optimizer_step", 8),
+    "stage change": ("lit_memory.run.engine:Curriculum.enter", 2),
     "validation": ("lit_memory.lit.modules:LitMemory.validation_step", 2),
-    "validation is logged": ("lit_memory.tracking:Tracker.log", 3),
-    "checkpoint begins": ("lit_memory.engine:save", 1),
-    "checkpoint half written": ("lit_memory.checkpoint:Hashing.write", 40),
-    "first checkpoint without its checksum": ("lit_memory.files:write", 1),
-    "checkpoint without its checksum": ("lit_memory.files:write", 2),
+    "validation is logged": ("lit_memory.run.tracking:Tracker.log", 3),
+    "checkpoint begins": ("lit_memory.run.engine:save", 1),
+    "checkpoint half written": ("lit_memory.run.checkpoint:Hashing.write", 40),
+    "first checkpoint without its checksum": ("lit_memory.util.files:write", 1),
+    "checkpoint without its checksum": ("lit_memory.util.files:write", 2),
     "checkpoint before it is renamed": ("os:replace", 4),
-    "old checkpoint is removed": ("lit_memory.checkpoint:remove", 1),
-    "the last checkpoint": ("lit_memory.engine:save", 4),
-    "the last checkpoint of two": ("lit_memory.engine:save", 2),
-    "training is over": ("lit_memory.tracking:Tracker.tag", 1),
+    "old checkpoint is removed": ("lit_memory.run.checkpoint:remove", 1),
+    "the last checkpoint": ("lit_memory.run.engine:save", 4),
+    "the last checkpoint of two": ("lit_memory.run.engine:save", 2),
+    "training is over": ("lit_memory.run.tracking:Tracker.tag", 1),
     "test": ("lit_memory.lit.modules:LitMemory.test_step", 2),
-    "test metrics are written": ("lit_memory.tracking:Tracker.finish", 1),
-    "before FINISHED": ("lit_memory.tracking:Tracker.end", 1),
+    "test metrics are written": ("lit_memory.run.tracking:Tracker.finish", 1),
+    "before FINISHED": ("lit_memory.run.tracking:Tracker.end", 1),
 }
 
 
@@ -245,7 +247,9 @@ def test_kill_9_at_twenty_random_times(make_spec, make_root, name):
     print(f"{name}: 20 kills in {kill_at_random(spec, expected, make_root, kills=20, seed=list(MODELS).index(name))} runs of {expected['seconds']:.1f} s")
 
 
-@pytest.mark.parametrize("place", [("lit_memory.report:_table", 1), ("lit_memory.files:write", 1), ("lit_memory.files:write", 4), ("os:replace", 9)])
+@pytest.mark.parametrize(
+    "place", [("lit_memory.report.render:_table", 1), ("lit_memory.util.files:write", 1), ("lit_memory.util.files:write", 4), ("os:replace", 9)]
+)
 def test_kill_9_while_the_report_is_drawn(file, root, place, tmp_path):
     call = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
     assert forked(call, log=tmp_path / "log")() == 0
@@ -382,10 +386,10 @@ def last_line(path):
 
 
 FULL = {
-    "checkpoint": ("lit_memory.engine:save", 2, 20_000),
-    "checksum": ("lit_memory.files:write", 2, 10),
-    "metrics": ("lit_memory.tracking:Tracker.log", 3, 10_000),
-    "test metrics": ("lit_memory.tracking:Tracker.finish", 1, 10_000),
+    "checkpoint": ("lit_memory.run.engine:save", 2, 20_000),
+    "checksum": ("lit_memory.util.files:write", 2, 10),
+    "metrics": ("lit_memory.run.tracking:Tracker.log", 3, 10_000),
+    "test metrics": ("lit_memory.run.tracking:Tracker.finish", 1, 10_000),
 }
 
 
@@ -417,7 +421,7 @@ def test_a_full_disk_leaves_the_old_report(file, root, tmp_path):
     call = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
     assert forked(call, log=log)() == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert forked(call, ("lit_memory.files:write_all", 1, no_room(5000)), log=log)() == 1
+    assert forked(call, ("lit_memory.util.files:write_all", 1, no_room(5000)), log=log)() == 1
     assert last_line(log).startswith(f"error: {folder}/") and "no room to write it" in last_line(log) and "Traceback" not in log.read_text()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

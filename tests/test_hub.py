@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import lit_memory
 from lit_memory.models import MODELS
-from lit_memory.recurrence import generate, unroll
+from lit_memory.recurrence.unroll import generate, unroll
 
 N = 5
 
@@ -92,7 +92,7 @@ USE = """
 import sys, torch
 import transformers
 assert transformers.AutoConfig.from_pretrained(sys.argv[1]).arch == "armt" and transformers.AutoModelForCausalLM
-assert "transformers.modeling_utils" not in sys.modules and "lit_memory.hub" not in sys.modules, "registration is not lazy"
+assert "transformers.modeling_utils" not in sys.modules and "lit_memory.hf.shell" not in sys.modules, "registration is not lazy"
 assert transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.ones(1, 3).long()).logits.shape == (1, 3, 19)
 import lit_memory
 assert transformers.AutoModelForCausalLM.from_config(lit_memory.LitMemoryConfig("rmt", {"vocab_size": 9})).model.config.vocab_size == 9

@@ -14,21 +14,21 @@ import torch
 import yaml
 from torch.nn import functional as F
 
-from lit_memory import engine
 from lit_memory.cli import main
-from lit_memory.config import ConfigError
-from lit_memory.engine import Curriculum, run_one
-from lit_memory.experiment import parse
-from lit_memory.job import Job
 from lit_memory.lit import modules
 from lit_memory.lit.data import LanguageModelingData
 from lit_memory.lit.modules import LitTransformer
-from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.plan.config import ConfigError
+from lit_memory.plan.experiment import parse
+from lit_memory.recurrence.unroll import SegmentRecurrent
+from lit_memory.run import engine
+from lit_memory.run.engine import Curriculum, run_one
+from lit_memory.run.job import Job
+from lit_memory.run.tracking import Run, Tracker
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.corpus import Corpus, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, WordTokenizer
-from lit_memory.tracking import Run, Tracker
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

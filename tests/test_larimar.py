@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_memory.backbone import Decoder, attention_mask
 from lit_memory.memory import episodic
-from lit_memory.models import larimar
-from lit_memory.models.larimar import Larimar
-from lit_memory.models.lines import by_width
-from lit_memory.recurrence import state_tensors, unroll
+from lit_memory.models.decoder import Decoder, attention_mask
+from lit_memory.models.episodic import larimar
+from lit_memory.models.episodic.larimar import Larimar
+from lit_memory.models.episodic.lines import by_width
+from lit_memory.recurrence.unroll import state_tensors, unroll
 
 N = 5  # tokens per line
 V = 19
@@ -124,7 +124,7 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
         return [loss, model.encode(ids_XT, mask_XT), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     found = measured()
-    monkeypatch.setattr("lit_memory.models.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])])
+    monkeypatch.setattr("lit_memory.models.episodic.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])])
     assert all(close(a, b) for a, b in zip(found, measured(), strict=True))
 
 

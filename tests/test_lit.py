@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 import lit_memory
-from lit_memory.backbone import rotary_table
 from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.models import MODELS
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.models.decoder import rotary_table
+from lit_memory.recurrence.unroll import LayerRecurrent
 from lit_memory.registry import load_class
 from lit_memory.tasks import TASKS
 

@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.memory import episodic
-from lit_memory.models.larimar import Larimar
-from lit_memory.models.lines import Episode
-from lit_memory.models.memreasoner import MemReasoner, sinusoids
-from lit_memory.recurrence import generate, unroll
+from lit_memory.models.episodic.larimar import Larimar
+from lit_memory.models.episodic.lines import Episode
+from lit_memory.models.episodic.memreasoner import MemReasoner, sinusoids
+from lit_memory.recurrence.unroll import generate, unroll
 
 N, V, C = 5, 19, 8  # tokens per line, vocabulary, width of a latent
 TINY = {"vocab_size": V, "layers": 2, "width": 16, "heads": 2, "latent_width": C, "slots": 12, "init_std": 0.3, "embedding_std": 1.0, "positions": 32}

@@ -12,8 +12,8 @@ import torch
 from test_episodes import SMALL, lines_of, tails_of, texts_of
 
 from lit_memory.tasks import memreasoner
-from lit_memory.tasks.babi import PLACES, Question, interpret, load, parse, questions
-from lit_memory.tasks.babi_reader import event_of
+from lit_memory.tasks.babi.files import PLACES, Question, interpret, load, parse, questions
+from lit_memory.tasks.babi.reader import event_of
 from lit_memory.tasks.memreasoner import OTHER, SOFT, BabiEpisodes, with_gaps
 
 DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.random import PCG64
 
-from lit_memory.seeds import mixed_seed
 from lit_memory.text import noise as module
 from lit_memory.text.lexicon import COMPOUNDS, LOCAL, WORDS, inflect, inflected
 from lit_memory.text.noise import GRAMMAR, PARAGRAPHS, noise, noise_key
+from lit_memory.util.seeds import mixed_seed
 
 BABI = {
     "mary",

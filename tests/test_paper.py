@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_memory import paper
+from lit_memory.plan import paper
 
 SHARED = Path(__file__).parents[2] / "shared" / "spec" / "paper_values"
 

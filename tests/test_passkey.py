@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_episodes import SMALL, tails_of, texts_of
 
-from lit_memory.job import Job
+from lit_memory.run.job import Job
 from lit_memory.tasks.needle import LINE
 from lit_memory.tasks.passkey import NOTE, SAN_FRANCISCO, Passkey, rouge_l_recall
 

@@ -14,12 +14,12 @@ import torch
 from conftest import build_model
 from test_interop import BACKBONES, IDS, hugging_face, hugging_face_mamba, logits, refused
 
-from lit_memory import pretrained
-from lit_memory.backbone import Block, Decoder
-from lit_memory.interop import load_huggingface
+from lit_memory.hf import pretrained
+from lit_memory.hf.interop import load_huggingface
+from lit_memory.hf.pretrained import save_pretrained, shared_weights
 from lit_memory.models import MODELS
-from lit_memory.pretrained import save_pretrained, shared_weights
-from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.models.decoder import Block, Decoder
+from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
 from lit_memory.registry import load_class
 
 ROOT = Path(__file__).parents[1]

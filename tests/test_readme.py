@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_memory.cli import parser
-from lit_memory.experiment import load
+from lit_memory.plan.experiment import load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -99,7 +99,7 @@ def test_new_model_and_task_fit_together():
     names: dict = {"__name__": "readme"}
     for snippet in SNIPPETS[-2:]:
         exec(snippet, names)
-    from lit_memory.recurrence import unroll
+    from lit_memory.recurrence.unroll import unroll
 
     task = names["Copy"](names["Copy"].Config(length=4, test_length=[4, 8]))
     batch = task.batch(0, "train", 0, 3)
@@ -129,9 +129,9 @@ from pathlib import Path
 from lit_memory.models import MODELS
 from lit_memory.tasks import TASKS
 MODELS["average"], TASKS["copying"] = "average:Average", "copying:Copy"
-from lit_memory.engine import run_one
-from lit_memory.experiment import load
-from lit_memory.tracking import Tracker
+from lit_memory.run.engine import run_one
+from lit_memory.plan.experiment import load
+from lit_memory.run.tracking import Tracker
 root = Path.cwd()
 (spec,), tracker = load("ours.yaml").at("cpu").plan(), Tracker(root)
 run_one(spec, root, tracker.uri, tracker.parent("ours", "cpu", {}), {}, lambda message: None)

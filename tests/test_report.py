@@ -15,14 +15,15 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_memory import figures, report
-from lit_memory.experiment import RunSpec, load
-from lit_memory.job import Job
-from lit_memory.paper import paper_rows
-from lit_memory.placing import Box, place
+from lit_memory.plan.experiment import RunSpec, load
+from lit_memory.plan.paper import paper_rows
 from lit_memory.registry import load_class
-from lit_memory.report import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, render
-from lit_memory.summary import Summary
+from lit_memory.report import figures
+from lit_memory.report import render as report
+from lit_memory.report.marks import Summary
+from lit_memory.report.placing import Box, place
+from lit_memory.report.render import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, render
+from lit_memory.run.job import Job
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
 PAPER = {"title": "Associative Recurrent Memory Transformer", "arxiv": "2407.04841", "item": "Figure 5a", "claim": "without gamma, recall fails"}
@@ -46,7 +47,7 @@ def make_frame(arms=ARMS, seeds=SEEDS, xs=XS, metric="exact_match", value=None):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Reports without figures, which take most of the time, for tests of words and numbers."""
-    monkeypatch.setattr("lit_memory.report.draw", lambda *args: {})
+    monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
 
 
 @pytest.mark.parametrize(
@@ -512,7 +513,7 @@ def test_arms_in_the_words_of_the_yaml(tmp_path, monkeypatch):
     settings = report.arm_settings(own, runs)
     assert settings["armt"] == "`model.name: armt`" and settings["raw"] == "`model.name: armt, model.gamma: raw`, starts from `e/armt`"
     assert settings["mamba"] == "`model.name: mamba, model.layers: 4, model.state_dim: 16, train.init: {decoder: gpt2}`"
-    monkeypatch.setattr("lit_memory.report.draw", lambda *args: {})
+    monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
     render(make_plan(settings=settings), make_frame(), tmp_path)
     section = (tmp_path / "README.md").read_text().partition("## Arms\n\n")[2].partition("\n\n## Numbers")[0].splitlines()
     assert [line.split("|")[1].strip() for line in section] == ["arm", section[1].split("|")[1].strip(), *settings] and settings["raw"] in section[3]

@@ -15,10 +15,10 @@ from lightning.pytorch.loggers import CSVLogger
 from test_faults import assert_same, die, forked, outcome, train
 from test_language_modeling import bigram, make, make_data, measure, source  # noqa: F401  (a fixture)
 
-from lit_memory import checkpoint, engine
-from lit_memory.config import ConfigError
 from lit_memory.lit import LIT_MODULES, modules
-from lit_memory.recurrence import detach, map_state, state_tensors, unroll
+from lit_memory.plan.config import ConfigError
+from lit_memory.recurrence.unroll import detach, map_state, state_tensors, unroll
+from lit_memory.run import checkpoint, engine
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.stream import Stream
 
@@ -201,7 +201,7 @@ def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch):
     whole, root = make_root("whole"), make_root("killed")
     assert forked(lambda: train(spec, whole))() == 0
     for place in [("StepSeed.on_train_batch_start", 3), ("FiniteGuard.on_before_optimizer_step", 3), ("save", 3)]:
-        assert forked(lambda: train(spec, root), (f"lit_memory.engine:{place[0]}", place[1], die))() == -signal.SIGKILL
+        assert forked(lambda: train(spec, root), (f"lit_memory.run.engine:{place[0]}", place[1], die))() == -signal.SIGKILL
     assert forked(lambda: train(spec, root))() == 0
     assert_same(outcome(spec, root), outcome(spec, whole))
     carried = [torch.load(checkpoint.saved(spec.folder(r))[0], weights_only=True)["carried"] for r in (root, whole)]
@@ -212,7 +212,7 @@ def test_a_lost_memory_would_be_seen(stream_spec, make_root):
     """The twin of the test before: a run that goes on with an empty memory ends elsewhere."""
     spec, roots = stream_spec("rmt"), [make_root("whole"), make_root("killed")]
     assert forked(lambda: train(spec, roots[0]))() == 0
-    assert forked(lambda: train(spec, roots[1]), ("lit_memory.engine:StepSeed.on_train_batch_start", 6, die))() == -signal.SIGKILL
+    assert forked(lambda: train(spec, roots[1]), ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6, die))() == -signal.SIGKILL
 
     def forgetful():
         LIT_MODULES["rmt"].on_load_checkpoint = lambda self, saved: self.carried.update({True: [torch.zeros_like(t) for t in saved["carried"]]})

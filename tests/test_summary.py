@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_memory import summary as module
 from lit_memory.cli import main
-from lit_memory.config import ConfigError
-from lit_memory.summary import Summary
-from lit_memory.tracking import Tracker
+from lit_memory.plan.config import ConfigError
+from lit_memory.report import marks as module
+from lit_memory.report.marks import Summary
+from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 ROOT = Path(__file__).parents[1]

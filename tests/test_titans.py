@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional as F
 
 import lit_memory
-from lit_memory.backbone import rotate
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.modules import first_of
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
-from lit_memory.models.titans import LMM, MAC, MAL
-from lit_memory.models.titans_memory import L2_EPS, l2_normalized
-from lit_memory.recurrence import state_tensors, unroll
+from lit_memory.models.decoder import rotate
+from lit_memory.models.titans.memory import L2_EPS, l2_normalized
+from lit_memory.models.titans.models import LMM, MAC, MAL
+from lit_memory.recurrence.unroll import state_tensors, unroll
 from lit_memory.tasks.base import Batch
 
 TITANS = ["lmm", "mac", "mag", "mal"]

@@ -6,8 +6,8 @@ import math
 import pytest
 import yaml
 
-from lit_memory.report import ReportConfig
-from lit_memory.tracking import PARENT, Tracker, default_uri, frame
+from lit_memory.report.render import ReportConfig
+from lit_memory.run.tracking import PARENT, Tracker, default_uri, frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 

@@ -1,6 +1,6 @@
 """Lightning: a module per architecture, a data module per task."""
 
-from lit_memory.lit.lines import LitLarimar, LitMemReasoner
+from lit_memory.lit.episodic import LitLarimar, LitMemReasoner
 from lit_memory.lit.modules import (
     LitARMT,
     LitLMM,

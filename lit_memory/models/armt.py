@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.checks import at_least
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.recurrence import LayerRecurrent, full_precision
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.recurrence.unroll import LayerRecurrent, full_precision
+from lit_memory.util.checks import at_least
 
 
 class ARMTLayer(nn.Module):

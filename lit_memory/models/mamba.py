@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.checks import at_least
 from lit_memory.memory.scan import selective_scan
-from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
-from lit_memory.recurrence import full_precision
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.recurrence.unroll import full_precision
+from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)
 """Range of Delta at init (section 3.6), in which it is log-uniform."""

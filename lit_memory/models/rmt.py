@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_memory.backbone import BackboneConfig, Decoder
-from lit_memory.checks import at_least
-from lit_memory.recurrence import SegmentRecurrent, State, state_tensors
+from lit_memory.models.decoder import BackboneConfig, Decoder
+from lit_memory.recurrence.unroll import SegmentRecurrent, State, state_tensors
+from lit_memory.util.checks import at_least
 
 
 def check_alpha(alpha: float) -> None:

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.checks import at_least
 from lit_memory.models.rmt import TokenMemory, check_alpha
 from lit_memory.models.xl import XL, AdaptiveRecurrent, XLDecoder, XLState, empty_cache
+from lit_memory.util.checks import at_least
 
 
 class RMTXLState(NamedTuple):

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.checks import at_least
 from lit_memory.memory.scan import decayed_attention
-from lit_memory.models.base import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.util.checks import at_least
 
 DIVISOR = 8
 """Attention outputs are divided by it before their norm, where it scales the norm's epsilon."""

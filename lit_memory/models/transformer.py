@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_memory.backbone import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.recurrence.unroll import LayerRecurrent
 
 
 class WindowState(NamedTuple):

@@ -33,9 +33,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.backbone import attention_mask, embedding
-from lit_memory.checks import at_least
-from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.models.decoder import attention_mask, embedding
+from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
+from lit_memory.util.checks import at_least
 
 ALL = slice(None)
 

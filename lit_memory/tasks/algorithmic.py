@@ -26,8 +26,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_memory.checks import at_least, one_of
 from lit_memory.tasks.base import Batch, Task, generator
+from lit_memory.util.checks import at_least, one_of
 
 LETTERS = 26
 

@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_memory.checks import at_least, one_of
 from lit_memory.tasks.base import Batch, Task, exact_match, generator
+from lit_memory.util.checks import at_least, one_of
 
 BASE = 16
 """Symbols 0..15 are the digits of keys and values."""

@@ -32,15 +32,15 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.checks import at_least
-from lit_memory.provenance import cache_folder
-from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
+from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
 from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
-from lit_memory.tasks.hidden import Hidden, HiddenConfig, Sample, encoded
+from lit_memory.tasks.planted_facts import Hidden, HiddenConfig, Sample, encoded
 from lit_memory.text.corpus import check_source, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.util.checks import at_least
+from lit_memory.util.provenance import cache_folder
+from lit_memory.util.seeds import mixed_seed
 
 RULES = tuple(FEWEST_FACTS)
 

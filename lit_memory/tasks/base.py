@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from lit_memory.seeds import mixed_seed
+from lit_memory.util.seeds import mixed_seed
 
 Segment = Tensor | tuple[Tensor, Tensor]
 """Token ids (b, T), or a pair of them and a mask that is True at real tokens."""

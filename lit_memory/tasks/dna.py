@@ -29,10 +29,10 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.checks import at_least
 from lit_memory.registry import nearest
-from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.base import Batch, Task
+from lit_memory.util.checks import at_least
+from lit_memory.util.seeds import mixed_seed
 
 BASES = "ACGTN"
 PAD, ASK, FIRST_CLASS = 5, 6, 7

@@ -27,12 +27,12 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.checks import at_least
-from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.base import Batch
-from lit_memory.tasks.hidden import Asked, Hidden, Sample, TextConfig, encoded, padded, tail, until
+from lit_memory.tasks.planted_facts import Asked, Hidden, Sample, TextConfig, encoded, padded, tail, until
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import UNKNOWN, Tokenizer
+from lit_memory.util.checks import at_least
+from lit_memory.util.seeds import mixed_seed
 
 CITE = "Supporting facts:"
 """Follows a question that asks for the facts themselves."""

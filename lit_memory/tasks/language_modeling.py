@@ -38,13 +38,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_memory.checks import at_least
-from lit_memory.provenance import cache_folder
 from lit_memory.tasks.base import Batch, Task, generator
-from lit_memory.tasks.hidden import load_tokenizer
+from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
+from lit_memory.util.checks import at_least
+from lit_memory.util.provenance import cache_folder
 
 
 class LanguageModeling(Task):

@@ -38,15 +38,15 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import PLACES, WORDS, Question, questions
-from lit_memory.tasks.babi_reader import Reader, event_of
-from lit_memory.tasks.babi_world import ACTORS
+from lit_memory.tasks.babi.files import PLACES, WORDS, Question, questions
+from lit_memory.tasks.babi.reader import Reader, event_of
+from lit_memory.tasks.babi.world import ACTORS
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
 from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
 from lit_memory.text.corpus import check_source
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.util.seeds import mixed_seed
 
 OTHER = {"office": "library", "garden": "garage", "kitchen": "cafe", "bathroom": "attic", "bedroom": "basement", "hallway": "gym"}
 """Place -> the one that ``eval_places: other`` has instead."""

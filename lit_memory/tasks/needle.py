@@ -38,15 +38,15 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.checks import at_least
-from lit_memory.provenance import cache_folder
-from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import split_of
-from lit_memory.tasks.hidden import Hidden, HiddenConfig, Sample, encoded
+from lit_memory.tasks.babi.files import split_of
+from lit_memory.tasks.planted_facts import Hidden, HiddenConfig, Sample, encoded
 from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.lexicon import WORDS
 from lit_memory.text.tokenizers import WORD, Tokenizer
+from lit_memory.util.checks import at_least
+from lit_memory.util.provenance import cache_folder
+from lit_memory.util.seeds import mixed_seed
 
 NOTE = "A special magic {kind} is hidden in the text below. Memorize it, for you will be asked for the {kind} at the end."
 NEEDLE = "One of the special magic {kind}s for {key} is: {value}."

@@ -34,13 +34,13 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import split_of
+from lit_memory.tasks.babi.files import split_of
 from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, encoded_rows
 from lit_memory.tasks.needle import LINE, VALUES, load_hay
 from lit_memory.text.corpus import sentences
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.util.seeds import mixed_seed
 
 NOTE = ("Something important is hidden in a lot of text that does not matter.", "Find it and keep it in mind.", "You will be asked for it at the end.")
 PASSKEY = ("The pass key is {}.", "Remember it.", "{} is the pass key.")

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_memory.checks import at_least
 from lit_memory.tasks.base import Batch, Task, generator
+from lit_memory.util.checks import at_least
 
 CHARACTERS = "0123456789+-*/^=()xD;,"
 """Token ids from 2 on; 1 has no use."""

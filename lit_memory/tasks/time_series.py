@@ -35,12 +35,12 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory import files
-from lit_memory.checks import at_least
-from lit_memory.provenance import cache_folder
 from lit_memory.registry import nearest
-from lit_memory.seeds import mixed_seed
 from lit_memory.tasks.base import Batch, Task
+from lit_memory.util import files
+from lit_memory.util.checks import at_least
+from lit_memory.util.provenance import cache_folder
+from lit_memory.util.seeds import mixed_seed
 
 URL = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{}.csv"
 ETT = {"ETTh1": 24, "ETTh2": 24, "ETTm1": 96, "ETTm2": 96}

@@ -33,12 +33,12 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.checks import at_least
-from lit_memory.seeds import mixed_seed
-from lit_memory.tasks.babi import split_of
+from lit_memory.tasks.babi.files import split_of
 from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
 from lit_memory.text.haystack import Haystack
+from lit_memory.util.checks import at_least
+from lit_memory.util.seeds import mixed_seed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NOTE = "[INST] Memorize the chain(s) of variable assignment in the following text, and track them."

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from lit_memory import files
 from lit_memory.text.noise import noise, noise_key
+from lit_memory.util import files
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)

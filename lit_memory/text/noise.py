@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import PCG64
 
-from lit_memory.seeds import mixed_seed
 from lit_memory.text.lexicon import COMPOUNDS, LOCAL, WORDS, inflected
+from lit_memory.util.seeds import mixed_seed
 
 PARAGRAPHS = 1000
 """Of a book: about 50,000 words and marks."""

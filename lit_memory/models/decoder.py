@@ -1,0 +1,376 @@
+"""One causal decoder for the GPT-2, GPT-NeoX and Llama families, the backbone of every transformer here.
+
+Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv 2302.13971
+           (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv 2407.10671 (Qwen2: a Llama
+           with ``qkv_bias``).
+Reference: the Hugging Face implementations; weights come in through ``import_decoder``.
+
+Deviations
+1. Queries, keys and values come from one matrix, its rows in this order and each ordered (heads, head width), in all families;
+   the import permutes and joins.
+2. Rotary tables are computed in fp64 and rounded to the activations' type, and RMS norms in the activations' type or above
+   (Hugging Face computes both in fp32, fp64 models included).
+3. ``embedding_std`` sets the init of token and position embeddings apart from that of the other weights. Default: ``init_std``.
+4. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention only).
+
+Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K head width,
+V vocabulary.
+"""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_memory.util.checks import at_least, one_of
+
+
+@dataclass
+class BackboneConfig:
+    """Sizes of the decoder. The defaults are the tiny GPT-NeoX of the ARMT paper's associative retrieval (spec 1)."""
+
+    family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
+    vocab_size: int = 0
+    """Number of token ids; 0 takes the task's."""
+    inputs: int = 0
+    """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    kv_heads: int | None = None
+    """Heads of keys and values, each shared by heads / kv_heads queries; default: as many as ``heads``."""
+    qkv_bias: bool | None = None
+    """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them)."""
+    ff_mult: float = 4.0
+    """Feed-forward width over width, the product rounded. The paper's "about 500k parameters" fits 2, its code has 4."""
+    positions: int = 1024
+    """Rows of the position table (gpt2 only): the longest segment, memory rows included."""
+    wrap_pos: bool = False
+    """Tokens start at position 0, and memory rows get rows of their own behind the ``positions`` of the table (gpt2 only)."""
+    rotary_fraction: float | None = None
+    """Share of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, all of it for llama."""
+    rotary_base: float = 10_000.0
+    """Channel pair i of n turns by rotary_base^(-i/n) per position ("rope_theta"; not gpt2)."""
+    tie_embeddings: bool | None = None
+    """Output head = token embedding; default: yes for gpt2, no for the others."""
+    dropout: float = 0.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    embedding_std: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of(self)
+        at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
+        at_least(0, self, "inputs")
+        if self.layers > 1000:
+            raise ValueError(f"layers={self.layers}: expected at most 1000")
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads={self.kv_heads}: expected a divisor of heads={self.heads}")
+        if self.ff_width < 1:
+            raise ValueError(f"ff_mult={self.ff_mult}: expected at least one feed-forward channel")
+        if self.wrap_pos and self.family != "gpt2":
+            raise ValueError(f"wrap_pos={self.wrap_pos}: {self.family} has no position table; use family: gpt2")
+        if not 0 <= (self.rotary_fraction or 0) <= 1:
+            raise ValueError(f"rotary_fraction={self.rotary_fraction}: expected a number from 0 to 1")
+        if self.rotary_base <= 0:
+            raise ValueError(f"rotary_base={self.rotary_base}: expected more than 0")
+        if self.rotary_dims + self.rotary_dims % 2 > self.head_width:
+            raise ValueError(f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.head_width}; lower it")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
+        at_least(0, self, "norm_eps", "init_std", "embedding_std")
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def ff_width(self) -> int:
+        return round(self.ff_mult * self.width)
+
+    @property
+    def rotary_dims(self) -> int:
+        """Channels of a head that are rotated. Of an odd number one more is, at the frequencies of the odd one (as in Hugging Face)."""
+        default = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}[self.family]
+        share = default if self.rotary_fraction is None or self.family == "gpt2" else self.rotary_fraction
+        return int(self.head_width * share)
+
+    def rows(self, segment_len: int) -> int:
+        """Rows that one segment occupies, memory included."""
+        return segment_len
+
+    def check_segment(self, segment_len: int) -> None:
+        """Raise ValueError if a segment does not fit the position table."""
+        rows = segment_len if self.wrap_pos else self.rows(segment_len)
+        if self.family == "gpt2" and rows > self.positions:
+            raise ValueError(f"positions={self.positions}: a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox")
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a table first made during validation must serve training as well
+def rotary_table(length: int, dims: int, base: float, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0..length-1, each (length, dims). Source: Su et al. 2021, arXiv 2104.09864."""
+    frequency = base ** (-torch.arange(0, dims, 2, device=device, dtype=torch.float64) / dims)
+    angle = torch.arange(length, device=device, dtype=torch.float64)[:, None] * frequency.repeat(2)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x_BHTK: Tensor, dims: int, base: float = 10_000.0) -> Tensor:
+    """Rotary embedding of the first ``dims`` channels at positions 0..T-1."""
+    cos, sin = rotary_table(x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype)
+    dims = cos.shape[-1]  # rounded up to even
+    head, rest = x_BHTK[..., :dims], x_BHTK[..., dims:]
+    left, right = head.chunk(2, dim=-1)
+    return torch.cat([head * cos + torch.cat([-right, left], dim=-1) * sin, rest], dim=-1)
+
+
+def attention_mask(mask_BS: Tensor, rows: int) -> Tensor:
+    """(B, 1, T, S) mask for the last ``rows`` of S causal rows whose keys are valid where ``mask_BS`` is True.
+
+    Every row may see itself, so that rows of pure padding stay finite.
+    """
+    keys = mask_BS.shape[1]
+    causal = torch.ones(rows, keys, dtype=torch.bool, device=mask_BS.device).tril(keys - rows)
+    itself = torch.eye(keys, dtype=torch.bool, device=mask_BS.device)[keys - rows :]
+    return (causal & mask_BS[:, None, None, :]) | itself
+
+
+class Attention(nn.Module):
+    """Causal self-attention; keys that were cached by the caller come in front of its own."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.rows = [config.width, *2 * [(config.kv_heads or config.heads) * config.head_width]]
+        self.grouped = self.rows[1] < config.width
+        self.rotary, self.base = config.rotary_dims, config.rotary_base
+        self.dropout = config.dropout
+        llama = config.family == "llama"
+        self.qkv = nn.Linear(config.width, sum(self.rows), bias=not llama if config.qkv_bias is None else config.qkv_bias)
+        self.out = nn.Linear(config.width, config.width, bias=not llama)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Output (B, T, D), and all keys and values (B, G, S, K), unrotated, for the caller to cache.
+
+        ``mask``: from ``attention_mask``; None is plain causal attention.
+        """
+        q, k, v = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x_BTD).split(self.rows, dim=-1))
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        keys = k
+        if self.rotary:  # cached keys are rotated anew: only differences of positions count
+            old = k.shape[2] - q.shape[2]
+            k = rotate(k, self.rotary, self.base)
+            q = rotate(F.pad(q, (0, 0, old, 0)), self.rotary, self.base)[:, :, old:] if old else rotate(q, self.rotary, self.base)
+        drop = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=drop, enable_gqa=self.grouped)
+        return self.out(y.transpose(1, 2).flatten(2)), keys, v
+
+
+ACTIVATIONS = {"gpt2": partial(nn.GELU, "tanh"), "gpt_neox": nn.GELU, "llama": nn.SiLU}
+
+
+def norm(config: BackboneConfig) -> nn.Module:
+    """A norm of the family: RMS for llama, else mean and variance."""
+    return (nn.RMSNorm if config.family == "llama" else nn.LayerNorm)(config.width, config.norm_eps)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer layer: attention, then the feed-forward; GPT-NeoX adds both to the same input. Llama's feed-forward is gated."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.parallel = config.family == "gpt_neox"
+        llama = config.family == "llama"
+        self.norm1 = norm(config)
+        self.attention = Attention(config)
+        self.norm2 = norm(config)
+        self.up = nn.Linear(config.width, config.ff_width, bias=not llama)
+        self.activation = ACTIVATIONS[config.family]()
+        self.down = nn.Linear(config.ff_width, config.width, bias=not llama)
+        self.gate = nn.Linear(config.width, config.ff_width, bias=False) if llama else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = self.norm2(x_BTD)
+        inner = self.activation(self.up(x_BTD)) if self.gate is None else self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        return self.dropout(self.down(inner))
+
+    def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """``forward`` that also returns keys and values."""
+        y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
+        y = self.dropout(y)
+        out = x_BTD + y + self.feed_forward(x_BTD) if self.parallel else (h := x_BTD + y) + self.feed_forward(h)
+        return out, keys, values
+
+    def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attend(x_BTD, mask, None)[0]
+
+
+class Numbers(nn.Linear):
+    """The embedding of tokens that are numbers, (B, T, N) -> (B, T, D)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+def embedding(config: Any) -> nn.Embedding | Numbers:
+    """Rows (B, T, D) of token ids (B, T), or of ``config.inputs`` numbers per token, (B, T, N)."""
+    return Numbers(config.inputs, config.width) if config.inputs else nn.Embedding(config.vocab_size, config.width)
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers, final norm and head. Architectures wire its parts; ``forward`` is the plain model.
+
+    ``layer`` builds one layer from the configuration: a ``Block``, or a module that contains one.
+    """
+
+    def __init__(self, config: BackboneConfig, layer: Callable[[Any], nn.Module] = Block) -> None:
+        super().__init__()
+        if config.vocab_size < 1:
+            raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
+        self.config = config
+        self.tokens = embedding(config)
+        wrapped = config.rows(0) if config.wrap_pos else 0  # the rows of an empty segment are those of the memory
+        self.positions = nn.Embedding(config.positions + wrapped, config.width) if config.family == "gpt2" else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
+        self.norm = norm(config)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.reset_parameters()
+        tie = config.family == "gpt2" if config.tie_embeddings is None else config.tie_embeddings
+        if tie and not config.inputs:
+            self.head.weight = self.tokens.weight
+
+    def reset_parameters(self) -> None:
+        """Blocks and head N(0, init_std), embeddings N(0, embedding_std), biases 0, norms 1."""
+        embedding_std = self.config.init_std if self.config.embedding_std is None else self.config.embedding_std
+        for module in self.modules():
+            if isinstance(module, nn.Embedding | Numbers):
+                nn.init.normal_(module.weight, std=embedding_std)
+            elif isinstance(module, Block):
+                for linear in (part for part in module.modules() if isinstance(part, nn.Linear)):
+                    nn.init.normal_(linear.weight, std=self.config.init_std)
+                    if linear.bias is not None:
+                        nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.head.weight, std=self.config.init_std)
+
+    def memory_tokens(self, count: int) -> nn.Parameter:
+        """A new (count, D) parameter, N(0, s) with s the standard deviation of the token embeddings (the reference's init)."""
+        table = self.tokens.weight.detach()
+        return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * table.std())
+
+    def place(self, rows_BTD: Tensor, before: int = 0, after: int = 0) -> Tensor:
+        """Add positions 0..T-1 where the family has absolute ones. Raises ValueError beyond the table.
+
+        before, after: how many of the first and of the last rows are memory, which matters with ``wrap_pos``.
+        """
+        if self.positions is not None:
+            table, last = self.positions.weight, self.config.positions
+            before, after = (before, after) if self.config.wrap_pos else (0, 0)
+            count = rows_BTD.shape[1] - before - after
+            if count > last:
+                raise ValueError(f"{count} rows in one segment, but the position table has {last}: use shorter segments")
+            places_TD = table[:count]
+            if before + after:
+                places_TD = torch.cat([table[last : last + before], places_TD, table[last + before : last + before + after]])
+            rows_BTD = rows_BTD + places_TD
+        return self.dropout(rows_BTD)
+
+    def run(self, rows_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """All blocks and the final norm on rows that are already embedded."""
+        mask = None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])
+        for layer in self.layers:
+            rows_BTD = layer(rows_BTD, mask)
+        return self.norm(rows_BTD)
+
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the plain decoder."""
+        return self.head(self.run(self.place(self.tokens(ids_BT)), mask_BT))
+
+
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+"""Endings of the causal-mask and rotary buffers of old checkpoints."""
+OUTER = {
+    "gpt2": {"tokens": "transformer.wte", "positions": "transformer.wpe", "norm": "transformer.ln_f", "layers": "transformer.h"},
+    "gpt_neox": {"tokens": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "layers": "gpt_neox.layers"},
+    "llama": {"tokens": "model.embed_tokens", "norm": "model.norm", "layers": "model.layers"},
+}
+"""Our module names in a decoder -> Hugging Face's."""
+INNER = {
+    "gpt2": ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
+    "gpt_neox": (
+        *("input_layernorm", "attention.query_key_value", "attention.dense"),
+        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    ),
+    "llama": (
+        *("input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj"),
+        *("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
+    ),
+    "bert": (
+        *("attention.output.LayerNorm", "attention.self.query attention.self.key attention.self.value", "attention.output.dense"),
+        *("output.LayerNorm", "intermediate.dense", "output.dense"),
+    ),
+}
+"""Hugging Face's module names in a block, in the order of ours; of several one matrix is made."""
+
+
+def block_names(family: str, weights: Container[str], prefix: str = "") -> dict[str, list[str]]:
+    """Weights of our ``Block`` -> Hugging Face's. ``weights``: the names in a checkpoint, the block's with ``prefix``; they tell
+    whether q, k and v of a Llama have biases (Qwen2)."""
+    out = {}
+    for ours, theirs in zip(("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate"), INNER[family], strict=False):
+        biased = family != "llama" or (ours == "attention.qkv" and any(f"{prefix}{name}.bias" in weights for name in theirs.split()))
+        for kind in ("weight", "bias") if biased else ("weight",):
+            out[f"{ours}.{kind}"] = [f"{prefix}{name}.{kind}" for name in theirs.split()]
+    return out
+
+
+CONV1D = ("attention.qkv.weight", "attention.out.weight", "up.weight", "down.weight")  # Hugging Face's GPT-2 keeps these as (in, out)
+
+
+def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor:
+    """Our weight, whose name ends with ``ours``, from Hugging Face's."""
+    tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    if family == "gpt2" and ours.endswith(CONV1D):
+        tensor = tensor.mT
+    if family == "gpt_neox" and "attention.qkv" in ours:  # heads are interleaved: (H, 3, K, ...)
+        tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return tensor.contiguous()
+
+
+def import_block(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
+    """State dict of our ``Block`` from that of one Hugging Face layer (GPT-2's ``h.0``, or ``layers.0`` of the others)."""
+    return {ours: convert([weights[name] for name in theirs], ours, family, heads) for ours, theirs in block_names(family, weights).items()}
+
+
+def import_decoder(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
+    """State dict of our ``Decoder`` from that of a Hugging Face ``GPT2LMHeadModel``, ``GPTNeoXForCausalLM``, ``LlamaForCausalLM`` or
+    ``Qwen2ForCausalLM`` (family "llama").
+
+    ``BUFFERS`` are dropped. A GPT-2 or Llama without a head has the token embedding as its head. Raises KeyError for a missing
+    weight, ValueError for one that has no place here.
+    """
+    left = {name: tensor for name, tensor in weights.items() if not name.endswith(BUFFERS)}
+    if "embed_out.weight" in left:  # NeoX's head in files and before transformers 5
+        left["lm_head.weight"] = left.pop("embed_out.weight")
+    outer = dict(OUTER[family])
+    stem = outer.pop("layers")
+    out = {}
+    for ours, theirs in outer.items():
+        for kind in ("weight", "bias") if ours == "norm" and family != "llama" else ("weight",):
+            out[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
+    out["head.weight"] = left.pop("lm_head.weight") if family == "gpt_neox" else left.pop("lm_head.weight", out["tokens.weight"])
+    count = 1 + max((int(name.removeprefix(f"{stem}.").split(".")[0]) for name in left if name.startswith(f"{stem}.")), default=0)
+    for i in range(count):
+        for ours, theirs in block_names(family, left, f"{stem}.{i}.").items():
+            out[f"layers.{i}.{ours}"] = convert([left.pop(name) for name in theirs], ours, family, heads)
+    if left:
+        raise ValueError(f"weights without a place in the {family} decoder: {', '.join(sorted(left))}")
+    return out

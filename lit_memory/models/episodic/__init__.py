@@ -1,0 +1,1 @@
+"""Models that read lines into an episodic memory: Larimar and MemReasoner."""

@@ -1,0 +1,256 @@
+"""The layers of Titans' four models, and the attention, fusion and feed-forward that they are made of.
+
+Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.3 and 4.
+Reference: none by the authors; ``models/titans.py`` lists the deviations.
+
+Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states leave it out.
+
+Shape suffixes: B batch, T tokens, D width, H heads of attention, K head width, P rows of a prefix, W kept rows of a window, C channels of
+keys and values together, N blocks, S keys of a block.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_memory.models.decoder import rotate
+from lit_memory.models.titans.memory import MemoryState, NeuralMemory, RMSNorm
+from lit_memory.models.token_recurrent import keep
+
+
+class Attention(nn.Module):
+    """Heads with rotary positions, and a prefix that every row sees without positions."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.head_width, self.window = config.width // config.heads, config.window
+        self.query, self.out = (nn.Linear(config.width, config.width, bias=False) for _ in range(2))
+        self.key_value = nn.Linear(config.width, 2 * config.width, bias=False)
+
+    def split(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) -> (B, H, T, K)."""
+        return x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def keys_values(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        k_BTD, v_BTD = self.key_value(x_BTD).chunk(2, dim=-1)
+        return self.split(k_BTD), self.split(v_BTD)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int, prefix_BPD: Tensor | None) -> Tensor:
+        """Outputs (B, H, T, K) of queries that start at position ``first``, over keys that are turned already and the prefix.
+
+        A query is asked twice, turned by its position and as it is; keys of rows answer the former, keys of the prefix the latter.
+        """
+        turned = rotate(F.pad(q, (0, 0, first, 0)), self.head_width)[:, :, first:]
+        if prefix_BPD is None:
+            return F.scaled_dot_product_attention(turned, k, v, attn_mask=mask)
+        pk, pv = (t.expand(len(q), -1, -1, -1) for t in self.keys_values(prefix_BPD))
+        k = torch.cat([F.pad(pk, (self.head_width, 0)), F.pad(k, (0, self.head_width))], dim=2)
+        mask = F.pad(mask, (pk.shape[2], 0), value=True)
+        return F.scaled_dot_product_attention(torch.cat([turned, q], dim=-1), k, torch.cat([pv, v], dim=2), attn_mask=mask, scale=self.head_width**-0.5)
+
+
+class SegmentAttention(Attention):
+    """Causal attention within one segment, over ``[prefix; recalled; rows]``; ``recalled`` has a row for each row, at its position."""
+
+    def forward(self, x_BTD: Tensor, prefix_BPD: Tensor | None, recalled_BTD: Tensor | None = None) -> Tensor:
+        tokens = x_BTD.shape[1]
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device).tril()
+        k, v = self.keys_values(x_BTD)
+        k = rotate(k, self.head_width)
+        if recalled_BTD is not None:
+            recalled_k, recalled_v = self.keys_values(recalled_BTD)
+            k, v = torch.cat([rotate(recalled_k, self.head_width), k], dim=2), torch.cat([recalled_v, v], dim=2)
+            mask = torch.cat([mask, mask], dim=1)
+        y = self.attend(self.split(self.query(x_BTD)), k, v, mask, 0, prefix_BPD)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def among(self, prefix_BPD: Tensor) -> Tensor:
+        """Causal attention of the prefix to itself."""
+        y = F.scaled_dot_product_attention(self.split(self.query(prefix_BPD)), *self.keys_values(prefix_BPD), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class WindowState(NamedTuple):
+    """Unrotated keys and values of the last W = window-1 rows, and which of them there are (at first: none)."""
+
+    kv_BWC: Tensor
+    real_BW: Tensor
+
+
+class WindowAttention(Attention):
+    """Every row sees itself, the window-1 rows before it and the prefix."""
+
+    def first_state(self, **options: Any) -> WindowState:
+        """The state of one sample that has read nothing."""
+        old = self.window - 1
+        return WindowState(torch.zeros(1, old, 2 * self.out.in_features, **options), torch.zeros(1, old, dtype=torch.bool, device=options["device"]))
+
+    def forward(self, x_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_BPD: Tensor | None = None) -> tuple[Tensor, WindowState]:
+        """Rows are cut into blocks of at most ``window``, which see their own keys and the W before: time is linear in T."""
+        tokens, old = x_BTD.shape[1], self.window - 1
+        block = min(self.window, tokens)
+        real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device) if mask_BT is None else mask_BT
+        kv_BSC = torch.cat([past.kv_BWC.to(x_BTD.dtype), self.key_value(x_BTD)], dim=1)
+        real_BS = torch.cat([past.real_BW, real_BT], dim=1)
+        new = WindowState(keep(kv_BSC, old, mask_BT).to(past.kv_BWC.dtype), keep(real_BS.unsqueeze(-1), old, mask_BT).squeeze(-1))
+        missing = -tokens % block
+        q_BNTD = F.pad(self.query(x_BTD), (0, 0, 0, missing)).unflatten(1, (-1, block))
+        kv_BNSC = F.pad(kv_BSC, (0, 0, 0, missing)).unfold(1, old + block, block).mT
+        real_BNS = F.pad(real_BS, (0, missing)).unfold(1, old + block, block)
+        ones = torch.ones(block, old + block, dtype=torch.bool, device=x_BTD.device)  # row r is key r + old
+        mask = (ones.triu().tril(old) & real_BNS.unsqueeze(2)) | ones.triu(old).tril(old)  # itself, so that padding stays finite
+        k, v = (self.split(part) for part in kv_BNSC.flatten(0, 1).chunk(2, dim=-1))
+        y = self.attend(self.split(q_BNTD.flatten(0, 1)), rotate(k, self.head_width), v, mask.flatten(0, 1).unsqueeze(1), old, prefix_BPD)
+        y_BTD = y.transpose(1, 2).flatten(2).unflatten(0, q_BNTD.shape[:2]).flatten(1, 2)[:, :tokens]
+        return self.out(y_BTD), new
+
+
+class Fusion(nn.Module):
+    """a (*) b of section 4: both normalised with learned weights, then one gates the other."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.norm_a, self.norm_b = (RMSNorm(config.width, config.norm_eps) for _ in range(2))
+        self.fusion = config.fusion
+
+    def forward(self, a_BTD: Tensor, b_BTD: Tensor) -> Tensor:
+        a_BTD, b_BTD = self.norm_a(a_BTD), self.norm_b(b_BTD)
+        return a_BTD * b_BTD.sigmoid() if self.fusion == "sigmoid_m" else F.silu(a_BTD * b_BTD)
+
+
+class FeedForward(nn.Module):
+    """Norm and a gated feed-forward without biases."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.up = nn.Linear(config.width, 2 * config.ff_width, bias=False)
+        self.down = nn.Linear(config.ff_width, config.width, bias=False)
+
+    def forward(self, rows_BTD: Tensor) -> Tensor:
+        gate, up = self.up(self.norm(rows_BTD)).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class LMMLayer(nn.Module):
+    """The memory, then the feed-forward, both on a residual stream."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.persistent_1PD = nn.Parameter(nn.init.normal_(torch.empty(1, config.persistent, config.width))) if config.persistent else None
+        self.memory = NeuralMemory(config)
+        self.feed_forward = FeedForward(config) if config.ff_width else None
+
+    def forward(self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None = None, write: bool = True):
+        rows_BTD, new = self.mix(rows_BTD, state, mask_BT)
+        if self.feed_forward is not None:
+            rows_BTD = rows_BTD + self.feed_forward(rows_BTD)
+        return rows_BTD, new if write else state
+
+    def mix(self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None) -> tuple[Tensor, Any]:
+        """The layer without its feed-forward: rows and next state."""
+        out = self.memory(rows_BTD, state, mask_BT)
+        return rows_BTD + out.out_BTD, out.state
+
+    def blank(self, **options: Any) -> Any:
+        """The state of one sample that has read nothing."""
+        return self.memory.first_state(**options)
+
+    def first_state(self, **options: Any) -> Any:
+        """The state of one sample whose memory has read the persistent tokens."""
+        blank = self.blank(**options)
+        return blank if self.persistent_1PD is None else self.mix(self.persistent_1PD, blank, None)[1]
+
+
+class MACLayer(LMMLayer):
+    """Segment by segment: recall, attention over [P; recalled; segment], memory of what attention returns (section 4.1)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.attention, self.fusion = SegmentAttention(config), Fusion(config)
+        self.long_1PD = nn.Parameter(nn.init.normal_(torch.empty(1, config.long_tokens, config.width))) if config.long_tokens else None
+
+    def first_state(self, **options: Any) -> MemoryState:
+        return self.blank(**options)  # P is for attention
+
+    def mix(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
+        segments, outs = rows_BTD.split(self.config.window, dim=1), []
+        masks = [None] * len(segments) if mask_BT is None else mask_BT.split(self.config.window, dim=1)
+        for rows, mask in zip(segments, masks, strict=True):
+            out_BTD, state = self.segment(rows, state, mask)
+            outs.append(out_BTD)
+        return torch.cat(outs, dim=1), state
+
+    def segment(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
+        """Rows (B, T, D) of one segment after eq. 21 to 25, and the next state."""
+        c, x_BTD = self.config, self.norm(rows_BTD)
+        prefix_BPD = self.prefix(state)
+        recalled_BTD = None if c.long_tokens else self.norm(self.memory.recall(x_BTD, state))  # eq. 21
+        y_BTD = self.attention(x_BTD, prefix_BPD, recalled_BTD)  # eq. 22 and 23
+        if c.write_prefix and prefix_BPD is not None:
+            real_BP = None if mask_BT is None else mask_BT.any(1, keepdim=True).expand(-1, prefix_BPD.shape[1])
+            state = self.memory(self.attention.among(prefix_BPD), state, real_BP).state
+        out = self.memory(y_BTD, state, mask_BT, c.causal_read)  # eq. 24 and the right side of 25
+        return rows_BTD + self.fusion(y_BTD, out.out_BTD), out.state
+
+    def prefix(self, state: MemoryState) -> Tensor | None:
+        """[P; what the learned queries recall], (B, P, D)."""
+        parts = [] if self.persistent_1PD is None else [self.norm(self.persistent_1PD)]
+        if self.long_1PD is not None:
+            parts.append(self.norm(self.memory.recall(self.norm(self.long_1PD).expand(len(state.conv_BJC), -1, -1), state)))
+        return torch.cat([part.expand(len(state.conv_BJC), -1, -1) for part in parts], dim=1) if parts else None
+
+
+class HybridState(NamedTuple):
+    """Of the memory and of the window of attention."""
+
+    memory: MemoryState
+    window: WindowState
+
+
+class HybridLayer(LMMLayer):
+    """A memory and attention over a window."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norm, self.attention = RMSNorm(config.width, config.norm_eps), WindowAttention(config)
+
+    def blank(self, **options: Any) -> HybridState:
+        return HybridState(self.memory.first_state(**options), self.attention.first_state(**options))
+
+    def attend(self, rows_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_1PD: Tensor | None = None) -> tuple[Tensor, WindowState]:
+        """Attention of normalised rows over their window and a normalised prefix."""
+        return self.attention(self.norm(rows_BTD), past, mask_BT, None if prefix_1PD is None else self.norm(prefix_1PD))
+
+
+class MAGLayer(HybridLayer):
+    """The memory gates attention over a window (section 4.2)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.fusion = Fusion(config)
+
+    def first_state(self, **options: Any) -> HybridState:
+        state = self.blank(**options)
+        if self.persistent_1PD is None:
+            return state
+        return HybridState(self.memory(self.persistent_1PD, state.memory).state, state.window)  # attention sees P anyway
+
+    def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
+        y_BTD, window = self.attend(rows_BTD, state.window, mask_BT, self.persistent_1PD)  # eq. 27
+        out = self.memory(rows_BTD, state.memory, mask_BT)
+        return rows_BTD + self.fusion(y_BTD, out.out_BTD), HybridState(out.state, window)  # eq. 28
+
+
+class MALLayer(HybridLayer):
+    """The memory, then attention over a window of what it returns (section 4.3)."""
+
+    def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
+        out = self.memory(rows_BTD, state.memory, mask_BT)
+        rows_BTD = rows_BTD + out.out_BTD  # eq. 30
+        y_BTD, window = self.attend(rows_BTD, state.window, mask_BT)  # eq. 31
+        return rows_BTD + y_BTD, HybridState(out.state, window)

@@ -1,0 +1,252 @@
+"""Titans: a neural long-term memory alone (LMM), as context (MAC), as gate (MAG) and as layer (MAL) of short-term attention.
+
+Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3 (memory), 4 (the wirings) and 4.4
+           (details). The memory's equations are in ``memory/neural.py``, its module in ``models/titans_memory.py``, the layers in
+           ``models/titans_layers.py``.
+Reference: none by the authors. What the paper leaves open follows spec 10 and is a flag.
+
+With LMM(x) a layer's memory read and written at rows x, P its persistent tokens, and each layer followed by a feed-forward,
+
+LMM  x + LMM(x)
+MAC  h = M(q_x); y = Attention([P; h; x]); x + y (*) LMM(y)               (eq. 21 to 25), for one segment of ``window`` tokens after another
+MAG  y = WindowAttention([P; x]); x + y (*) LMM(x)                        (eq. 26 to 28)
+MAL  y = x + LMM(x); y + WindowAttention(y)                               (eq. 29 to 31)
+
+where a (*) b is RMS(a) sigmoid(RMS(b)), both norms with learned weights. Every attention is causal.
+
+Deviations
+1. Causality. Read literally, eq. 21 and 22 let a token attend to what later tokens recall, and eq. 25 reads a memory that has seen the
+   whole segment. Here token j sees the recalls of tokens up to j, and reads the memory as it is right after it was written itself.
+   ``long_tokens`` and ``causal_read=False`` are the other ways out.
+2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are for attention only.
+3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j is where token j is.
+4. MAC's first queries have no convolution, since h needs a second one over other rows.
+5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
+6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
+7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
+8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
+
+Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
+from lit_memory.models.titans.memory import Remembered, RMSNorm
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
+from lit_memory.recurrence.unroll import map_state, unroll
+from lit_memory.util.checks import at_least, one_of
+
+
+@dataclass
+class TitansConfig(TokenRecurrentConfig):
+    """What the four share. The paper gives no sizes of the memory; those here are ours."""
+
+    norm_eps: float = 1e-6
+    persistent: int = 4
+    """N_p, learned tokens in front of what a layer reads (section 3.3)."""
+    chunk: int = 16
+    """Tokens that take their surprise at the same weights of the memory; 1 is the rule token by token."""
+    memory_depth: int = 2
+    """L_M, layers of the memory; 1 is a matrix."""
+    memory_expand: int = 1
+    """Width of the memory's inner layers over that of its keys."""
+    memory_heads: int = 1
+    """Memories side by side, each for its share of the channels."""
+    memory_activation: Literal["silu", "gelu"] = "silu"
+    memory_residual: bool = False
+    """M(k) = k + network(k)."""
+    memory_std: float | None = None
+    """Standard deviation of the memory's learned initial weights; default: Xavier's."""
+    momentum: bool = True
+    """Without: eta = 0, and no S in the state (the ablation)."""
+    forget: bool = True
+    """Without: alpha = 0 (the ablation)."""
+    conv_taps: int = 4
+    """Taps of the depthwise convolutions after the projections; 0: none (the ablation)."""
+    per_chunk_gates: bool = False
+    """alpha, eta and theta are constant within a chunk (section 3.2)."""
+    half_loss: bool = True
+    """Inner loss 1/2 |M(k) - v|^2; without, |M(k) - v|^2 as in eq. 12, whose steps are twice as long."""
+    theta_max: float | None = None
+    """Longest step of the memory; default: 1/chunk."""
+    damped: bool = True
+    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory of one layer; without, theta_max
+    sigmoid(.)."""
+    alpha_init: float = 1e-4
+    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is trained on short contexts
+    comes to rely on. With 0.02 a needle is lost right beyond the training length."""
+    eta_init: float = 0.5
+    theta_init: float = 0.5
+    """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
+    normalized: bool = True
+    """theta is divided by what makes a step longer in a memory of several layers than in a matrix, so that both are stable alike."""
+    output_gate: Literal["silu", "sigmoid"] = "silu"
+    """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
+    ff_mult: float = 8 / 3
+    """Width of the gated feed-forward over the model's, the product rounded; 0: no feed-forward."""
+    tie_embeddings: bool = False
+    embedding_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self)
+        at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
+        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
+        for name in ("alpha_init", "eta_init", "theta_init"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a number between 0 and 1, which a sigmoid reaches")
+        if self.width % self.memory_heads:
+            raise ValueError(f"width={self.width}: expected a multiple of memory_heads={self.memory_heads}")
+
+    @property
+    def theta_limit(self) -> float:
+        return 1 / self.chunk if self.theta_max is None else self.theta_max
+
+    @property
+    def ff_width(self) -> int:
+        return round(self.ff_mult * self.width)
+
+
+@dataclass
+class AttentionConfig(TitansConfig):
+    """What the three with attention share."""
+
+    heads: int = 4
+    """Heads of attention."""
+    window: int = 64
+    """MAG and MAL: tokens that a token sees, itself included. MAC: tokens of a segment of attention."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "heads", "window")
+        if self.width % (2 * self.heads):
+            raise ValueError(f"heads={self.heads}: expected heads of an even width, for rotary positions, but width={self.width}")
+
+
+class Titans(TokenRecurrent):
+    """What the four share: the stack of layers, the initial state and the diagnostics."""
+
+    layer_class: ClassVar[type[LMMLayer]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        c = self.config = config
+        self.decoder = Stack(c, [self.layer_class(c) for _ in range(c.layers)], RMSNorm(c.width, c.norm_eps))
+        nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
+        if c.tie_embeddings and not c.inputs:
+            self.decoder.head.weight = self.decoder.tokens.weight
+
+    @property
+    def undecayed(self):
+        return {name for name, _ in self.named_parameters() if name.endswith(".to_gates.bias")}
+
+    def init_state(self, batch, device=None, dtype=None):
+        layers: Any = self.layers
+        options = self.state_options(device, dtype)
+        return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers)
+
+    def step(self, state, ids_BT, mask_BT=None, write=True):
+        return super().step(state, ids_BT, mask_BT, write) if ids_BT.shape[1] else (self.finish(self.embed(ids_BT)), state)
+
+    @torch.no_grad()
+    def diagnostics(self, ids_BT: Tensor | tuple, segment_len: int | None = None) -> dict[str, Tensor]:
+        """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its weights) are means over samples.
+
+        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real tokens. clipped: share of the
+        tokens whose step ``normalized`` shortened, 0 without it and of a memory that is a matrix.
+        """
+        seen: list[list] = []
+        hooks = [hook for layer in self.layers for hook in _watched(layer, seen)]
+        try:
+            unroll(self, ids_BT, segment_len, keep=0)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {f"{name}.{i}": value for i, outs in enumerate(seen) for name, value in _fare(outs).items()}
+
+
+def _watched(layer: Any, seen: list[list]) -> Iterator[Any]:
+    """Hooks that put into ``seen`` a list of the masks and returns of a layer's memory, without those of the persistent tokens that make a first state."""
+    all_calls, calls = [], []
+    seen.append(all_calls)
+    yield layer.register_forward_pre_hook(lambda *_: calls.clear())
+    yield layer.memory.register_forward_hook(lambda _, args, out: calls.append((*args[2:3], out)))
+    yield layer.register_forward_hook(lambda *_: all_calls.extend(calls))
+
+
+def _fare(seen: list[tuple[Tensor | None, Remembered]]) -> dict[str, Tensor]:
+    """``Titans.diagnostics`` of one memory, from what it returned for all segments in order, and their masks (B, T)."""
+    outs, last = [out for _, out in seen], seen[-1][1].state
+    whole = [torch.ones_like(out.gates.theta_XT, dtype=torch.bool) for out in outs]
+    real = [all_XT if mask is None else mask.repeat_interleave(len(all_XT) // len(mask), dim=0) for all_XT, (mask, _) in zip(whole, seen, strict=True)]
+
+    def real_ones(parts: Any) -> Tensor:
+        return torch.cat([part_XT[real_XT] for part_XT, real_XT in zip(parts, real, strict=True)])
+
+    def norm(weights: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack([W.flatten(1).square().sum(1) for W in weights]).sum(0).sqrt().mean()
+
+    log_keep, log_eta, theta = map(real_ones, zip(*(out.gates for out in outs), strict=True))
+    scales = [out.scale_XT1.squeeze(-1) for out in outs if out.scale_XT1 is not None]
+    return {
+        "M_norm": norm(last.M),
+        "S_norm": norm(last.S) if last.S else theta.new_zeros(()),
+        "alpha": 1 - log_keep.exp().mean(),
+        "eta": log_eta.exp().mean(),
+        "theta": theta.mean(),
+        "clipped": (real_ones(scales) < 1).to(theta.dtype).mean() if scales else theta.new_zeros(()),
+    }
+
+
+class LMM(Titans):
+    """The memory without attention."""
+
+    Config = TitansConfig
+    layer_class = LMMLayer
+
+
+class MAC(Titans):
+    """Memory as context."""
+
+    @dataclass
+    class Config(AttentionConfig):
+        long_tokens: int = 0
+        """N_l, learned queries whose recalls come in front of a segment; 0: every token has a query of its own."""
+        causal_read: bool = True
+        """Read the memory as it is right after each token; without, as it was at the start of the segment."""
+        write_prefix: bool = False
+        """What attention makes of P and of the recalls of learned queries is written as well, before each segment."""
+        fusion: Literal["sigmoid_m", "silu_prod"] = "sigmoid_m"
+        """How memory and attention are multiplied: RMS(y) sigmoid(RMS(m)), or silu(RMS(y) RMS(m))."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(0, self, "long_tokens")
+            if self.write_prefix and not self.persistent + self.long_tokens:
+                raise ValueError(f"write_prefix={self.write_prefix}: expected a prefix; set persistent or long_tokens")
+
+    layer_class = MACLayer
+
+
+class MAG(Titans):
+    """Memory as gate."""
+
+    @dataclass
+    class Config(AttentionConfig):
+        fusion: Literal["sigmoid_m", "silu_prod"] = "sigmoid_m"
+        """How memory and attention are multiplied: RMS(y) sigmoid(RMS(m)), or silu(RMS(y) RMS(m))."""
+
+    layer_class = MAGLayer
+
+
+class MAL(Titans):
+    """Memory as layer."""
+
+    Config = AttentionConfig
+    layer_class = MALLayer

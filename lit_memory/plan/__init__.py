@@ -1,0 +1,1 @@
+"""YAML to runs: reading, merging, claims, checks."""

@@ -1,0 +1,1 @@
+"""The protocol of segment-recurrent models and the only loops over segments."""

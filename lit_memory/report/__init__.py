@@ -1,0 +1,1 @@
+"""Finished runs to figure, tables and verdict."""

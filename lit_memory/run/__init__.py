@@ -1,0 +1,1 @@
+"""Runs to MLflow: the work list, the engine, saving, tracking."""

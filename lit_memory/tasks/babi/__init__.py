@@ -1,0 +1,1 @@
+"""bAbI: its world, a reader that answers from facts alone, and its files."""

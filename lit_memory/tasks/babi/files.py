@@ -1,0 +1,184 @@
+"""bAbI QA1 to QA5: a simulator of both generators, single-question samples of it, and a parser of the distributed files.
+
+Paper:     Weston et al. 2015, Towards AI-complete question answering: a set of prerequisite toy tasks, arXiv 1502.05698.
+Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody published; its rules were recovered from the files (spec
+           2.3 to 2.7). lua, its later rewrite github.com/facebook/bAbI-tasks (spec 2.10), has other verbs and asks at other times.
+
+    Mary moved to the bathroom. Mary got the milk there. Mary went back to the garden. Mary travelled to the office.
+    qa1  Where is Mary?                          office    support 3
+    qa2  Where is the milk?                      office    support 1 3
+    qa3  Where was the milk before the office?   garden    support 1 3 2
+    The hallway is east of the bathroom. The bedroom is west of the bathroom.
+    qa4  What is the bathroom east of?           bedroom   support 1
+    Fred picked up the milk there. Fred gave the milk to Jeff.
+    qa5  Who received the milk?                  Jeff      support 1
+
+Deviations
+1. The answer to "What did A give to B?" is A's latest gift to B. In 20 of 3,358 such questions of the files it is an earlier one.
+2. A hash of its text assigns a sample to a split, so that none is in two. 691 of QA4's 933 distinct test samples are in the train file.
+3. Where the spec leaves lua open: an act is drawn before what it needs; QA4 asks for either place of a fact, in two forms each; QA5 has
+   v1.2's forms, as often as v1.2; an answer to QA3 has a fourth support if the object changed hands between the two places.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+from numpy.random import PCG64, Generator
+
+from lit_memory.tasks.babi.reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
+from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, tell
+from lit_memory.util.seeds import mixed_seed
+
+__all__ = [
+    "FEWEST_FACTS",
+    "FILES",
+    "LABELS",
+    "PEOPLE",
+    "PLACES",
+    "WORDS",
+    "Question",
+    "interpret",
+    "labels_of",
+    "load",
+    "parse",
+    "questions",
+    "simulate",
+    "split_of",
+]
+
+FILES = {
+    "qa1": "qa1_single-supporting-fact",
+    "qa2": "qa2_two-supporting-facts",
+    "qa3": "qa3_three-supporting-facts",
+    "qa4": "qa4_two-arg-relations",
+    "qa5": "qa5_three-arg-relations",
+}
+"""Names of the distributed files, which go on with ``_train.txt`` or ``_test.txt``."""
+LABELS = dict.fromkeys(FILES, PLACES) | {"qa5": tuple(sorted((*GIVERS, *OBJECTS)))}
+"""All answers of v1.2; see ``labels_of``."""
+_NAMES = (*PLACES, *OBJECTS, *ACTORS, *GIVERS, *OPPOSITE, *(verb for rules in VERBS.values() for verbs in rules.values() for verb in verbs))
+_SENTENCES = re.sub(r"\{\w+\}", "", " ".join((*FACTS.values(), *QUESTIONS, *_NAMES, "there last")))
+WORDS = tuple(sorted(set(re.findall(r"\w+|[^\w\s]", _SENTENCES))))
+"""Every word and punctuation mark of all facts, questions and answers."""
+PEOPLE = tuple(sorted({*ACTORS, *GIVERS}))
+SPLITS = ("train", "valid", "test")
+FEWEST_FACTS = {"v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2}, "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3}}
+"""Facts of the shortest question."""
+
+
+def simulate(task: str, rng: Generator, generator: Rules = "v1.2") -> list[Question]:
+    """The questions of one story, of which QA4 has one and the others five. Numbers are taken from ``rng`` in blocks of 256."""
+    _require("task", task, FILES)
+    _require("generator", generator, VERBS)
+    return tell(task, generator, Draws(rng))
+
+
+def labels_of(task: str, stories: str) -> tuple[str, ...]:
+    """All answers: lua's QA5 has ``ACTORS`` in place of ``GIVERS``."""
+    return tuple(sorted((*ACTORS, *OBJECTS))) if (task, stories) == ("qa5", "lua") else LABELS[task]
+
+
+def split_of(facts: Sequence[str], question: str) -> str:
+    """The split of a single-question sample, by a hash of its text: "train" of 80 %, "valid" of 10 %, "test" of 10 %."""
+    digest = hashlib.blake2b("\n".join((*facts, question)).encode(), digest_size=8).digest()
+    return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
+
+
+def questions(task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2") -> Iterator[Question]:
+    """Single-question samples without end, for batch ``step`` of ``size`` samples: a pure function of its arguments.
+
+    stories: rules of the simulator, each sample from another story; or a folder with the distributed files, every question of which comes once
+        before any comes again, in another order each time. ``valid`` is the last tenth of the training stories there.
+    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a file that is not there.
+    """
+    _require("task", task, FILES)
+    _require("split", split, SPLITS)
+    if stories not in VERBS:
+        return _shuffled(load(stories, task, split), seed, split, step * size)
+    return _simulated(task, split, stories, Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))))  # type: ignore[arg-type]
+
+
+def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
+    while True:
+        story = draws.shuffled(tell(task, rules, draws))
+        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn before and kept if of the split.
+        yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)
+
+
+def _shuffled(found: Sequence[Question], seed: int, split: str, first: int) -> Iterator[Question]:
+    lap, skip = divmod(first, len(found))
+    while True:
+        order = Generator(PCG64(mixed_seed(seed, f"order/{split}", lap))).permutation(len(found))
+        yield from (found[i] for i in order[skip:])
+        lap, skip = lap + 1, 0
+
+
+@lru_cache(maxsize=8)
+def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
+    """The questions of one split in a folder of distributed files."""
+    part = "test" if split == "test" else "train"
+    paths = sorted(Path(folder).glob(f"{FILES[task]}_{part}*.txt"), key=lambda path: len(path.name))
+    if not paths:
+        raise FileNotFoundError(f"{folder}: no {FILES[task]}_{part}.txt; expected the files of bAbI, en-10k for example")
+    told = parse(paths[0])
+    held_out = -(-len(told) // 10)
+    chosen = told if part == "test" else told[-held_out:] if split == "valid" else told[:-held_out]
+    return tuple(question for story in chosen for question in story)
+
+
+def _require(name: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+
+
+_LINE = re.compile(r"(?P<id>\d+) (?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d+(?: \d+)*))")
+
+
+def parse(path: str | Path) -> list[list[Question]]:
+    """The questions of every story of a distributed file. Raises ValueError that names file and line, and what was expected there."""
+    stories: list[list[Question]] = []
+    facts: list[str] = []
+    index: dict[int, int] = {}  # ID of a line of the story -> index of its fact
+    allowed, lines = [1], _lines(path)
+    for number, text in enumerate(lines, start=1):
+        if not (line := _LINE.fullmatch(text)):
+            raise _corrupt(path, number, f"'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; got {text[:80]!r}")
+        here = int(line["id"])
+        if here not in allowed:
+            raise _corrupt(path, number, f"ID {' or '.join(map(str, allowed))}; got {here}")
+        if here == 1:
+            facts, index = [], {}
+            stories.append([])
+        allowed = [here + 1]
+        if line["fact"]:
+            index[here] = len(facts)
+            facts.append(line["fact"])
+            continue
+        allowed.append(1)  # a story ends with a question
+        support = [int(i) for i in line["support"].split()]
+        if unknown := [i for i in support if i not in index]:
+            raise _corrupt(path, number, f"supports to be IDs of facts above the question; got {unknown[0]}")
+        earlier = tuple(len(question.facts) for question in stories[-1])
+        stories[-1].append(Question(tuple(facts), line["question"], line["answer"], tuple(index[i] for i in support), earlier))
+    if 1 not in allowed:
+        raise _corrupt(path, len(lines), "a question at the end of the story")
+    return stories
+
+
+def _lines(path: str | Path) -> list[str]:
+    content = Path(path).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(path, content.count(b"\n", 0, error.start) + 1, f"UTF-8 text; got byte {content[error.start]:#x}") from None
+    if not text:
+        raise _corrupt(path, 1, "stories of bAbI; the file is empty")
+    return text.removesuffix("\n").replace("\r\n", "\n").split("\n")
+
+
+def _corrupt(path: str | Path, number: int, expected: str) -> ValueError:
+    return ValueError(f"{path}:{number}: expected {expected}")
