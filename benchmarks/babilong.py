@@ -1,8 +1,9 @@
-"""Samples of BABILong: slices of tokenized books against tokenizing everything for each sample, and the memory of a stream.
+"""Samples of BABILong: slices of tokenized books against tokenizing everything for each sample, and the memory of a
+stream.
 
-Prints tokens per second of both (equal samples, 128k tokens), their ratio, and the resident memory after streams of 1 and 50 million
-tokens. The naive generator has the text of the books in memory, split into sentences; it tokenizes sentence by sentence until the
-sample is full and puts the facts in between.
+Prints tokens per second of both (equal samples, 128k tokens), their ratio, and the resident memory after streams of 1
+and 50 million tokens. The naive generator has the text of the books in memory, split into sentences; it tokenizes
+sentence by sentence until the sample is full and puts the facts in between.
 """
 
 import argparse
@@ -51,13 +52,19 @@ def main() -> None:
     arguments.add_argument("--haystack", default="noise")
     args = arguments.parse_args()
     torch.set_num_threads(1)
-    task = BABILong(BABILong.Config(segments=256, segment_len=SEGMENT, tokenizer=args.tokenizer, haystack=args.haystack, vocab_size=8192))
+    task = BABILong(
+        BABILong.Config(
+            segments=256, segment_len=SEGMENT, tokenizer=args.tokenizer, haystack=args.haystack, vocab_size=8192
+        )
+    )
     tokenizer = task.tokenizer
     kept = [s for book in load_corpus(args.haystack, "train").texts() for s in sentences(book)]
     noise = task.samples(0, "train", 0, 1)[0].noise
     text = [s for s in kept if len(tokenizer.encode(f" {s}")) >= 10]
     if len(text) != len(noise.starts_S):
-        raise SystemExit("the haystack leaves out sentences about persons and places; this benchmark wants one that has none")
+        raise SystemExit(
+            "the haystack leaves out sentences about persons and places; this benchmark wants one that has none"
+        )
     ours, theirs = [], []
     for step in range(args.rounds):
         start = time.perf_counter()
@@ -79,7 +86,9 @@ def main() -> None:
         start = time.perf_counter()
         count = sum(ids.numel() for ids in batch.context)
         taken = time.perf_counter() - start
-        print(f"stream of {millions:2} M tokens: {taken:6.2f} s, {count / taken:12,.0f} tokens/s, peak resident {resident_mb():.0f} MB")
+        print(
+            f"stream of {millions:2} M tokens: {taken:6.2f} s, {count / taken:12,.0f} tokens/s, peak resident {resident_mb():.0f} MB"
+        )
 
 
 if __name__ == "__main__":

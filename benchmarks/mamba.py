@@ -1,6 +1,7 @@
 """Our Mamba against Hugging Face's MambaForCausalLM (its path without kernels): forward and training step by length.
 
-Prints a table: median seconds of both and their ratio. ``--limit`` skips what would take Hugging Face longer, by extrapolation.
+Prints a table: median seconds of both and their ratio. ``--limit`` skips what would take Hugging Face longer, by
+extrapolation.
 """
 
 import argparse
@@ -41,7 +42,9 @@ def main() -> None:
     torch.manual_seed(0)
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    theirs = MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, use_cache=False))
+    theirs = MambaForCausalLM(
+        MambaConfig(vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, use_cache=False)
+    )
     ours = load_huggingface(theirs, arch="mamba")
 
     def ours_logits(ids: torch.Tensor) -> torch.Tensor:
@@ -54,7 +57,9 @@ def main() -> None:
 
         return run
 
-    def step(logits: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
+    def step(
+        logits: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, ids: torch.Tensor
+    ) -> Callable[[], None]:
         def run() -> None:
             torch.nn.functional.cross_entropy(logits(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
             model.zero_grad()
@@ -66,7 +71,9 @@ def main() -> None:
         return f"{a:9.4f} {'skipped':>9} {'':>7}" if b is None else f"{a:9.4f} {b:9.4f} {b / a:6.1f}x"
 
     print(f"seconds on one CPU core, batch {BATCH}, {LAYERS} layers, width {WIDTH}, torch {torch.__version__}")
-    print(f"{'':>6} | {'forward':^27} | {'training step':^27}\n{'T':>6} | {'ours':>9} {'HF':>9} {'ratio':>7} | {'ours':>9} {'HF':>9} {'ratio':>7}")
+    print(
+        f"{'':>6} | {'forward':^27} | {'training step':^27}\n{'T':>6} | {'ours':>9} {'HF':>9} {'ratio':>7} | {'ours':>9} {'HF':>9} {'ratio':>7}"
+    )
     previous: tuple[int, float] | None = None
     for length in LENGTHS:
         ids = torch.randint(VOCAB, (BATCH, length))
@@ -74,7 +81,9 @@ def main() -> None:
         if difference > 1e-4:
             raise RuntimeError(f"logits differ by {difference}: expected the same model")
         forward_times = medians(forward(ours_logits, ids), forward(lambda x: theirs(x).logits, ids), args.rounds)
-        expected = 0.0 if previous is None else previous[1] * (length / previous[0]) ** 2  # Hugging Face's backward is quadratic
+        expected = (
+            0.0 if previous is None else previous[1] * (length / previous[0]) ** 2
+        )  # Hugging Face's backward is quadratic
         other = None if expected > args.limit else step(lambda x: theirs(x).logits, theirs, ids)
         step_times = medians(step(ours_logits, ours, ids), other, args.rounds)
         if step_times[1] is not None:

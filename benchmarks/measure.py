@@ -12,5 +12,6 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def highest() -> float:
-    """MiB that this process has had at most (Linux). ``ru_maxrss`` would begin at what the process had that started it."""
+    """MiB that this process has had at most (Linux). ``ru_maxrss`` would begin at what the process had that started
+    it."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024

@@ -1,4 +1,5 @@
-"""ARMT's training step: queries that share a memory against copies of it, and the diagonal against the sequential schedule.
+"""ARMT's training step: queries that share a memory against copies of it, and the diagonal against the sequential
+schedule.
 
 Prints one line per comparison: median seconds of both, and their ratio.
 """
@@ -38,7 +39,9 @@ def compare(name: str, ours: Callable[[], None], other: Callable[[], None], roun
 
 def training_step(model: ARMT, batch, schedule: str = "sequential") -> Callable[[], None]:
     def run() -> None:
-        out = unroll(model, batch.ids_BT, batch.segment_len, read_only=batch.read_only, keep=batch.read_only, schedule=schedule)
+        out = unroll(
+            model, batch.ids_BT, batch.segment_len, read_only=batch.read_only, keep=batch.read_only, schedule=schedule
+        )
         model.logits(out.hidden_BTD).square().mean().backward()
         model.zero_grad()
 
@@ -61,7 +64,12 @@ def main() -> None:
         task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=pairs, queries=queries))
         batch = task.batch(0, "train", 0, size).to(torch.device(args.device))
         shape = f"{pairs} pairs, {queries} queries, batch {size}"
-        compare(f"{shape}: shared memory against copies", training_step(ours, batch), training_step(copies, batch), args.rounds)
+        compare(
+            f"{shape}: shared memory against copies",
+            training_step(ours, batch),
+            training_step(copies, batch),
+            args.rounds,
+        )
     for size in (1, 32):
         batch = task.at(pairs=32, queries=1).batch(0, "train", 0, size).to(torch.device(args.device))
         sequential, diagonal = training_step(ours, batch), training_step(ours, batch, "diagonal")

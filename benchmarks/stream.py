@@ -1,8 +1,8 @@
 """A million tokens through every model of constant state: what the end of a stream costs, against its beginning.
 
-Each model reads random tokens, segment after segment and without gradients, in a process of its own. Prints a table: floats of the state, MiB that the
-process had grown by at most after the first sixteenth of the stream and after all of it, tokens/s in the first and the last sixteenth, their
-ratio, and the largest number in the state at the end.
+Each model reads random tokens, segment after segment and without gradients, in a process of its own. Prints a table:
+floats of the state, MiB that the process had grown by at most after the first sixteenth of the stream and after all of
+it, tokens/s in the first and the last sixteenth, their ratio, and the largest number in the state at the end.
 """
 
 import argparse
@@ -50,18 +50,28 @@ def main() -> None:
     arguments.add_argument("--models", nargs="+", default=MODELS)
     arguments.add_argument("--tokens", type=int, default=2**20)
     arguments.add_argument("--segment-len", type=int, default=512)
-    arguments.add_argument("--one", action="store_true", help="print the row of one model and end (for the script itself)")
+    arguments.add_argument(
+        "--one", action="store_true", help="print the row of one model and end (for the script itself)"
+    )
     args = arguments.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if args.one:
         print(stream(args.models[0], args.tokens, args.segment_len))
         return
-    print(f"{args.tokens:,} tokens in segments of {args.segment_len} on one CPU core, width {SIZES['width']}, torch {torch.__version__}")
-    print(f"{'':6} | {'state floats':>12} | {'MiB, 1/16':>9} {'MiB, all':>9} | {'tokens/s':>9} {'at end':>9} {'ratio':>6} | {'largest':>9}")
+    print(
+        f"{args.tokens:,} tokens in segments of {args.segment_len} on one CPU core, width {SIZES['width']}, torch {torch.__version__}"
+    )
+    print(
+        f"{'':6} | {'state floats':>12} | {'MiB, 1/16':>9} {'MiB, all':>9} | {'tokens/s':>9} {'at end':>9} {'ratio':>6} | {'largest':>9}"
+    )
     for name in args.models:
         options = ["--one", "--models", name, "--tokens", str(args.tokens), "--segment-len", str(args.segment_len)]
-        print(subprocess.run([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True).stdout, end="", flush=True)
+        print(
+            subprocess.run([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True).stdout,
+            end="",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

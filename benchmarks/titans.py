@@ -1,12 +1,15 @@
-"""Our neural memory of Titans against titans-pytorch's ``NeuralMemory`` (extra ``bench``): a training step, forward and backward.
+"""Our neural memory of Titans against titans-pytorch's ``NeuralMemory`` (extra ``bench``): a training step, forward and
+backward.
 
-All map rows (4, 1024, 128) to rows with chunks of 64 tokens, two layers in the memory, one head and momentum. "memory" is what both have: norm,
-projections, gates and memory. "layer" is our whole layer, with convolutions, output gate and output projection besides. Theirs has one alpha
-and eta a chunk and reads the memory of the chunk before, where ours has them for every token and reads the memory right after it; that
-takes about twice the arithmetic. Theirs is run with ``batch_size`` equal to the chunk, which takes the surprise at the weights of the
-chunk's start as ours does, and with its default, which takes that of the whole sequence at the first weights.
+All map rows (4, 1024, 128) to rows with chunks of 64 tokens, two layers in the memory, one head and momentum. "memory"
+is what both have: norm, projections, gates and memory. "layer" is our whole layer, with convolutions, output gate and
+output projection besides. Theirs has one alpha and eta a chunk and reads the memory of the chunk before, where ours has
+them for every token and reads the memory right after it; that takes about twice the arithmetic. Theirs is run with
+``batch_size`` equal to the chunk, which takes the surprise at the weights of the chunk's start as ours does, and with
+its default, which takes that of the whole sequence at the first weights.
 
-Prints a table: median seconds of all in turn, the ratios of theirs to ours, and the MiB that a process grows by in such a step.
+Prints a table: median seconds of all in turn, the ratios of theirs to ours, and the MiB that a process grows by in such
+a step.
 """
 
 import argparse
@@ -47,7 +50,9 @@ def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
         M = tuple(W.expand(len(rows), -1, -1) for W in parts.M)
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
         q, k, v = parts.heads(parts.qkv(x), rows.dtype)
-        return joined(neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1)
+        return joined(
+            neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1
+        )
 
     return run
 
@@ -55,7 +60,13 @@ def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
 def theirs(expand: int, batch_size: int | None) -> Callable[[Tensor], Tensor]:
     from titans_pytorch import NeuralMemory as Theirs  # type: ignore[import-not-found]
 
-    model = Theirs(dim=WIDTH, chunk_size=CHUNK, batch_size=batch_size, heads=1, default_model_kwargs={"depth": DEPTH, "expansion_factor": float(expand)})
+    model = Theirs(
+        dim=WIDTH,
+        chunk_size=CHUNK,
+        batch_size=batch_size,
+        heads=1,
+        default_model_kwargs={"depth": DEPTH, "expansion_factor": float(expand)},
+    )
     return lambda rows: model(rows)[0]
 
 
@@ -84,7 +95,9 @@ def peak(run: Callable[[Tensor], Tensor]) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=11)
-    arguments.add_argument("--peak", nargs=2, metavar=("WHO", "EXPAND"), help="print the peak of one and end (for the script itself)")
+    arguments.add_argument(
+        "--peak", nargs=2, metavar=("WHO", "EXPAND"), help="print the peak of one and end (for the script itself)"
+    )
     args = arguments.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -92,14 +105,25 @@ def main() -> None:
     if args.peak:
         print(peak(MAKERS[args.peak[0]](int(args.peak[1]))))
         return
-    print(f"training step on one CPU core, rows ({BATCH}, {TOKENS}, {WIDTH}), chunk {CHUNK}, depth {DEPTH}, torch {torch.__version__}")
+    print(
+        f"training step on one CPU core, rows ({BATCH}, {TOKENS}, {WIDTH}), chunk {CHUNK}, depth {DEPTH}, torch {torch.__version__}"
+    )
     rows = torch.randn(BATCH, TOKENS, WIDTH)
     for expand in (1, 4):
-        print(f"inner width {expand * WIDTH:18} | {'seconds':>7} {'over memory':>11} {'over layer':>10} | {'MiB':>5} {'over memory':>11} {'over layer':>10}")
+        print(
+            f"inner width {expand * WIDTH:18} | {'seconds':>7} {'over memory':>11} {'over layer':>10} | {'MiB':>5} {'over memory':>11} {'over layer':>10}"
+        )
         runs = {who: partial(step, make(expand), rows) for who, make in MAKERS.items()}
         times = [{who: seconds(run) for who, run in runs.items()} for _ in range(args.rounds + 1)][1:]
         took = {who: statistics.median(row[who] for row in times) for who in runs}
-        grew = {who: float(subprocess.run([sys.executable, __file__, "--peak", who, str(expand)], capture_output=True, check=True).stdout) for who in runs}
+        grew = {
+            who: float(
+                subprocess.run(
+                    [sys.executable, __file__, "--peak", who, str(expand)], capture_output=True, check=True
+                ).stdout
+            )
+            for who in runs
+        }
         for who in runs:
             ratios = [
                 f"{cost[who]:{width}.{digits}f} {cost[who] / cost['memory']:10.2f}x {cost[who] / cost['layer']:9.2f}x"

@@ -1,7 +1,7 @@
 """Memory-augmented long-context transformers: models, tasks and the experiments of five papers.
 
-Names are imported when they are first used, so that ``import lit_memory`` costs nothing. The Auto classes of transformers know our
-models once both packages have been imported, in either order.
+Names are imported when they are first used, so that ``import lit_memory`` costs nothing. The Auto classes of
+transformers know our models once both packages have been imported, in either order.
 """
 
 import sys
@@ -89,7 +89,8 @@ def __dir__() -> list[str]:
 
 
 class _AfterAutoClasses:
-    """A finder that finds nothing itself: it has the modules of transformers' Auto classes followed by ``autoclasses.register``.
+    """A finder that finds nothing itself: it has the modules of transformers' Auto classes followed by
+    ``autoclasses.register``.
 
     transformers has no entry point for that, and importing it here would cost those who do not need it seconds.
     """

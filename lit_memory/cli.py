@@ -36,18 +36,35 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """The command's flags (frozen by a test)."""
-    p = Parser(prog="run.py", description="Train, evaluate and compare with the paper: one YAML, one table or figure.", allow_abbrev=False)
-    p.add_argument("experiment", metavar="EXPERIMENT.yaml", nargs="?", help="a file, or the name of one of the project's experiments")
+    p = Parser(
+        prog="run.py",
+        description="Train, evaluate and compare with the paper: one YAML, one table or figure.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "experiment",
+        metavar="EXPERIMENT.yaml",
+        nargs="?",
+        help="a file, or the name of one of the project's experiments",
+    )
     p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
     p.add_argument("--scale", metavar="NAME", help="one of the experiment's scales (default: its first)")
     p.add_argument("--arms", metavar="A,B", help="run these arms only")
     p.add_argument("--seeds", metavar="0,1", help="run these seeds only")
     p.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: as many as the cores allow)")
-    p.add_argument("--root", metavar="DIR", help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)")
+    p.add_argument(
+        "--root",
+        metavar="DIR",
+        help="where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
+    )
     p.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
     p.add_argument("--report", action="store_true", help="draw the report of what is finished and train nothing")
-    p.add_argument("--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired")
-    p.add_argument("--list", action="store_true", help="print the project's experiments with their verdicts and do nothing")
+    p.add_argument(
+        "--fresh", action="store_true", help="train again what is finished; the old runs stay in MLflow, retired"
+    )
+    p.add_argument(
+        "--list", action="store_true", help="print the project's experiments with their verdicts and do nothing"
+    )
     return p
 
 
@@ -61,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(list_table())
             return 0
         if args.experiment is None:
-            raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
+            raise ConfigError(
+                "command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows"
+            )
         args.experiment = shown(located(args.experiment))
         if Summary.wanted(args.experiment):
             return summarize(args, console)
@@ -112,18 +131,32 @@ def run(job: Job, console: Console, errors: Console) -> int:
 
 def summarize(args: argparse.Namespace, console: Console) -> int:
     """Write the report of marks over other experiments' reports; there is nothing to train."""
-    for flag, value in {"key=value": args.overrides, "--arms": args.arms, "--seeds": args.seeds, "--fresh": args.fresh}.items():
+    for flag, value in {
+        "key=value": args.overrides,
+        "--arms": args.arms,
+        "--seeds": args.seeds,
+        "--fresh": args.fresh,
+    }.items():
         if value:
-            raise ConfigError("command line", flag, f"{args.experiment} reads the reports of other experiments and trains nothing; leave it out")
+            raise ConfigError(
+                "command line",
+                flag,
+                f"{args.experiment} reads the reports of other experiments and trains nothing; leave it out",
+            )
     root = root_of(args)
     summary = Summary.load(args.experiment, root, args.scale)
     count = f"{len(summary.names)} report{'s' if len(summary.names) != 1 else ''}"
-    console.print(f"[bold]{summary.name}[/] ({summary.scale_shown}): from {count}, {len(summary.missing)} missing", highlight=False)
+    console.print(
+        f"[bold]{summary.name}[/] ({summary.scale_shown}): from {count}, {len(summary.missing)} missing",
+        highlight=False,
+    )
     if args.dry_run:
         return 0
     done = summary.report(root, f"python run.py {args.experiment}" + (f" --scale {args.scale}" if args.scale else ""))
     tracker = new_tracker(root)
-    tracker.publish(tracker.parent(summary.name, summary.scale or "default", {}), done.paths["README.md"].parent, done.verdict)
+    tracker.publish(
+        tracker.parent(summary.name, summary.scale or "default", {}), done.paths["README.md"].parent, done.verdict
+    )
     console.print(done.text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report   {shown(done.paths['README.md'])}", highlight=False, soft_wrap=True)
     return 0
@@ -150,9 +183,21 @@ def plan_table(job: Job) -> Table:
         least = "≤" if any(stage["until"] for stage in spec.stages) else ""
         seconds = job.estimate(spec)
         name = f"{spec.arm} {spec.point}".strip()
-        growth = f" + {size['state_growth']:,} a {load_class('model', spec.model['name']).growth_unit}" if size["state_growth"] else ""
+        growth = (
+            f" + {size['state_growth']:,} a {load_class('model', spec.model['name']).growth_unit}"
+            if size["state_growth"]
+            else ""
+        )
         sizes_shown = f"{size['parameters']:,}", f"{size['state_floats']:,}{growth}"
-        table.add_row(name, str(spec.seed), *sizes_shown, f"{least}{steps:,}", spec.key[:8], job.status(spec), duration(seconds) if seconds else "?")
+        table.add_row(
+            name,
+            str(spec.seed),
+            *sizes_shown,
+            f"{least}{steps:,}",
+            spec.key[:8],
+            job.status(spec),
+            duration(seconds) if seconds else "?",
+        )
     return table
 
 
@@ -172,7 +217,10 @@ class Execution:
         self.failed = 0
         tags = provenance() | {"paper": job.experiment.paper.arxiv or job.experiment.paper.title, "where": job.where}
         own = job.experiment.experiment
-        self.parents = {name: tracker.parent(name, job.scale, tags) for name in dict.fromkeys([own, *(spec.experiment for spec in todo)])}
+        self.parents = {
+            name: tracker.parent(name, job.scale, tags)
+            for name in dict.fromkeys([own, *(spec.experiment for spec in todo)])
+        }
         self.parent = self.parents[own]
         self.estimates = {spec.key: job.estimate(spec) for spec in todo if not saved(spec.folder(job.root))}
         self.launch = Launch(todo, job.jobs, job.root, tracker.uri, self.parents, tags)
@@ -180,20 +228,30 @@ class Execution:
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
         try:
-            with Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.display, auto_refresh=self.console.is_terminal):
+            with Live(
+                console=self.console,
+                refresh_per_second=2,
+                transient=True,
+                get_renderable=self.display,
+                auto_refresh=self.console.is_terminal,
+            ):
                 for child, event in self.launch.events():
                     if event["event"] == "end":
                         self.end(child)
                     elif event["event"] == "warning":
                         self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
                     elif event.get("news") and not self.console.is_terminal:
-                        self.console.print("  ".join(part for part in self.line(child) if part), highlight=False, soft_wrap=True)
+                        self.console.print(
+                            "  ".join(part for part in self.line(child) if part), highlight=False, soft_wrap=True
+                        )
         except Interrupted as signum:
             self.launch.stop()  # the signal may have come while a line was printed, outside of events()
             for child in self.launch.running:
                 self.close(child.spec, "KILLED")
             self.tracker.end(self.parent, "KILLED")
-            self.errors.print(f"interrupted; run the same command again to go on (exit {128 + signum.number})", highlight=False)
+            self.errors.print(
+                f"interrupted; run the same command again to go on (exit {128 + signum.number})", highlight=False
+            )
             return 128 + signum.number
         return int(self.failed > 0)
 
@@ -201,11 +259,15 @@ class Execution:
         name = f"{self.named(child.spec)} seed {child.spec.seed}"
         took = duration(child.age)
         if child.process.exitcode == 0:
-            self.console.print(f"[green]✓[/] {name} finished in {took} ({self.launch.done} of {self.launch.total})", highlight=False)
+            self.console.print(
+                f"[green]✓[/] {name} finished in {took} ({self.launch.done} of {self.launch.total})", highlight=False
+            )
             return
         self.failed += 1
         why = escape(child.failure or f"its process ended with code {child.process.exitcode}")
-        self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {why} (log: {shown(child.spec.folder(self.job.root) / 'log.txt')})")
+        self.errors.print(
+            f"[bold red]✗[/] {name} failed after {took}: {why} (log: {shown(child.spec.folder(self.job.root) / 'log.txt')})"
+        )
         self.close(child.spec, "FAILED")
 
     def close(self, spec: RunSpec, status: str) -> None:
@@ -241,7 +303,8 @@ class Execution:
         return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
 
     def display(self) -> Group:
-        """A line for each run, in a narrow terminal without the loss and then without the step; and how many runs there are."""
+        """A line for each run, in a narrow terminal without the loss and then without the step; and how many runs there
+        are."""
         columns = list(zip(*map(self.line, self.launch.running), strict=True))
         for spare in (3, 2):
             if sum(max(map(len, column)) + 2 for column in columns) - 2 > self.console.width:

@@ -55,11 +55,16 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     """Parameters, floats of the fresh state and those that every segment adds, without allocating the weights."""
     model = sketch(settings)
     parameters = sum(p.numel() for p in model.parameters())
-    return {"parameters": parameters, "state_floats": model.state_floats(model.init_state(1)), "state_growth": model.state_growth}
+    return {
+        "parameters": parameters,
+        "state_floats": model.state_floats(model.init_state(1)),
+        "state_growth": model.state_growth,
+    }
 
 
 def weights_of(model: Any, parts: Iterable[str]) -> dict[str, Any]:
-    """The weights in parts of a model, "encoder" or "decoder.tokens", by name. Raises ValueError for a part that has none."""
+    """The weights in parts of a model, "encoder" or "decoder.tokens", by name. Raises ValueError for a part that has
+    none."""
     named, found = dict(model.named_parameters()), {}
     for part in parts:
         own = {name: weight for name, weight in named.items() if f"{name}.".startswith(f"{part}.")}

@@ -1,4 +1,5 @@
-"""Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is tested."""
+"""Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is
+tested."""
 
 import dataclasses
 import os
@@ -52,7 +53,12 @@ VARIANTS = {
 }
 # Every registered model, and its variants with other backbones.
 CASES = [(name, {}) for name in MODELS]
-CASES += [(name, {"family": family, **extra}) for family, extra in VARIANTS.items() for name in MODELS if "family" in _config_fields(name)]
+CASES += [
+    (name, {"family": family, **extra})
+    for family, extra in VARIANTS.items()
+    for name in MODELS
+    if "family" in _config_fields(name)
+]
 TEXT_ONLY = {"larimar", "memreasoner"}
 """Models that read no numbers."""
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
@@ -63,7 +69,8 @@ def _ids(cases):
 
 
 def build_model(name: str, defaults: dict | None = None, **overrides):
-    """A fresh tiny model in fp64. Fields that it does not have are left out of TINY and ``defaults``, but not of ``overrides``."""
+    """A fresh tiny model in fp64. Fields that it does not have are left out of TINY and ``defaults``, but not of
+    ``overrides``."""
     cls = load_class("model", name)
     values = {k: v for k, v in {**TINY, **(defaults or {})}.items() if k in _config_fields(name)}
     torch.manual_seed(0)
@@ -147,7 +154,8 @@ class _Hostile:
 
 @pytest.fixture
 def hostile_checkpoint(tmp_path):
-    """``hostile_checkpoint(path)`` writes a checkpoint that makes a folder when it is unpickled; returns that folder."""
+    """``hostile_checkpoint(path)`` writes a checkpoint that makes a folder when it is unpickled; returns that
+    folder."""
 
     def write(path):
         proof = tmp_path / "executed"

@@ -6,7 +6,11 @@ import torch
 from lit_memory import LitRMT
 from lit_memory.tasks.algorithmic import Algorithmic
 
-TASKS = {"copy": {"length": 24}, "reverse": {"length": 12, "symbols": 8}, "associative": {"length": 4, "segment_len": 5}}
+TASKS = {
+    "copy": {"length": 24},
+    "reverse": {"length": 12, "symbols": 8},
+    "associative": {"length": 4, "segment_len": 5},
+}
 
 
 def make(task="copy", **config):
@@ -44,7 +48,10 @@ def test_blind_solver(name):
     answers = 2000 * (1 if name == "associative" else task.config.length)
     for symbol in (0, symbols - 1):
         said = torch.full((2000, task.new_tokens), symbol + (0 if name == "associative" else 2))
-        assert abs(task.score_text(said, batch)["token_accuracy"].mean() - 1 / symbols) < 3 * (1 / symbols / answers) ** 0.5
+        assert (
+            abs(task.score_text(said, batch)["token_accuracy"].mean() - 1 / symbols)
+            < 3 * (1 / symbols / answers) ** 0.5
+        )
 
 
 @pytest.mark.parametrize(
@@ -56,25 +63,35 @@ def test_blind_solver(name):
     ],
 )
 def test_worked_examples(monkeypatch, name, config, segments, expected):
-    """Spec 7.2, 7.3: input, START and answer; all of the answer is scored. The last token begins a segment that nothing is predicted from."""
+    """Spec 7.2, 7.3: input, START and answer; all of the answer is scored. The last token begins a segment that nothing
+    is predicted from."""
     ids = torch.tensor([[int(n) for n in expected.split()]])
     task = make(name, **config)
     monkeypatch.setattr(Algorithmic, "draw", lambda self, *_: (ids[:, : self.prompt - 1], ids[:, self.prompt :]))
     batch = task.batch(0, "test", 0, 1)
-    assert torch.equal(batch.ids_BT, ids) and batch.targets_BT.tolist() == [[-100] * task.prompt + ids[0, task.prompt :].tolist()]
-    assert solve(task, ids[0, : task.prompt].tolist()) == ids[0, task.prompt :].tolist() and batch.prompt_B.tolist() == [task.prompt]
+    assert torch.equal(batch.ids_BT, ids) and batch.targets_BT.tolist() == [
+        [-100] * task.prompt + ids[0, task.prompt :].tolist()
+    ]
+    assert solve(task, ids[0, : task.prompt].tolist()) == ids[
+        0, task.prompt :
+    ].tolist() and batch.prompt_B.tolist() == [task.prompt]
     assert [part.shape[1] for part in ids.split(task.segment_len, dim=1)] == segments
     assert task.written == len(segments) - 1 - (segments[-1] == 1) and task.new_tokens == ids.shape[1] - task.prompt
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "answer", "vocabulary", "start"), [("copy", 73, 48, 12, 1), ("reverse", 49, 24, 12, 1), ("associative", 11, 1, 37, 10)]
+    ("name", "tokens", "answer", "vocabulary", "start"),
+    [("copy", 73, 48, 12, 1), ("reverse", 49, 24, 12, 1), ("associative", 11, 1, 37, 10)],
 )
 def test_sizes_of_the_paper(name, tokens, answer, vocabulary, start):
     """Spec 7.2, 7.3: 72, 48 and 10 tokens that something is predicted from, 48, 24 and 1 scored; vocabularies."""
     task = make(name, length=4 if name == "associative" else 24, symbols=10)
     batch = task.batch(0, "train", 0, 300)
-    assert batch.ids_BT.shape[1] == tokens and (batch.targets_BT != -100).sum(1).tolist() == [answer] * 300 and batch.prompt_B is None
+    assert (
+        batch.ids_BT.shape[1] == tokens
+        and (batch.targets_BT != -100).sum(1).tolist() == [answer] * 300
+        and batch.prompt_B is None
+    )
     assert task.vocab_size == vocabulary and task.start_id == start
     assert set(batch.ids_BT.flatten().tolist()) == set(range(vocabulary)) - ({0} if name != "associative" else set())
 
@@ -92,13 +109,16 @@ def test_queries_are_uniform():
 )
 def test_golden_sample(name, expected):
     """The sampler never changes silently: old results would no longer be comparable."""
-    assert make(name, length=3, symbols=10).batch(0, "train", 0, 2).ids_BT[0].tolist() == [int(n) for n in expected.split()]
+    assert make(name, length=3, symbols=10).batch(0, "train", 0, 2).ids_BT[0].tolist() == [
+        int(n) for n in expected.split()
+    ]
 
 
 @pytest.mark.parametrize("name", ["copy", "reverse"])
 @pytest.mark.parametrize("segment_len", [5, 4, 13])
 def test_free_running(monkeypatch, name, segment_len):
-    """A slow twin: what the model wrote over the borders of segments is, read again, at every place the likeliest token."""
+    """A slow twin: what the model wrote over the borders of segments is, read again, at every place the likeliest
+    token."""
     task, said = make(name, length=4, symbols=10, segment_len=segment_len), []
     torch.manual_seed(0)
     module = LitRMT(vocab_size=12, width=16, heads=2, layers=1, memory_tokens=3, init_std=0.5).double().eval()
@@ -131,7 +151,10 @@ def test_every_knob_matters(field):
         ({"length": 0}, "length=0: expected at least 1"),
         ({"segment_len": 0}, "segment_len=0: expected at least 1"),
         ({"symbols": 1}, "symbols=1: expected at least 2"),
-        ({"task": "associative"}, "length=24: expected at most 10, as no letter and none of symbols=10 comes twice; the paper has 4"),
+        (
+            {"task": "associative"},
+            "length=24: expected at most 10, as no letter and none of symbols=10 comes twice; the paper has 4",
+        ),
         ({"task": "associative", "length": 27, "symbols": 40}, "length=27: expected at most 26"),
     ],
 )

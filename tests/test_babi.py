@@ -1,7 +1,9 @@
-"""bAbI: the simulator against the statistics of the distributed files (spec 2.9) and against its rules, written out slowly; the
+"""bAbI: the simulator against the statistics of the distributed files (spec 2.9) and against its rules, written out
+    slowly; the
 reader, the parser, the samples.
 
-``understood`` and what follows it share no code with the package. Tests of the files need ``../shared`` or LIT_MEMORY_SHARED.
+``understood`` and what follows it share no code with the package. Tests of the files need ``../shared`` or
+LIT_MEMORY_SHARED.
 """
 
 import hashlib
@@ -16,14 +18,36 @@ import numpy as np
 import pytest
 
 from lit_memory import BABILongData, MemReasonerData
-from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, interpret, load, parse, questions, simulate, split_of
+from lit_memory.tasks.babi.files import (
+    FEWEST_FACTS,
+    FILES,
+    LABELS,
+    WORDS,
+    interpret,
+    load,
+    parse,
+    questions,
+    simulate,
+    split_of,
+)
 from lit_memory.tasks.babi.world import Draws, Lua
 
-DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"
+DATA = (
+    Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+    / "data"
+    / "babi"
+    / "en-10k"
+)
 GENERATORS = ("v1.2", "lua")
 OBJECTS, PLACES = ("apple", "football", "milk"), ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-GIFT_FORMS = ("What did _ give to _ ?", "Who gave the _ ?", "Who gave the _ to _ ?", "Who received the _ ?", "Who did _ give the _ to ?")
+GIFT_FORMS = (
+    "What did _ give to _ ?",
+    "Who gave the _ ?",
+    "Who gave the _ to _ ?",
+    "Who received the _ ?",
+    "Who did _ give the _ to ?",
+)
 NAMES = {*OBJECTS, *PLACES, *OPPOSITE, "John", "Mary", "Sandra", "Daniel", "Bill", "Fred", "Jeff"}
 BOTH = [(task, generator) for generator in GENERATORS for task in FILES]
 
@@ -38,7 +62,9 @@ def simulated(task, generator="v1.2", count=2000):
 def files(task, *kinds):
     if not DATA.is_dir():
         pytest.skip("../shared is absent")
-    return [story for kind in kinds for path in sorted(DATA.glob(f"{FILES[task]}_{kind}*.txt")) for story in parse(path)]
+    return [
+        story for kind in kinds for path in sorted(DATA.glob(f"{FILES[task]}_{kind}*.txt")) for story in parse(path)
+    ]
 
 
 def understood(fact):
@@ -49,7 +75,9 @@ def understood(fact):
         return words[3], words[1], words[-1], ""
     if words[1] in ("gave", "handed", "passed"):
         return "give", words[0], after, words[-1] if words[2] == "the" else words[2]
-    kind = "move" if after in PLACES else "drop" if words[1] in ("dropped", "discarded", "put", "left", "let") else "get"
+    kind = (
+        "move" if after in PLACES else "drop" if words[1] in ("dropped", "discarded", "put", "left", "let") else "get"
+    )
     return kind, words[0], after, ""
 
 
@@ -70,7 +98,9 @@ def possible(task, facts):
         if task == "qa5" and kind == "give":
             t = max(i for i, event in enumerate(events) if event[0] == "give" and event[2] == thing)
             _, actor, thing, to = events[t]
-            pair = max(i for i, event in enumerate(events) if event[0] == "give" and (event[1], event[3]) == (actor, to))
+            pair = max(
+                i for i, event in enumerate(events) if event[0] == "give" and (event[1], event[3]) == (actor, to)
+            )
             found.add((f"What did {actor} give to {to}?", events[pair][2], (pair,)))
             found |= {(f"Who gave the {thing}?", actor, (t,)), (f"Who gave the {thing} to {to}?", actor, (t,))}
             found |= {(f"Who received the {thing}?", to, (t,)), (f"Who did {actor} give the {thing} to?", to, (t,))}
@@ -92,7 +122,8 @@ def possible(task, facts):
 
 
 def asked_and_missed(task, stories):
-    """Of all moments when v1.2 may ask: how often it asks what the rules allow, asks something else, and does not ask."""
+    """Of all moments when v1.2 may ask: how often it asks what the rules allow, asks something else, and does not
+    ask."""
     counts = Counter()
     for story in stories:
         asked = {len(q.facts): (q.text, q.answer, q.support) for q in story}
@@ -105,20 +136,23 @@ def asked_and_missed(task, stories):
 
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa5"])
 def test_slow_twin(task):
-    """A question is asked after two facts, and after two more again, exactly when the rules allow one, and it is one of those."""
+    """A question is asked after two facts, and after two more again, exactly when the rules allow one, and it is one of
+    those."""
     counts = asked_and_missed(task, simulated(task)[:100])
     assert counts == {"right": 500}, counts
 
 
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa5"])
 def test_the_rules_are_those_of_the_files(task):
-    """The files ask all that the rules of spec 2.6 allow and nothing else, but for the wrong labels of QA5, and for 1 % of QA3."""
+    """The files ask all that the rules of spec 2.6 allow and nothing else, but for the wrong labels of QA5, and for 1 %
+    of QA3."""
     counts = asked_and_missed(task, files(task, "test"))
     assert counts["right"] + counts["wrong"] == 1000
     assert counts["wrong"] <= {"qa5": 2}.get(task, 0) and counts["missed"] <= {"qa3": 10}.get(task, 0), counts
 
 
-# Spec 2.9, the distributed training files. Places are in alphabetical order; QA3's answers were counted on 385 stories, and are uniform in the limit.
+# Spec 2.9, the distributed training files. Places are in alphabetical order; QA3's answers were counted on 385 stories,
+# and are uniform in the limit.
 TABLE = {
     "qa1": {
         "length": [6.00, 10.0],
@@ -137,7 +171,22 @@ TABLE = {
         "fact": [6.1, 28.6],
         "sizes": [35, 7, 2],
         "quantiles": [4, 10, 14, 20, 30],
-        "histogram": [0.0104, 0.0452, 0.0682, 0.0872, 0.0955, 0.1068, 0.1049, 0.1006, 0.0886, 0.0746, 0.0605, 0.0460, 0.0327, 0.0234],
+        "histogram": [
+            0.0104,
+            0.0452,
+            0.0682,
+            0.0872,
+            0.0955,
+            0.1068,
+            0.1049,
+            0.1006,
+            0.0886,
+            0.0746,
+            0.0605,
+            0.0460,
+            0.0327,
+            0.0234,
+        ],
         "new": [0.581, 0.153, 0.093, 0.059],
         "newest": [0.417, 0.262, 0.158, 0.101, 0.062],
         "drop first": [0.688],
@@ -176,7 +225,22 @@ TABLE = {
         "fact": [6.2, 28.0],
         "sizes": [41, 7, 2],
         "quantiles": [6, 10, 16, 26, 46],
-        "histogram": [0.0094, 0.0323, 0.0572, 0.0764, 0.0871, 0.0868, 0.0820, 0.0756, 0.0686, 0.0585, 0.0516, 0.0455, 0.0382, 0.0347],
+        "histogram": [
+            0.0094,
+            0.0323,
+            0.0572,
+            0.0764,
+            0.0871,
+            0.0868,
+            0.0820,
+            0.0756,
+            0.0686,
+            0.0585,
+            0.0516,
+            0.0455,
+            0.0382,
+            0.0347,
+        ],
         "new": [0.708, 0.045, 0.042, 0.037],
         "newest": [0.428, 0.224, 0.154, 0.111, 0.083],
         "acts": [0.559, 0.169, 0.117, 0.155],
@@ -220,7 +284,9 @@ def statistics(stories):
         "sizes": [len(words), max(len(tokens(fact)) for fact in facts), min(lengths)],
         "quantiles": np.percentile(lengths, [5, 25, 50, 75, 95]),
         "histogram": shares(lengths, *range(2, 30, 2)),
-        "new": shares([b - a for story in stories for a, b in itertools.pairwise([0, *(len(q.facts) for q in story)])], 2, 4, 6, 8),
+        "new": shares(
+            [b - a for story in stories for a, b in itertools.pairwise([0, *(len(q.facts) for q in story)])], 2, 4, 6, 8
+        ),
         "newest": shares([len(q.facts) - 1 - max(q.support) for q in questions], 0, 1, 2, 3, 4),
         "drop first": shares([understood(q.facts[q.support[0]])[0] for q in questions], "drop"),
         "acts": shares([event[0] for event in events], "move", "get", "drop", "give"),
@@ -230,14 +296,17 @@ def statistics(stories):
         "ways": shares([event[0] for event in events], "north", "south", "east", "west"),
         "given": shares([event[2] for event in events if event[0] == "give"], *OBJECTS),
         "recipients": shares([event[3] for event in events if event[0] == "give"], "Mary", "Fred", "Bill", "Jeff"),
-        "two given": [np.mean([len({e[2] for e in map(understood, q.facts[-5:]) if e[0] == "give"}) > 1 for q in questions])],
+        "two given": [
+            np.mean([len({e[2] for e in map(understood, q.facts[-5:]) if e[0] == "give"}) > 1 for q in questions])
+        ],
         "there": [shares([there for kind, there in endings if kind == act], True)[0] for act in ("get", "drop")],
     }
 
 
 @pytest.mark.parametrize("task", TABLE)
 def test_table(task):
-    """Spec 2.9 on 2,000 stories (QA4 10,000): each probability within 0.02, each mean within 5 % (QA3 8 %), quantiles within 8 % and two facts."""
+    """Spec 2.9 on 2,000 stories (QA4 10,000): each probability within 0.02, each mean within 5 % (QA3 8 %), quantiles
+    within 8 % and two facts."""
     found = statistics(simulated(task, count=10_000 if task == "qa4" else 2000))
     relative = {"length": 0.08 if task == "qa3" else 0.05, "quantiles": 0.08, "fact": 0.05}
     for row, expected in TABLE[task].items():
@@ -251,19 +320,24 @@ def test_rows_are_counted_as_the_table_counts_them(task):
     found = statistics(files(task, "train"))
     for row, expected in TABLE[task].items():
         if (task, row) != ("qa3", "answers"):
-            assert list(found[row])[: len(expected)] == pytest.approx(expected, rel=0.01 if row in ("length", "fact") else 0, abs=0.008), row
+            assert list(found[row])[: len(expected)] == pytest.approx(
+                expected, rel=0.01 if row in ("length", "fact") else 0, abs=0.008
+            ), row
 
 
 @pytest.mark.parametrize("facts", [2, 4, 6, 8, 10])
 def test_newest_support_of_qa1(facts):
-    """Spec 2.9's row by question number. It was counted on 2,000 questions each, with standard errors of 0.01; as a fact is drawn from
-    the window and its actor asked for, the exact shares follow from all sequences of actors."""
+    """Spec 2.9's row by question number. It was counted on 2,000 questions each, with standard errors of 0.01; as a
+    fact is drawn from the window and its actor asked for, the exact shares follow from all sequences of actors."""
     window, exact = min(facts, 5), Counter()
     for actors in itertools.product(range(4), repeat=window):
         exact.update(actors[::-1].index(actor) for actor in actors)
     expected = [exact[i] / exact.total() for i in range(window)]
     for stories, error in ((simulated("qa1", count=10_000), 0.015), (files("qa1", "train"), 0.03)):
-        found = shares([len(q.facts) - 1 - q.support[0] for story in stories for q in story if len(q.facts) == facts], *range(window))
+        found = shares(
+            [len(q.facts) - 1 - q.support[0] for story in stories for q in story if len(q.facts) == facts],
+            *range(window),
+        )
         assert found == pytest.approx(expected, abs=error)
 
 
@@ -279,7 +353,8 @@ def test_verbs_are_equally_frequent(task):
 
 
 def known_states(facts, start=()):
-    """(event, places of actors, places or holders of objects) before every fact, as far as a reader knows them, who may know the ``start``."""
+    """(event, places of actors, places or holders of objects) before every fact, as far as a reader knows them, who may
+    know the ``start``."""
     at, lies = start or ({}, {})
     for fact in facts:
         event = understood(fact)
@@ -294,7 +369,8 @@ def known_states(facts, start=()):
 
 
 def test_acts_given_the_state():
-    """Spec 2.9: an actor who can move or get gets in 0.548 of the cases; who can move or drop, drops in 0.557; a possible gift is made in 0.423."""
+    """Spec 2.9: an actor who can move or get gets in 0.548 of the cases; who can move or drop, drops in 0.557; a
+    possible gift is made in 0.423."""
     hands, gifts = {(0, 1): [], (1, 0): []}, []
     for story in simulated("qa2"):
         for (kind, actor, *_), at, lies in known_states(story[-1].facts):
@@ -312,9 +388,12 @@ def test_acts_given_the_state():
 
 @pytest.mark.parametrize(("task", "generator"), [case for case in BOTH if case[0] != "qa4"])
 def test_stories_are_possible(task, generator):
-    """Everyone moves elsewhere, gets what lies there, drops and gives what they hold, and gives to those who are there; v1.2 makes the first gift
-    of those that are possible (spec 2.4); lua starts as its world file says."""
-    start = ({"Daniel": "hallway", "John": "kitchen", "Mary": "bedroom", "Sandra": "garden"}, {"apple": "kitchen", "football": "garden", "milk": "kitchen"})
+    """Everyone moves elsewhere, gets what lies there, drops and gives what they hold, and gives to those who are there;
+    v1.2 makes the first gift of those that are possible (spec 2.4); lua starts as its world file says."""
+    start = (
+        {"Daniel": "hallway", "John": "kitchen", "Mary": "bedroom", "Sandra": "garden"},
+        {"apple": "kitchen", "football": "garden", "milk": "kitchen"},
+    )
     for story in simulated(task, generator, 300):
         for (kind, actor, thing, to), at, lies in known_states(story[-1].facts, start if generator == "lua" else ()):
             here = at.get(actor)
@@ -325,7 +404,13 @@ def test_stories_are_possible(task, generator):
             else:
                 assert lies[thing] == actor and to != actor
             if kind == "give" and generator == "v1.2" and len(at) == 4:
-                first = next((o, b) for o in OBJECTS if lies.get(o) in at for b in ("Mary", "Fred", "Bill", "Jeff") if b != lies[o] and at[b] == at[lies[o]])
+                first = next(
+                    (o, b)
+                    for o in OBJECTS
+                    if lies.get(o) in at
+                    for b in ("Mary", "Fred", "Bill", "Jeff")
+                    if b != lies[o] and at[b] == at[lies[o]]
+                )
                 assert (thing, to) == first
             if kind == "give" and here and to in at:
                 assert at[to] == here
@@ -338,7 +423,8 @@ def test_qa4_has_few_samples():
 
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_qa4_stories(generator):
-    """Two neighbours on opposite sides of a centre; a fact's subject is asked for in two forms, by lua its other place as well."""
+    """Two neighbours on opposite sides of a centre; a fact's subject is asked for in two forms, by lua its other place
+    as well."""
     kinds = Counter()
     for (q,) in simulated("qa4", generator):
         events = [understood(fact) for fact in q.facts]
@@ -349,10 +435,15 @@ def test_qa4_stories(generator):
         subject = q.answer == one
         if not subject:
             way, one, other = OPPOSITE[way], other, one
-        assert q.answer == one and q.text in (f"What is {way} of the {other}?", f"What is the {other} {OPPOSITE[way]} of?")
+        assert q.answer == one and q.text in (
+            f"What is {way} of the {other}?",
+            f"What is the {other} {OPPOSITE[way]} of?",
+        )
         kinds[subject, q.text.endswith("of?")] += 1
     expected = {(True, False), (True, True)} if generator == "v1.2" else set(itertools.product([True, False], repeat=2))
-    assert set(kinds) == expected and shares(kinds.elements(), *kinds) == pytest.approx([1 / len(expected)] * len(expected), abs=0.03)
+    assert set(kinds) == expected and shares(kinds.elements(), *kinds) == pytest.approx(
+        [1 / len(expected)] * len(expected), abs=0.03
+    )
 
 
 @pytest.mark.parametrize("task", FILES)
@@ -375,34 +466,55 @@ def test_lua_stories(task):
         later = [b - a for story in stories for a, b in itertools.pairwise([len(q.facts) for q in story])]
         assert min(new) == 3 and shares(later, 3, 4, 5) == pytest.approx([1 / 2, 1 / 4, 1 / 8], abs=0.06)
     if task == "qa3":
-        assert all(len(set(q.support)) == 3 and q.text.endswith(f"before the {understood(q.facts[q.support[1]])[2]}?") for q in questions)
+        assert all(
+            len(set(q.support)) == 3 and q.text.endswith(f"before the {understood(q.facts[q.support[1]])[2]}?")
+            for q in questions
+        )
     if task == "qa5":
         assert min(new) == 2 and shares(age, *range(6)) == pytest.approx([1 / 6] * 6, abs=0.04)
         assert {form(q.text) for q in questions} == {text.replace(" ?", " last ?") for text in GIFT_FORMS}
         for q in questions:
             gift, *rest = [understood(fact) for fact in q.facts[q.support[0] :]]
-            assert gift[0] == "give" and all(event[2] != gift[2] and (event[1], event[3]) != (gift[1], gift[3]) for event in rest)
+            assert gift[0] == "give" and all(
+                event[2] != gift[2] and (event[1], event[3]) != (gift[1], gift[3]) for event in rest
+            )
 
 
 def tries(world, rng):
-    """Spec 2.10: an act, and then up to a hundred random actors, things and recipients, until they make an event that is possible."""
+    """Spec 2.10: an act, and then up to a hundred random actors, things and recipients, until they make an event that
+    is possible."""
     kind = rng.choice(["move", "get", "drop", "give"])
     for _ in range(100):
         actor, to = rng.choice(["Daniel", "John", "Mary", "Sandra"], 2)
         thing = rng.choice(PLACES if kind == "move" else OBJECTS)
         where, here = world.is_in.get(thing), world.is_in[actor]
-        if {"move": thing != here, "get": where == here, "drop": where == actor, "give": where == actor != to and world.is_in[to] == here}[kind]:
+        if {
+            "move": thing != here,
+            "get": where == here,
+            "drop": where == actor,
+            "give": where == actor != to and world.is_in[to] == here,
+        }[kind]:
             return kind, actor, thing, to if kind == "give" else ""
     return None
 
 
 def test_lua_draws_as_by_tries():
-    """One draw among the possible events has the distribution of a hundred tries: also the 12 % of gifts that they miss if one is possible."""
+    """One draw among the possible events has the distribution of a hundred tries: also the 12 % of gifts that they miss
+    if one is possible."""
     world = Lua("qa5", Draws(np.random.default_rng(0)))
-    world.is_in |= {"John": "garden", "Mary": "garden", "Sandra": "kitchen", "football": "John", "milk": "Sandra", "Daniel": "office"}
+    world.is_in |= {
+        "John": "garden",
+        "Mary": "garden",
+        "Sandra": "kitchen",
+        "football": "John",
+        "milk": "Sandra",
+        "Daniel": "office",
+    }
     rng = np.random.default_rng(1)
     fast, slow = Counter(world.draw() for _ in range(20_000)), Counter(tries(world, rng) for _ in range(4_000))
-    assert set(fast) == set(slow) and {event[1:] for event in slow if event and event[0] == "give"} == {("John", "football", "Mary")}
+    assert set(fast) == set(slow) and {event[1:] for event in slow if event and event[0] == "give"} == {
+        ("John", "football", "Mary")
+    }
     assert shares(fast.elements(), *fast) == pytest.approx(shares(slow.elements(), *fast), abs=0.02)
 
 
@@ -421,12 +533,15 @@ def test_reader_on_simulated_stories(task, generator):
 def test_words():
     """Each occurs in a story."""
     questions = [q for task, generator in BOTH for story in simulated(task, generator, 300) for q in story]
-    assert sorted({token for q in questions for text in (*q.facts, q.text, q.answer) for token in tokens(text)}) == list(WORDS)
+    assert sorted(
+        {token for q in questions for text in (*q.facts, q.text, q.answer) for token in tokens(text)}
+    ) == list(WORDS)
 
 
 @pytest.mark.parametrize("task", FILES)
 def test_reader_on_the_files(task):
-    """The real questions: answers and supports of QA1 to QA4, all; of QA5 99.8 %, as the labels of 22 of 11,000 are wrong (spec 2.12)."""
+    """The real questions: answers and supports of QA1 to QA4, all; of QA5 99.8 %, as the labels of 22 of 11,000 are
+    wrong (spec 2.12)."""
     questions = [q for story in files(task, "train", "test") for q in story]
     assert len(questions) == (2925 if task == "qa3" else 11_000)
     wrong = [q for q in questions if interpret(q.facts, q.text) != (q.answer, q.support)]
@@ -448,14 +563,26 @@ def test_example(tmp_path):
     """Spec 2.13: nothing can be asked after 2 or 4 facts."""
     (tmp_path / "x.txt").write_text(EXAMPLE)
     (((q),),) = parse(tmp_path / "x.txt")
-    assert (q.text, q.answer, q.support) == ("Where is the football?", "garden", (2, 5)) and interpret(q.facts, q.text) == ("garden", (2, 5))
-    assert [possible("qa2", q.facts[:end]) for end in (2, 4, 6)] == [set(), set(), {("Where is the football?", "garden", (2, 5))}]
+    assert (q.text, q.answer, q.support) == ("Where is the football?", "garden", (2, 5)) and interpret(
+        q.facts, q.text
+    ) == ("garden", (2, 5))
+    assert [possible("qa2", q.facts[:end]) for end in (2, 4, 6)] == [
+        set(),
+        set(),
+        {("Where is the football?", "garden", (2, 5))},
+    ]
     assert interpret(q.facts, "Where is Mary?") == ("garden", (5,))
     assert interpret(q.facts, "Where was the football before the garden?") == ("kitchen", (2, 5, 4))
     assert interpret(q.facts, "Where was the football before the kitchen?") == ("bathroom", (2, 4, 0))
 
 
-HANDED_ON = ("Fred went to the office.", "Fred got the milk there.", "Bill journeyed to the office.", "Fred gave Bill the milk.", "Bill went to the garden.")
+HANDED_ON = (
+    "Fred went to the office.",
+    "Fred got the milk there.",
+    "Bill journeyed to the office.",
+    "Fred gave Bill the milk.",
+    "Bill went to the garden.",
+)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +591,11 @@ HANDED_ON = ("Fred went to the office.", "Fred got the milk there.", "Bill journ
         (HANDED_ON, "Where is the milk?", ("garden", (3, 4))),
         (HANDED_ON, "Where was the milk before the garden?", ("office", (3, 4, 2))),
         (HANDED_ON, "Who received the milk last?", ("Bill", (3,))),
-        (("Mary went to the attic.", "John got the cup.", "John went to the attic.", "John left the cup there."), "Where is the cup?", ("attic", (3, 2))),
+        (
+            ("Mary went to the attic.", "John got the cup.", "John went to the attic.", "John left the cup there."),
+            "Where is the cup?",
+            ("attic", (3, 2)),
+        ),
         (
             ("Al took the pen.", "Al went to the gym.", "Al left the pen.", "Bo took the pen.", "Bo went to the pub."),
             "Where was the pen before the pub?",
@@ -475,7 +606,8 @@ HANDED_ON = ("Fred went to the office.", "Fred got the milk there.", "Bill journ
     ],
 )
 def test_reader_by_hand(facts, question, expected):
-    """Other names, and mixtures that no generator makes: a gift in QA2 and QA3, an object that changed hands between two places."""
+    """Other names, and mixtures that no generator makes: a gift in QA2 and QA3, an object that changed hands between
+    two places."""
     assert interpret(facts, question) == expected
 
 
@@ -509,7 +641,9 @@ def written(stories, space=" "):
                 where[i] = len(where) + story.index(q) + 1
                 lines.append(f"{where[i]} {q.facts[i]}")
             shown = len(q.facts)
-            lines.append(f"{shown + story.index(q) + 1} {q.text}{space}\t{q.answer}\t{' '.join(str(where[i]) for i in q.support)}")
+            lines.append(
+                f"{shown + story.index(q) + 1} {q.text}{space}\t{q.answer}\t{' '.join(str(where[i]) for i in q.support)}"
+            )
     return "".join(line + "\n" for line in lines)
 
 
@@ -538,14 +672,22 @@ def test_files_are_written_back(task):
         ("1 Mary", "2 Mary", ":1: expected ID 1; got 2"),
         ("5 Mary", "1 Mary", ":5: expected ID 5; got 1"),
         ("\tgarden\t3 6\n", "\tgarden\t3 6\n9 Mary moved to the office.\n", ":8: expected ID 8 or 1; got 9"),
-        ("\tgarden\t", " garden ", ":7: expected 'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; got '7 Where is the football?  garden 3 6'"),
+        (
+            "\tgarden\t",
+            " garden ",
+            ":7: expected 'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; got '7 Where is the football?  garden 3 6'",
+        ),
         ("\tgarden\t3 6", "", ":7: expected 'ID fact.' or"),
         ("\t3 6", "\t", ":7: expected 'ID fact.' or"),
         ("3 Mary got", "Mary got", ":3: expected 'ID fact.' or"),
         ("\n3 Mary", "\n\n3 Mary", ":3: expected 'ID fact.' or"),
         ("3 6", "3 7", ":7: expected supports to be IDs of facts above the question; got 7"),
         ("3 6", "3 60", ":7: expected supports to be IDs of facts above the question; got 60"),
-        ("3 6\n", "3 6\n8 Where is Mary?\tgarden\t7\n", ":8: expected supports to be IDs of facts above the question; got 7"),
+        (
+            "3 6\n",
+            "3 6\n8 Where is Mary?\tgarden\t7\n",
+            ":8: expected supports to be IDs of facts above the question; got 7",
+        ),
         ("7 Where is the football? \tgarden\t3 6\n", "", ":6: expected a question at the end of the story"),
         ("4 John went", "4 John\udcff went", ":4: expected UTF-8 text; got byte 0xff"),
         (EXAMPLE, "", ":1: expected stories of bAbI; the file is empty"),
@@ -564,8 +706,20 @@ def test_corrupt_files(tmp_path, old, new, message):
 
 
 DIGESTS = {
-    "v1.2": {"qa1": "ba954660b0b8", "qa2": "9a8075fe9b46", "qa3": "ade21851262b", "qa4": "1e87a21ed312", "qa5": "7e5723f6484c"},
-    "lua": {"qa1": "3778af416766", "qa2": "4667fe142176", "qa3": "08e817e91d53", "qa4": "a40995e38126", "qa5": "11efa200180d"},
+    "v1.2": {
+        "qa1": "ba954660b0b8",
+        "qa2": "9a8075fe9b46",
+        "qa3": "ade21851262b",
+        "qa4": "1e87a21ed312",
+        "qa5": "7e5723f6484c",
+    },
+    "lua": {
+        "qa1": "3778af416766",
+        "qa2": "4667fe142176",
+        "qa3": "08e817e91d53",
+        "qa4": "a40995e38126",
+        "qa5": "11efa200180d",
+    },
 }
 
 
@@ -579,11 +733,15 @@ def digest(found):
 
 @pytest.mark.parametrize(("task", "generator"), BOTH)
 def test_samples_are_a_function_of_their_arguments(task, generator):
-    """The same bits on any machine and in any process; another seed, split or step gives others, and a larger size only more of them."""
+    """The same bits on any machine and in any process; another seed, split or step gives others, and a larger size only
+    more of them."""
     found = samples(task, 0, "train", 0, 8, generator)
     assert found == samples(task, 0, "train", 0, 8, generator) and len(found) == 8
     assert digest(found) == DIGESTS[generator][task]
-    others = [samples(task, seed, split, step, 8, generator) for seed, split, step in ((1, "train", 0), (0, "valid", 0), (0, "test", 0), (0, "train", 1))]
+    others = [
+        samples(task, seed, split, step, 8, generator)
+        for seed, split, step in ((1, "train", 0), (0, "valid", 0), (0, "test", 0), (0, "train", 1))
+    ]
     assert all(a != b for a, b in itertools.combinations([found, *others], 2))
     assert samples(task, 0, "train", 0, 3, generator) == found[:3] and samples(task, 0, "train", 0, 0, generator) == []
 
@@ -591,7 +749,9 @@ def test_samples_are_a_function_of_their_arguments(task, generator):
 @pytest.mark.parametrize("task", FILES)
 def test_splits_are_disjoint(task):
     """Also where there are few samples, as of QA4; and no two have a question of the same story."""
-    drawn = {split: {(q.facts, q.text) for q in samples(task, 0, split, 0, 300)} for split in ("train", "valid", "test")}
+    drawn = {
+        split: {(q.facts, q.text) for q in samples(task, 0, split, 0, 300)} for split in ("train", "valid", "test")
+    }
     assert all(split_of(*sample) == split for split, found in drawn.items() for sample in found)
     starts = [{facts[:4] for facts, _ in found if len(facts) >= 4} for found in drawn.values()]
     assert not any(a & b for sets in (drawn.values(), starts) for a, b in itertools.combinations(sets, 2))
@@ -599,22 +759,34 @@ def test_splits_are_disjoint(task):
 
 def test_shares_of_the_splits():
     """80, 10 and 10 %."""
-    assert shares([split_of(q.facts, q.text) for s in simulated("qa2") for q in s], "train", "valid", "test") == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
-    assert [split_of(("Mary moved to the garden.",), f"Where is {name}?") for name in ("Mary", "John", "Bill")] == ["valid", "train", "train"]
+    assert shares(
+        [split_of(q.facts, q.text) for s in simulated("qa2") for q in s], "train", "valid", "test"
+    ) == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+    assert [split_of(("Mary moved to the garden.",), f"Where is {name}?") for name in ("Mary", "John", "Bill")] == [
+        "valid",
+        "train",
+        "train",
+    ]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_samples_are_any_question_of_a_story(split):
-    """The split changes no distribution: all five questions of QA1 are as frequent, as many facts as in 2,000 stories of QA2."""
-    assert shares([len(q.facts) for q in samples("qa1", 3, split, 0, 2000)], 2, 4, 6, 8, 10) == pytest.approx([0.2] * 5, abs=0.03)
+    """The split changes no distribution: all five questions of QA1 are as frequent, as many facts as in 2,000 stories
+    of QA2."""
+    assert shares([len(q.facts) for q in samples("qa1", 3, split, 0, 2000)], 2, 4, 6, 8, 10) == pytest.approx(
+        [0.2] * 5, abs=0.03
+    )
     assert np.mean([len(q.facts) for q in samples("qa2", 3, split, 0, 1000)]) == pytest.approx(15.7, rel=0.07)
 
 
 @pytest.mark.parametrize(("task", "generator"), BOTH)
 def test_fewest_facts(task, generator):
-    """No question has fewer, and some have no more; but of lua's QA5 one story in thousands begins with a move, a get and a gift."""
+    """No question has fewer, and some have no more; but of lua's QA5 one story in thousands begins with a move, a get
+    and a gift."""
     shortest = min(len(q.facts) for story in simulated(task, generator, 300) for q in story)
-    assert shortest == FEWEST_FACTS[generator][task] or ((task, generator) == ("qa5", "lua") and shortest > FEWEST_FACTS[generator][task])
+    assert shortest == FEWEST_FACTS[generator][task] or (
+        (task, generator) == ("qa5", "lua") and shortest > FEWEST_FACTS[generator][task]
+    )
 
 
 @pytest.fixture
@@ -634,19 +806,28 @@ def test_every_question_of_a_folder_is_asked_once(folder, data_class):
     (loader,) = data.test_dataloader()
     asked = [tuple(ids.tolist()) for batch in loader for ids in batch.ids_BT]
     whole = data.task.batch(0, "test", 0, size)
-    assert len(loader) > 1 and len(asked) == size and sorted(asked) == sorted(tuple(ids.tolist()) for ids in whole.ids_BT)
+    assert (
+        len(loader) > 1 and len(asked) == size and sorted(asked) == sorted(tuple(ids.tolist()) for ids in whole.ids_BT)
+    )
 
 
 def test_questions_of_a_folder(folder):
-    """Every question of a split once, in another order each time, whatever the size of the batches; valid is the last tenth of the training stories."""
+    """Every question of a split once, in another order each time, whatever the size of the batches; valid is the last
+    tenth of the training stories."""
     sizes = {"train": 27 * 5, "valid": 3 * 5, "test": 5 * 5}
     for split, size in sizes.items():
         whole = samples("qa1", 0, split, 0, size, str(folder))
         again = [q for step in range(size // 5) for q in samples("qa1", 0, split, step, 5, str(folder))]
         assert whole == again and sorted(whole, key=repr) == sorted(load(str(folder), "qa1", split), key=repr)
         later = samples("qa1", 0, split, 1, size, str(folder))
-        assert later != whole and sorted(later, key=repr) == sorted(whole, key=repr) and samples("qa1", 1, split, 0, size, str(folder)) != whole
-    assert load(str(folder), "qa1", "train") + load(str(folder), "qa1", "valid") == tuple(q for s in parse(folder / f"{FILES['qa1']}_train.txt") for q in s)
+        assert (
+            later != whole
+            and sorted(later, key=repr) == sorted(whole, key=repr)
+            and samples("qa1", 1, split, 0, size, str(folder)) != whole
+        )
+    assert load(str(folder), "qa1", "train") + load(str(folder), "qa1", "valid") == tuple(
+        q for s in parse(folder / f"{FILES['qa1']}_train.txt") for q in s
+    )
     with pytest.raises(FileNotFoundError, match=r"no qa2_two-supporting-facts_train\.txt; expected the files of bAbI"):
         questions("qa2", 0, "train", 0, 1, str(folder))
 

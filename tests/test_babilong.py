@@ -35,9 +35,12 @@ def sentences_of(task, split):
 
 
 def naive(task, seed, split, step, size):
-    """The straightforward generator of spec 3.2: tokenize sentence by sentence, collect lists until the budget is full, put the facts in between."""
+    """The straightforward generator of spec 3.2: tokenize sentence by sentence, collect lists until the budget is full,
+    put the facts in between."""
     text, made = sentences_of(task, split), []
-    for sample, question in zip(task.samples(seed, split, step, size), drawn(task, seed, split, step, size), strict=True):
+    for sample, question in zip(
+        task.samples(seed, split, step, size), drawn(task, seed, split, step, size), strict=True
+    ):
         facts = [task.tokenizer.encode(" " + fact).tolist() for fact in question.facts]
         budget = sample.context - sum(map(len, facts))
         noise, k = [], int(np.searchsorted(sample.noise.starts_S, sample.position))
@@ -52,7 +55,10 @@ def naive(task, seed, split, step, size):
             row += [t for fact, g in zip(facts, gaps, strict=True) if g == gap for t in fact]
             row += noise[gap] if gap < len(noise) else []
         assert len(row) == sample.context == sample.segments * task.config.segment_len - task.config.margin
-        asked = task.tokenizer.encode(" " + question.text).tolist(), task.tokenizer.encode(" " + question.answer).tolist()
+        asked = (
+            task.tokenizer.encode(" " + question.text).tolist(),
+            task.tokenizer.encode(" " + question.answer).tolist(),
+        )
         made.append((sample.segments, [*row, *asked[0], task.tokenizer.gen_id, *asked[1], task.tokenizer.eos_id]))
     return [row for _, row in sorted(made, key=lambda pair: -pair[0])]
 
@@ -72,16 +78,26 @@ def test_a_sample_equals_the_naive_one(name, vary):
         batch = task.batch(3, split, 1, 8)
         for row, expected in zip(rows(batch), naive(task, 3, split, 1, 8), strict=True):
             assert row[: len(expected)].tolist() == expected
-            assert (row[len(expected) :] == task.tokenizer.pad_id).all() and len(row) % S == (0 if split == "test" else batch.segment_len % S)
-        assert split == "test" or batch.segment_len - 8 < max(len(r) for r in naive(task, 3, split, 1, 8)) % S <= batch.segment_len
+            assert (row[len(expected) :] == task.tokenizer.pad_id).all() and len(row) % S == (
+                0 if split == "test" else batch.segment_len % S
+            )
+        assert (
+            split == "test"
+            or batch.segment_len - 8 < max(len(r) for r in naive(task, 3, split, 1, 8)) % S <= batch.segment_len
+        )
 
 
 def told(task, batch):
     """Per sample the facts that its text states, in order, its question, its answer, and its noise, all as text."""
     tokenizer = task.tokenizer
-    for row, targets, asked, prompt in zip(rows(batch), batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True):
+    for row, targets, asked, prompt in zip(
+        rows(batch), batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True
+    ):
         tail = len(row) - batch.segment_len
-        context, question = tokenizer.decode(row[: tail + asked]), tokenizer.decode(row[tail + asked : tail + prompt - 1])
+        context, question = (
+            tokenizer.decode(row[: tail + asked]),
+            tokenizer.decode(row[tail + asked : tail + prompt - 1]),
+        )
         answer = tokenizer.decode([t for t in targets.tolist() if t not in (-100, tokenizer.eos_id)])
         found = [match[0].strip() for match in FACT.finditer(context)]
         yield found, question, answer, FACT.sub(" ", context)
@@ -95,10 +111,13 @@ FACT = re.compile(rf"(?:^| )(?:(?:{NAMES}) (?:{VERBS})\b[^.]*\.|The \w+ is (?:no
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_oracle(name, split):
-    """Whoever reads the facts in the text, all of them whole and in order, answers every question; the noise alone states none."""
+    """Whoever reads the facts in the text, all of them whole and in order, answers every question; the noise alone
+    states none."""
     task = make(task=name, segments=6, vary=0.5)
     batch = task.batch(0, split, 0, 60)
-    for (facts, question, answer, noise), expected in zip(told(task, batch), sorted_questions(task, split, 60), strict=True):
+    for (facts, question, answer, noise), expected in zip(
+        told(task, batch), sorted_questions(task, split, 60), strict=True
+    ):
         assert facts == list(expected.facts) and (question, answer) == (expected.text, expected.answer)
         assert interpret(facts, question)[0] == answer
         assert not re.search(rf"\b(?:{NAMES})\b", noise)
@@ -130,7 +149,8 @@ def test_blind_solver(name):
 
 
 def test_samples_are_pure_and_differ():
-    """The same arguments give the same bits in a fresh task; another seed, split or step does not; ``vary`` is for training only."""
+    """The same arguments give the same bits in a fresh task; another seed, split or step does not; ``vary`` is for
+    training only."""
     task = make(vary=1.0, segments=8)
     first, again = task.batch(0, "train", 5, 16), make(vary=1.0, segments=8).batch(0, "train", 5, 16)
     assert all(np.array_equal(a, b) for a, b in zip(rows(first), rows(again), strict=True))
@@ -148,7 +168,9 @@ def test_splits_share_no_question_and_no_sentence():
         seen[split] = {(q.facts, q.text) for q in islice(questions("qa4", 0, split, 0, 1), 3000)}
         noise = babilong.load_noise(task.tokenizer, task.config.haystack, task.config.books, split, True)
         unknown = task.tokenizer.encode("qqqq")[0]
-        seen[split] |= {tuple(row) for row in np.split(noise.tokens_N, noise.starts_S[1:]) if len(row) > 20 and unknown not in row}
+        seen[split] |= {
+            tuple(row) for row in np.split(noise.tokens_N, noise.starts_S[1:]) if len(row) > 20 and unknown not in row
+        }
     assert not seen["train"] & seen["valid"] and not seen["train"] & seen["test"] and not seen["valid"] & seen["test"]
 
 
@@ -157,8 +179,12 @@ def test_a_vocabulary_of_another_source(tmp_path):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         for book in range(3):
-            (tmp_path / split / f"{book}.txt").write_text(f"The quick brown zebras of {split} jumped over {book} lazy giraffes in Africa today. " * 60)
-    ours, kept = (make(segments=2, haystack=str(tmp_path), books=None, **extra) for extra in ({}, {"vocabulary": "noise"}))
+            (tmp_path / split / f"{book}.txt").write_text(
+                f"The quick brown zebras of {split} jumped over {book} lazy giraffes in Africa today. " * 60
+            )
+    ours, kept = (
+        make(segments=2, haystack=str(tmp_path), books=None, **extra) for extra in ({}, {"vocabulary": "noise"})
+    )
     words = [set(task.tokenizer.decode(rows(task.batch(0, "test", 0, 1))[0]).split()) for task in (ours, kept)]
     assert {"zebras", "giraffes"} <= words[0] and not {"zebras", "giraffes"} & words[1] and "<unk>" in words[1]
 
@@ -172,7 +198,8 @@ def test_any_part_of_a_context_can_be_read(cut):
 
 
 def test_a_test_is_a_stream():
-    """Segments of a test are made when they are read, and memory does not grow with their number: 1,000,000 tokens here, within 2 MB."""
+    """Segments of a test are made when they are read, and memory does not grow with their number: 1,000,000 tokens
+    here, within 2 MB."""
     batch = make(segments=15_625).batch(0, "test", 0, 1)
     tracemalloc.start()
     for s, ids in enumerate(batch.context):
@@ -216,7 +243,9 @@ def test_facts_alone():
     for split in ("train", "test"):
         batch = task.batch(0, split, 0, 50)
         for (facts, *_, noise), sample in zip(told(task, batch), task.samples(0, split, 0, 50), strict=True):
-            assert not noise.strip() and len(facts) == len(sample.facts) and sample.context == sum(map(len, sample.facts))
+            assert (
+                not noise.strip() and len(facts) == len(sample.facts) and sample.context == sum(map(len, sample.facts))
+            )
         assert batch.context == () and len(set(batch.meta["asked"].tolist())) > 3
 
 
@@ -282,7 +311,10 @@ def test_wrong_settings(config, message):
 
 def test_a_context_that_is_too_short(monkeypatch):
     monkeypatch.setattr(babilong, "TRIES", 100)
-    with pytest.raises(ValueError, match=r"segments=1: no question of qa3 among \d+ has facts that fit into 12 tokens; raise segments or segment_len"):
+    with pytest.raises(
+        ValueError,
+        match=r"segments=1: no question of qa3 among \d+ has facts that fit into 12 tokens; raise segments or segment_len",
+    ):
         make(task="qa3", tokens_per_fact=1, segments=1, segment_len=32).batch(0, "train", 0, 1)
     with pytest.raises(ValueError, match="margin=3: expected at least 7"):
         make(margin=3).batch(0, "train", 0, 1)

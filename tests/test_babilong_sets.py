@@ -1,4 +1,5 @@
-"""Distributed sets of BABILong: what is read from them, that it is what we would have made, and what a wrong one is told."""
+"""Distributed sets of BABILong: what is read from them, that it is what we would have made, and what a wrong one is
+told."""
 
 import json
 import re
@@ -30,7 +31,9 @@ def make(**config) -> BABILong:
 
 
 STORY = "Mary moved to the garden. John went to the office."
-ROWS = [{"input": " \n".join([STORY] * n), "question": "Where is Mary? ", "target": "garden"} for n in (1, 9, 20, 5, 14, 32)]
+ROWS = [
+    {"input": " \n".join([STORY] * n), "question": "Where is Mary? ", "target": "garden"} for n in (1, 9, 20, 5, 14, 32)
+]
 """Contexts of 12 tokens times n."""
 
 
@@ -58,19 +61,33 @@ BYTES = {"tokenizer": "char", "segment_len": 512, "margin": 80, "leading_space":
 
 @pytest.mark.parametrize("options", [{}, {"segments": 0}, BYTES, {"task": "qa5"}], ids=str)
 def test_our_samples_written_out_are_read_back(tmp_path, options):
-    """The same ids, targets, segments and scores as those that our generator made, by words and by bytes, with noise and without."""
+    """The same ids, targets, segments and scores as those that our generator made, by words and by bytes, with noise
+    and without."""
     for part in ("train", "valid"):  # the same, so that no word is unknown
-        (tmp_path / f"{part}.txt").write_text(" ".join(f"Of all these old chairs, only two or {n} stood by my window." for n in range(2, 30)))
+        (tmp_path / f"{part}.txt").write_text(
+            " ".join(f"Of all these old chairs, only two or {n} stood by my window." for n in range(2, 30))
+        )
     options = {"haystack": str(tmp_path), "books": None} | options
     ours = make(**{"segments": 3, **options})
     tokenizer, rows, kept = ours.tokenizer, [], []
     for sample in ours.samples(0, "valid", 0, 10):
         text = tokenizer.decode(sample.read(0, sample.context))
         if text == text.rstrip():  # else it was cut behind a space
-            rows.append({"input": text, "question": tokenizer.decode(sample.question[:-1]), "target": tokenizer.decode(sample.answer[:-1])})
+            rows.append(
+                {
+                    "input": text,
+                    "question": tokenizer.decode(sample.question[:-1]),
+                    "target": tokenizer.decode(sample.answer[:-1]),
+                }
+            )
             kept.append(sample)
     assert len(rows) >= 4
-    read = make(**options, eval_set=written(tmp_path / "set", rows, f"1k/{ours.config.task}.jsonl"), test_eval_length=[1000], eval_length=1000)
+    read = make(
+        **options,
+        eval_set=written(tmp_path / "set", rows, f"1k/{ours.config.task}.jsonl"),
+        test_eval_length=[1000],
+        eval_length=1000,
+    )
     theirs = read.batch(0, "test", 0, len(rows))
     ours.samples = lambda *_: kept
     expected = ours.batch(0, "test", 0, len(rows))
@@ -83,11 +100,14 @@ def test_our_samples_written_out_are_read_back(tmp_path, options):
     said[0] = read.tokenizer.pad_id
     scores, same = read.score_text(said, theirs), ours.score_text(said, expected)
     assert scores["exact_match"].tolist() == [0.0, *[1.0] * (len(rows) - 1)]
-    assert {name: value.tolist() for name, value in scores.items()} == {name: value.tolist() for name, value in same.items()}
+    assert {name: value.tolist() for name, value in scores.items()} == {
+        name: value.tolist() for name, value in same.items()
+    }
 
 
 def test_samples_of_any_length_share_a_batch(tmp_path):
-    """Cut back from the end, the first segment short; what a model has read in the end is what it reads of each sample alone."""
+    """Cut back from the end, the first segment short; what a model has read in the end is what it reads of each sample
+    alone."""
     task = make(eval_set=written(tmp_path), test_eval_length=[1000], eval_length=1000, vocabulary="noise")
     batch = task.batch(0, "test", 0, len(ROWS))
     segments = list(batch.context)
@@ -99,8 +119,15 @@ def test_samples_of_any_length_share_a_batch(tmp_path):
     order = sorted(range(len(ROWS)), key=lambda i: -len(ROWS[i]["input"]))
     for row, i in zip(tokens(task, task.batch(0, "test", 0, len(ROWS))), order, strict=True):
         text = f"{' '.join(ROWS[i]['input'].split())} Where is Mary?"
-        assert row == [*task.tokenizer.encode(text), task.tokenizer.gen_id, *task.tokenizer.encode("garden"), task.tokenizer.eos_id]
-    module = LitARMT(width=16, layers=2, heads=2, memory_tokens=2, memory_dim=4, value_std=0.5, vocab_size=task.vocab_size).double()
+        assert row == [
+            *task.tokenizer.encode(text),
+            task.tokenizer.gen_id,
+            *task.tokenizer.encode("garden"),
+            task.tokenizer.eos_id,
+        ]
+    module = LitARMT(
+        width=16, layers=2, heads=2, memory_tokens=2, memory_dim=4, value_std=0.5, vocab_size=task.vocab_size
+    ).double()
     module.configure_model()
     state = unroll(module.model, iter(segments), keep=0).state
     for place, i in enumerate(order[:-1]):
@@ -111,16 +138,35 @@ def test_samples_of_any_length_share_a_batch(tmp_path):
 
 
 def test_a_model_is_tested_on_a_set(tmp_path):
-    """``trainer.test`` reads every sample once, at every length, although the batches leave a rest; training does not read it."""
+    """``trainer.test`` reads every sample once, at every length, although the batches leave a rest; training does not
+    read it."""
     path = written(tmp_path)
     written(tmp_path, [ROWS[0]] * 5, "0k/qa1.jsonl")
-    data = BABILongData(**SMALL, segments=2, eval_set=path, test_eval_length=[0, 1000], test_size=5, eval_batch_size=4, batch_size=2, valid_size=2)
+    data = BABILongData(
+        **SMALL,
+        segments=2,
+        eval_set=path,
+        test_eval_length=[0, 1000],
+        test_size=5,
+        eval_batch_size=4,
+        batch_size=2,
+        valid_size=2,
+    )
     loaders = data.test_dataloader()
-    assert [x for x, _ in data.test_conditions] == [0, 1000] and [len(loader) for loader in loaders] == [5, 5] and len(data.val_dataloader()) == 1
+    assert (
+        [x for x, _ in data.test_conditions] == [0, 1000]
+        and [len(loader) for loader in loaders] == [5, 5]
+        and len(data.val_dataloader()) == 1
+    )
     read = [b.meta["segments"].item() for b in loaders[1]]
     assert read == [1, 2, 4, 2, 3] and [task.written for _, task in data.test_conditions] == [0, 15]
     module = LitARMT(width=16, layers=1, heads=2, memory_tokens=2, memory_dim=4)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = L.Trainer(accelerator="cpu", max_steps=1, limit_val_batches=0, **quiet)
     trainer.fit(module, data)
     (found, *rest) = trainer.test(module, data, verbose=False)
@@ -158,13 +204,21 @@ def test_a_set_of_the_hub(monkeypatch):
         return rows
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, load_from_disk=None))
-    task = make(eval_set="RMT-team/babilong", eval_revision="abc", test_eval_length=[0, 64_000, 10_000_000], task="qa2", segment_len=128)
+    task = make(
+        eval_set="RMT-team/babilong",
+        eval_revision="abc",
+        test_eval_length=[0, 64_000, 10_000_000],
+        task="qa2",
+        segment_len=128,
+    )
     for _, condition in task.test_conditions():
         assert condition.rows(5, 1)[0]["target"] == "garden"
     assert asked == [("RMT-team/babilong", part, "qa2", "abc") for part in ("0k", "64k", "10M")]
 
 
-@pytest.mark.parametrize(("length", "name"), [(0, "0k"), (1000, "1k"), (512_000, "512k"), (1_000_000, "1M"), (10_000_000, "10M")])
+@pytest.mark.parametrize(
+    ("length", "name"), [(0, "0k"), (1000, "1k"), (512_000, "512k"), (1_000_000, "1M"), (10_000_000, "10M")]
+)
 def test_names_of_lengths(length, name):
     assert part_name(length) == name
 
@@ -172,12 +226,24 @@ def test_names_of_lengths(length, name):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"eval_set": "nobody"}, "test_eval_length=[]: expected lengths where eval_set is set, [0, 1000] for 0k and 1k"),
+        (
+            {"eval_set": "nobody"},
+            "test_eval_length=[]: expected lengths where eval_set is set, [0, 1000] for 0k and 1k",
+        ),
         ({"test_eval_length": [1000]}, "test_eval_length=[1000]: expected lengths where eval_set is set"),
-        ({"eval_set": "no/such/folder", "test_eval_length": [0]}, "eval_set='no/such/folder': no such file or folder; expected one, or a name on the"),
+        (
+            {"eval_set": "no/such/folder", "test_eval_length": [0]},
+            "eval_set='no/such/folder': no such file or folder; expected one, or a name on the",
+        ),
         ({"eval_set": "sets/qa1.jsonl", "test_eval_length": [0]}, "eval_set='sets/qa1.jsonl': no such file or folder"),
-        ({"eval_set": __file__, "test_eval_length": [0]}, "expected .jsonl, .json, .parquet, a folder, or a name on the Hugging Face hub"),
-        ({"eval_set": "a/b", "test_eval_length": [1500]}, "test_eval_length=1500: expected thousands, or millions from 1000000 on"),
+        (
+            {"eval_set": __file__, "test_eval_length": [0]},
+            "expected .jsonl, .json, .parquet, a folder, or a name on the Hugging Face hub",
+        ),
+        (
+            {"eval_set": "a/b", "test_eval_length": [1500]},
+            "test_eval_length=1500: expected thousands, or millions from 1000000 on",
+        ),
     ],
 )
 def test_wrong_settings(config, message):
@@ -188,12 +254,18 @@ def test_wrong_settings(config, message):
 
 def test_one_file_has_one_length(tmp_path):
     path = written(tmp_path) + "/1k/qa1.jsonl"
-    with pytest.raises(ValueError, match=r"test_eval_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; a folder has a part for each"):
+    with pytest.raises(
+        ValueError,
+        match=r"test_eval_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; a folder has a part for each",
+    ):
         make(eval_set=path, test_eval_length=[0, 1000])
 
 
 WRONG = {
-    "column": ([{"input": "", "question": "", "answer": ""}], "{part}: no column 'target'; expected input, question, target, got input, question, answer"),
+    "column": (
+        [{"input": "", "question": "", "answer": ""}],
+        "{part}: no column 'target'; expected input, question, target, got input, question, answer",
+    ),
     "value": ([ROWS[0], ROWS[0] | {"target": None}], "{part}, sample 2: target is None; expected text"),
     "too few": ([ROWS[0]], "{part}: 1 samples, and number 2 is asked for; lower test_size"),
     "broken": ("{", "{part}: cannot be read (DatasetGenerationError: JSON parse error: "),
@@ -216,15 +288,22 @@ def test_a_wrong_set_ends_a_run_before_its_training(tmp_path, case):
 
 
 def test_a_question_that_needs_more_than_the_margin(tmp_path):
-    task = make(eval_set=written(tmp_path, [ROWS[0] | {"question": "Where " * 20}]), test_eval_length=[1000], eval_length=1000)
-    with pytest.raises(ValueError, match="margin=12: expected at least 23, the tokens of a question, GEN, its answer and EOS"):
+    task = make(
+        eval_set=written(tmp_path, [ROWS[0] | {"question": "Where " * 20}]), test_eval_length=[1000], eval_length=1000
+    )
+    with pytest.raises(
+        ValueError, match="margin=12: expected at least 23, the tokens of a question, GEN, its answer and EOS"
+    ):
         task.batch(0, "test", 0, 1)
 
 
 def test_a_set_out_of_reach(monkeypatch):
     """Offline, with the library itself."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match=r"^nobody/nothing 1k qa1: not in reach on the Hugging Face hub \(.*\); check name and network"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"^nobody/nothing 1k qa1: not in reach on the Hugging Face hub \(.*\); check name and network",
+    ):
         make(eval_set="nobody/nothing", test_eval_length=[1000], eval_length=1000).rows(0, 1)
 
 
@@ -235,4 +314,8 @@ def test_a_read_context_is_as_long_as_its_text():
         sample = task.distributed({"input": "one " * tokens_, "question": "Where?", "target": "here"})
         parts = [sample.segment(k, 64, 12) for k in range(sample.segments)]
         assert sample.context == tokens_ == sum(map(len, parts)) and all(len(part) == 64 for part in parts[1:-1])
-        assert len(parts[-1]) == min(tokens_, 52) and (len(parts) == 1 or len(parts[0])) and np.concatenate(parts).size == tokens_
+        assert (
+            len(parts[-1]) == min(tokens_, 52)
+            and (len(parts) == 1 or len(parts[0]))
+            and np.concatenate(parts).size == tokens_
+        )

@@ -1,5 +1,5 @@
-"""Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, what only looks wrong, and data
-that cannot be read (more of that in test_corpus.py, test_babi.py and test_babilong_sets.py)."""
+"""Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, what only looks
+wrong, and data that cannot be read (more of that in test_corpus.py, test_babi.py and test_babilong_sets.py)."""
 
 import http.server
 import os
@@ -49,10 +49,20 @@ def prepare(case, place):
         assert text.count(case["change"]) >= 1, "the good file has no such text"
         text = text.replace(case["change"], case["to"], 1)
     if "file" in case:
-        text = "".join([case["file"], *(case.get(part, "") * case.get("times", 0) for part in ("then", "last")), case.get("end", "")])
+        text = "".join(
+            [
+                case["file"],
+                *(case.get(part, "") * case.get("times", 0) for part in ("then", "last")),
+                case.get("end", ""),
+            ]
+        )
     text += case.get("add", "")
     (place / "tiny.yaml").write_bytes(bytes(case["bytes"]) if "bytes" in case else text.encode())
-    return case["alone"] if "alone" in case else ["tiny.yaml", *([] if "root" in case else ["--root", "root"]), *case.get("argv", [])]
+    return (
+        case["alone"]
+        if "alone" in case
+        else ["tiny.yaml", *([] if "root" in case else ["--root", "root"]), *case.get("argv", [])]
+    )
 
 
 def tree(folder):
@@ -89,7 +99,14 @@ def test_every_case_is_told_in_one_line_and_leaves_nothing(place, monkeypatch, c
     assert tree(place.parent) == before
 
 
-PROCESSES = ["missing file", "unknown key", "zero steps", "unknown argument of the Trainer", "heads", "database that is text"]
+PROCESSES = [
+    "missing file",
+    "unknown key",
+    "zero steps",
+    "unknown argument of the Trainer",
+    "heads",
+    "database that is text",
+]
 HEAVY = ("lightning", "mlflow", "matplotlib", "pandas", "transformers")
 WATCH = f"""
 import runpy, sys
@@ -107,7 +124,9 @@ def test_real_processes_answer_in_time_and_import_nothing_heavy(place, name):
     case = CASES[name]
     argv = prepare(case, place)
     before, start = tree(place.parent), time.monotonic()
-    run = subprocess.run([sys.executable, "-c", WATCH, *argv], env=os.environ | case.get("env", {}), capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", WATCH, *argv], env=os.environ | case.get("env", {}), capture_output=True, text=True
+    )
     took = time.monotonic() - start
     assert (run.returncode, run.stdout) == (2, ""), run.stderr
     check(case, place, run.stderr)
@@ -127,7 +146,10 @@ def test_a_database_of_garbage_below_the_root(place, capsys):
     (place / "root" / "mlflow.db").write_bytes(os.urandom(4096))
     before = tree(place)
     assert main(["tiny.yaml", "--root", "root"]) == 2
-    assert capsys.readouterr().err == f"error: {place}/root/mlflow.db: {place}/root/mlflow.db is not an SQLite database; expected MLflow's, or no file\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {place}/root/mlflow.db: {place}/root/mlflow.db is not an SQLite database; expected MLflow's, or no file\n"
+    )
     assert tree(place) == before
 
 
@@ -162,7 +184,10 @@ def server():
         server.shutdown()
 
 
-@pytest.mark.parametrize(("answer", "why"), [(503, "the server answers 503 Service Unavailable"), (None, "no server answers (timed out)"), (404, "cannot use")])
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(503, "the server answers 503 Service Unavailable"), (None, "no server answers (timed out)"), (404, "cannot use")],
+)
 def test_a_server_that_does_not_work(place, server, monkeypatch, capsys, answer, why):
     uri = f"http://127.0.0.1:{server.server_port}"
     server.answer = answer
@@ -200,7 +225,10 @@ def test_a_folder_that_may_not_be_written(place, monkeypatch, capsys):
     """A dry run only reads."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main(["tiny.yaml", "--root", "folder/root"]) == 2
-    assert capsys.readouterr().err == f"error: command line: --root: {place}/folder may not be written to; expected a folder of yours\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: command line: --root: {place}/folder may not be written to; expected a folder of yours\n"
+    )
     assert main(["tiny.yaml", "--root", "folder/root", "--dry-run"]) == 0
 
 
@@ -257,11 +285,31 @@ def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
 # Data, which a run reads after its file has been found right
 
 DATA_FILES = {
-    "empty books": ({}, {"haystack": ""}, "FOLDER: no .txt file for split 'train'; expected books in it, or in FOLDER/train and FOLDER/test"),
-    "binary book": ({"train/a.txt": b"\x89PNG\r\n"}, {"haystack": ""}, "FOLDER/train/a.txt: not UTF-8 text (byte 0 is 0x89); convert it, or take it out of"),
-    "NUL in a book": ({"train.txt": b"text\0"}, {"haystack": ""}, "FOLDER/train.txt: not text (byte 4 is 0x00); take it out of the folder"),
-    "books without text": ({"train.txt": b"\n", "test.txt": b""}, {"haystack": ""}, "FOLDER, split train: no sentence left of min_tokens=10 tokens or more"),
-    "no stories": ({}, {"stories": ""}, "FOLDER: no qa1_single-supporting-fact_train.txt; expected the files of bAbI, en-10k for example"),
+    "empty books": (
+        {},
+        {"haystack": ""},
+        "FOLDER: no .txt file for split 'train'; expected books in it, or in FOLDER/train and FOLDER/test",
+    ),
+    "binary book": (
+        {"train/a.txt": b"\x89PNG\r\n"},
+        {"haystack": ""},
+        "FOLDER/train/a.txt: not UTF-8 text (byte 0 is 0x89); convert it, or take it out of",
+    ),
+    "NUL in a book": (
+        {"train.txt": b"text\0"},
+        {"haystack": ""},
+        "FOLDER/train.txt: not text (byte 4 is 0x00); take it out of the folder",
+    ),
+    "books without text": (
+        {"train.txt": b"\n", "test.txt": b""},
+        {"haystack": ""},
+        "FOLDER, split train: no sentence left of min_tokens=10 tokens or more",
+    ),
+    "no stories": (
+        {},
+        {"stories": ""},
+        "FOLDER: no qa1_single-supporting-fact_train.txt; expected the files of bAbI, en-10k for example",
+    ),
     "corrupt story": (
         {"qa1_single-supporting-fact_train.txt": b"1 Mary moved to the garden.\n2 Where is Mary garden\n"},
         {"stories": ""},
@@ -277,7 +325,11 @@ DATA_FILES = {
         {"haystack": "pg19"},
         "pg19: emozilla/pg19 is not in reach on the Hugging Face hub (ConnectionError); check the network",
     ),
-    "no network for a set": ({}, {"eval_set": "a/b", "test_eval_length": [0]}, "a/b 0k qa1: not in reach on the Hugging Face hub (ConnectionError: offline"),
+    "no network for a set": (
+        {},
+        {"eval_set": "a/b", "test_eval_length": [0]},
+        "a/b 0k qa1: not in reach on the Hugging Face hub (ConnectionError: offline",
+    ),
     "no network for a tokenizer": (
         {},
         {"tokenizer": "gpt2"},
@@ -301,7 +353,9 @@ def test_data_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch, nam
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(content)
     settings = {field: str(tmp_path) if value == "" else value for field, value in settings.items()}
-    data = BABILongData(**{"segments": 1, "segment_len": 64, "margin": 12, "books": 1, "vocabulary": "noise", **settings})
+    data = BABILongData(
+        **{"segments": 1, "segment_len": 64, "margin": 12, "books": 1, "vocabulary": "noise", **settings}
+    )
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         data.prepare_data()
         next(iter(data.train_dataloader()))

@@ -67,8 +67,14 @@ def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("report", "row"),
     [
-        ({"verdict": "REPRODUCED", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]}, ("REPRODUCED", 120.5)),
-        ({"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [{"seconds": None}, {"seconds": 30.5}]}, ("INCOMPLETE", 30.5)),
+        (
+            {"verdict": "REPRODUCED", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]},
+            ("REPRODUCED", 120.5),
+        ),
+        (
+            {"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [{"seconds": None}, {"seconds": 30.5}]},
+            ("INCOMPLETE", 30.5),
+        ),
         ({"verdict": "NOT REPRODUCED", "missing": []}, ("NOT REPRODUCED", 0)),
         (None, ("", 0)),
     ],

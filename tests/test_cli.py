@@ -84,7 +84,14 @@ def call(*argv) -> int:
 def test_the_flags_are_frozen():
     """A new flag needs a good reason; eight are what a reader can remember."""
     flags = {(action.option_strings or [action.dest])[-1]: action.nargs for action in parser()._actions}
-    assert flags == {"--help": 0, "experiment": "?", "overrides": "*", "--scale": None, "--arms": None, "--seeds": None} | {
+    assert flags == {
+        "--help": 0,
+        "experiment": "?",
+        "overrides": "*",
+        "--scale": None,
+        "--arms": None,
+        "--seeds": None,
+    } | {
         "--jobs": None,
         "--root": None,
         "--dry-run": 0,
@@ -110,7 +117,10 @@ BAD = {
     "jobs that are no number": (["FILE", "--jobs", "x"], "command line: argument --jobs: invalid int value: 'x'"),
     "root that is a file": (["FILE", "--root", "FILE"], "is a file; expected a folder"),
     "override without a value": (["FILE", "model.width"], "command line: model.width: expected key=value"),
-    "unknown override": (["FILE", "--dry-run", "model.widht=8"], "command line: model.widht: unknown key; did you mean 'width'?"),
+    "unknown override": (
+        ["FILE", "--dry-run", "model.widht=8"],
+        "command line: model.widht: unknown key; did you mean 'width'?",
+    ),
     "markup": (["FILE", "[/red]=1"], "command line: [/red]=1: expected key=value"),
     "two lines": (["FILE", "a\nb"], "command line: a b: expected key=value"),
 }
@@ -128,10 +138,14 @@ def test_bad_input_is_one_line_and_exit_code_2(write, tmp_path, monkeypatch, cap
     assert os.listdir(tmp_path) == ["tiny.yaml"]
 
 
-@pytest.mark.parametrize("extra", [["no.yaml"], ["tiny.yaml", "--sclae"], ["tiny.yaml", "train.lr=-1"]], ids=["file", "flag", "value"])
+@pytest.mark.parametrize(
+    "extra", [["no.yaml"], ["tiny.yaml", "--sclae"], ["tiny.yaml", "train.lr=-1"]], ids=["file", "flag", "value"]
+)
 def test_bad_input_in_a_real_process(write, tmp_path, extra):
     write()
-    run = subprocess.run([sys.executable, str(RUN), *extra, "--root", "root"], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, str(RUN), *extra, "--root", "root"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert run.stderr.startswith("error: ") and "Traceback" not in run.stderr and os.listdir(tmp_path) == ["tiny.yaml"]
 
@@ -143,7 +157,9 @@ def test_a_run_without_its_gpu_does_not_start(write, tmp_path, monkeypatch, caps
     argv = [write(scales={"cpu": {}, "gpu": {"train.accelerator": "cuda"}}), "--root", tmp_path / "root", *flags]
     assert call(*argv, "--dry-run") == 0 and call(*argv) == 2
     place = "(scale gpu, arm a)" if "gpu" in flags else "(scale cpu, arm a, with train.accelerator=cuda)"
-    assert capsys.readouterr().err.endswith(f"{place}: train.accelerator: 'cuda': torch finds no GPU on this machine; expected cpu, or another --scale\n")
+    assert capsys.readouterr().err.endswith(
+        f"{place}: train.accelerator: 'cuda': torch finds no GPU on this machine; expected cpu, or another --scale\n"
+    )
     assert os.listdir(tmp_path) == ["tiny.yaml"]
 
 
@@ -165,12 +181,27 @@ def test_a_dry_run_shows_how_a_state_grows(write, tmp_path, capsys, no_training)
 
 def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
     """A memory of lines grows by lines, in plans and in reports."""
-    lines = {"name": "larimar", "width": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "latent_width": 8, "line_tokens": 32}
-    file = write(base={"model": lines, "task": {"name": "passkey", "books": 1}}, arms={"a": {}}, report={"x": "test_tokens", "y": "recall"}, expect=[])
+    lines = {
+        "name": "larimar",
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+        "encoder_layers": 1,
+        "latent_width": 8,
+        "line_tokens": 32,
+    }
+    file = write(
+        base={"model": lines, "task": {"name": "passkey", "books": 1}},
+        arms={"a": {}},
+        report={"x": "test_tokens", "y": "recall"},
+        expect=[],
+    )
     assert call(file, "--root", tmp_path / "root", "--dry-run") == 0
     assert "8 + 8 a line" in " ".join(capsys.readouterr().out.split())
     job = prepare(file, "--root", tmp_path / "root")
-    job.runs = {spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs}
+    job.runs = {
+        spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs
+    }
     assert [run["growth_unit"] for run in job.report_plan(job.specs).runs] == ["line"]
 
 
@@ -198,9 +229,13 @@ def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_trai
     assert lines[0] == "tiny (scale default): 4 runs: 4 new"
     rows = [line.split() for line in lines if line.startswith((" a ", " b "))]
     keys = [spec.key[:8] for spec in prepare(write(seeds=[0, 3])).specs]
-    assert [(r[0] + r[1], *r[4:7]) for r in rows] == [(name, "6", key, "new") for name, key in zip(["a0", "a3", "b0", "b3"], keys, strict=True)]
+    assert [(r[0] + r[1], *r[4:7]) for r in rows] == [
+        (name, "6", key, "new") for name, key in zip(["a0", "a3", "b0", "b3"], keys, strict=True)
+    ]
     size = model_size(prepare(write()).specs[0].model)
-    assert {(r[2].replace(",", ""), r[3].replace(",", "")) for r in rows} == {(str(size["parameters"]), str(size["state_floats"]))}
+    assert {(r[2].replace(",", ""), r[3].replace(",", "")) for r in rows} == {
+        (str(size["parameters"]), str(size["state_floats"]))
+    }
     assert os.listdir(tmp_path) == ["tiny.yaml"]
 
 
@@ -236,7 +271,9 @@ def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, caps
     job, tracker = prepare(file), Tracker(root)
     finished, started, failed = job.specs[:3]
     parent = tracker.parent("tiny", "default", {})
-    tracker.finish(tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0})
+    tracker.finish(
+        tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0}
+    )
     tracker.end(tracker.start(started, None, parent, {}, {}), "KILLED")
     tracker.end(tracker.start(failed, None, parent, {}, {}), "FAILED")
     started.folder(root).mkdir(parents=True)
@@ -254,7 +291,17 @@ def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, caps
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (3, "3 s"), (89, "89 s"), (90, "2 min"), (240, "4 min"), (5399, "90 min"), (5400, "1.5 h"), (36000, "10.0 h")]
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (3, "3 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (240, "4 min"),
+        (5399, "90 min"),
+        (5400, "1.5 h"),
+        (36000, "10.0 h"),
+    ],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
@@ -286,7 +333,9 @@ def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, f
 def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path, state_x, segments):
     arms = {"a": {"model": {"name": "rmt_r", "width": 16, "heads": 2, "memory_tokens": 1}}, "b": {}}
     job = prepare(write(arms=arms, report={"x": "test_pairs", "state_x": state_x}), "--root", tmp_path)
-    job.runs = {spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs}
+    job.runs = {
+        spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs
+    }
     plan = job.report_plan(job.specs)
     assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(job.experiment.seeds)
     assert plan.state_x == segments and plan.state("a") == (16 + segments * 32 if segments else None)
@@ -347,7 +396,9 @@ def finished(sweep_file, make_root, tmp_path):
         root = make_root("finished")
         process = start_process(sweep_file, root)
         out, err = process.communicate(timeout=240)
-        FINISHED.update(root=root, out=out, err=err, code=process.returncode, table=(root / "reports/tiny/table.csv").read_bytes())
+        FINISHED.update(
+            root=root, out=out, err=err, code=process.returncode, table=(root / "reports/tiny/table.csv").read_bytes()
+        )
     return SimpleNamespace(**FINISHED)
 
 
@@ -367,7 +418,11 @@ def test_a_whole_sweep(finished):
     assert (finished.code, finished.err) == (0, "")
     lines = finished.out.splitlines()
     assert lines[0] == "tiny (scale default): 2 runs: 2 new"
-    assert sum("✓ " in line for line in lines) == 2 and any("stage 1/1" in line for line in lines) and any("testing" in line for line in lines)
+    assert (
+        sum("✓ " in line for line in lines) == 2
+        and any("stage 1/1" in line for line in lines)
+        and any("testing" in line for line in lines)
+    )
     assert "REPRODUCED" in lines and f"runs     mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db" in lines
     assert f"report   {root}/reports/tiny/README.md" in lines
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"} and files(root) == REPORT
@@ -402,7 +457,10 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monk
     os.killpg(wait.pid, signal.SIGINT)
     started = time.monotonic()
     assert (wait(), time.monotonic() - started < 20) == (130, True), log.read_text()
-    assert "interrupted; run the same command again to go on (exit 130)" in log.read_text() and "Traceback" not in log.read_text()
+    assert (
+        "interrupted; run the same command again to go on (exit 130)" in log.read_text()
+        and "Traceback" not in log.read_text()
+    )
     found = statuses(root)
     assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     wait_for(lambda: not alive(wait.pid), seconds=5)
@@ -417,7 +475,9 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monk
 def test_children_run_the_code_that_was_called(sweep_file, root, tmp_path):
     """Another copy lies in the working directory, and another one may be installed; neither is what runs."""
     for name in ("called", "cwd"):
-        shutil.copytree(RUN.parent / "lit_memory", tmp_path / name / "lit_memory", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            RUN.parent / "lit_memory", tmp_path / name / "lit_memory", ignore=shutil.ignore_patterns("__pycache__")
+        )
         engine = tmp_path / name / "lit_memory" / "run" / "engine.py"
         engine.write_text(f"def run_one(*args):\n    raise RuntimeError('this is the engine of {name}')\n")
     shutil.copy(RUN, tmp_path / "called")
@@ -433,7 +493,9 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     out, err = capsys.readouterr()
     assert "✓ a seed 0 finished" in out and "INCOMPLETE; missing: b seed 0 (failed)" in out and files(root) == REPORT
     assert err.startswith("✗ b seed 0 failed") and err.count("\n") == 1
-    assert all(part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt"))
+    assert all(
+        part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt")
+    )
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
     spec = prepare(file, "--arms", "b").specs[0]
     assert "at step 1, stage 1 of 1, arm b, lr 1e+30" in Tracker(root).find(spec.key).tags["lit.error"]
@@ -446,7 +508,11 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert "INCOMPLETE; missing: b seed 0" in capsys.readouterr().out
     assert call(file, "--root", root) == 0
     out = capsys.readouterr().out
-    assert "2 runs: 1 finished, 1 new" in out and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1 and "\nREPRODUCED\n" in out
+    assert (
+        "2 runs: 1 finished, 1 new" in out
+        and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1
+        and "\nREPRODUCED\n" in out
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["train.steps=4"]])
@@ -467,7 +533,10 @@ def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inlin
         assert sorted(path.name for path in place.incomplete_folder.iterdir()) == REPORT
     assert call(file, "--root", clone, *flags) == 0
     assert f"report   {place.report_folder}/README.md\n" in capsys.readouterr().out
-    assert not place.incomplete_folder.exists() and json.loads((place.report_folder / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+    assert (
+        not place.incomplete_folder.exists()
+        and json.loads((place.report_folder / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+    )
 
 
 def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, root, tmp_path, inline, capsys):
@@ -478,11 +547,19 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
     assert call(later, "--root", root) == 0
     out = capsys.readouterr().out
     assert out.startswith("later (scale default): 1 run: 1 new; 1 of other experiments to train first\n")
-    assert out.index("✓ tiny/b seed 0") < out.index("✓ y seed 0") and statuses(root).items() >= {"b": "FINISHED", "y": "FINISHED"}.items()
+    assert (
+        out.index("✓ tiny/b seed 0") < out.index("✓ y seed 0")
+        and statuses(root).items() >= {"b": "FINISHED", "y": "FINISHED"}.items()
+    )
     tracker, specs = Tracker(root), [*prepare(first).specs[1:], *prepare(later).specs]
     source, tested = (tracker.find(spec.key) for spec in specs)
-    assert tracker.results(source) == tracker.results(tested) and (source.metrics["steps"], tested.metrics["steps"]) == (6, 0)
-    assert source.tags["lit.experiment"] == "tiny" and tested.params["start"] == f"b of tiny, key {source.tags['lit.key']}"
+    assert tracker.results(source) == tracker.results(tested) and (
+        source.metrics["steps"],
+        tested.metrics["steps"],
+    ) == (6, 0)
+    assert (
+        source.tags["lit.experiment"] == "tiny" and tested.params["start"] == f"b of tiny, key {source.tags['lit.key']}"
+    )
     assert call(first, "--root", root) == 0 and call(later, "--root", root) == 0
     out = capsys.readouterr().out
     assert "2 runs: 1 finished, 1 new" in out and "1 run: 1 finished\n" in out and out.count("finished in") == 1
@@ -498,7 +575,10 @@ def test_what_starts_from_a_run_that_failed_fails(write, root, inline, capsys):
     arms = {"a": {"train.lr": 1e30}, "y": {"train.init": {"run": "a"}, "train.steps": 0}}
     assert call(write(arms=arms, expect=[]), "--root", root) == 1
     errors = " ".join(capsys.readouterr().err.split())
-    assert "✗ a seed 0 failed" in errors and "RuntimeError: init: the run that it starts from, a of tiny, seed 0, has not finished" in errors
+    assert (
+        "✗ a seed 0 failed" in errors
+        and "RuntimeError: init: the run that it starts from, a of tiny, seed 0, has not finished" in errors
+    )
 
 
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
@@ -512,7 +592,11 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     assert call(file, "--root", root, "--fresh", "--arms", "a") == 0
     assert capsys.readouterr().out.count(" finished in ") == 1
     second = [Tracker(root).find(s.key).run_id for s in specs]
-    assert first[0] != second[0] and first[1] == second[1] and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
+    assert (
+        first[0] != second[0]
+        and first[1] == second[1]
+        and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
+    )
     assert (root / "reports/tiny/table.csv").read_bytes() == table
     page = (prepare(file, "--root", root, "train.steps=4").report_folder / "README.md").read_text()
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
@@ -541,7 +625,9 @@ def make_launch(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "GRACE", 2.0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     common = {"start": None, "experiment": "tiny"}
-    yield lambda arms, jobs: Launch([SimpleNamespace(arm=a, name=a, key=a, **common) for a in arms], jobs, tmp_path, "", {"tiny": ""}, {})
+    yield lambda arms, jobs: Launch(
+        [SimpleNamespace(arm=a, name=a, key=a, **common) for a in arms], jobs, tmp_path, "", {"tiny": ""}, {}
+    )
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -552,7 +638,11 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
     for child, event in runs.events():
         most = max(most, len(runs.running))
         seen.setdefault(child.spec.arm, []).append(event.get("news", child.process.exitcode))
-    assert seen == {"a": [True, False, True, 0], "b": [True, False, True, 0], "crash": [True, False, True, -signal.SIGKILL]}
+    assert seen == {
+        "a": [True, False, True, 0],
+        "b": [True, False, True, 0],
+        "crash": [True, False, True, -signal.SIGKILL],
+    }
     assert most == 2 and runs.done == runs.total == 3 and signal.getsignal(signal.SIGINT) is handler
 
 
@@ -560,12 +650,29 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
 def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
     """With the time that it has taken, and where an estimate knows it the time that is left."""
     monkeypatch.setattr(launch.time, "monotonic", lambda: 100.0)
-    told = {"event": "progress", "stage": 5, "stages": 5, "step": 52, "steps": 200, "loss": 0.037, "metric_name": "exact_match", "metric": 1.0}
-    specs = [SimpleNamespace(experiment="tiny", arm=arm, point="", seed=0, key=arm) for arm in ("gamma", "memreasoner_iu", "slow")]
+    told = {
+        "event": "progress",
+        "stage": 5,
+        "stages": 5,
+        "step": 52,
+        "steps": 200,
+        "loss": 0.037,
+        "metric_name": "exact_match",
+        "metric": 1.0,
+    }
+    specs = [
+        SimpleNamespace(experiment="tiny", arm=arm, point="", seed=0, key=arm)
+        for arm in ("gamma", "memreasoner_iu", "slow")
+    ]
     execution = cli.Execution.__new__(cli.Execution)
     execution.console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
-    execution.job, execution.estimates = SimpleNamespace(experiment=SimpleNamespace(experiment="tiny")), {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0}
-    execution.launch = SimpleNamespace(running=[Child(spec, None, None, told, started=40.0) for spec in specs], waiting=specs[:1], done=2, total=6)
+    execution.job, execution.estimates = (
+        SimpleNamespace(experiment=SimpleNamespace(experiment="tiny")),
+        {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0},
+    )
+    execution.launch = SimpleNamespace(
+        running=[Child(spec, None, None, told, started=40.0) for spec in specs], waiting=specs[:1], done=2, total=6
+    )
     with execution.console.capture() as captured:
         execution.console.print(execution.display())
     common = ["stage 5/5", *parts, "exact_match 1.000"]
@@ -582,7 +689,9 @@ def test_what_is_news(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     child, told = Child(None, None, None), []
-    for second, message in enumerate(["waiting", "progress 1", "progress 1", "progress 2", "testing", "testing", *["testing"] * 130]):
+    for second, message in enumerate(
+        ["waiting", "progress 1", "progress 1", "progress 2", "testing", "testing", *["testing"] * 130]
+    ):
         event, *stage = message.split()
         now[0] = 100.0 + second
         told += [second] * child.hear({"event": event} | ({"stage": int(stage[0])} if stage else {}))["news"]
@@ -602,7 +711,8 @@ def test_a_run_waits_for_the_one_that_it_starts_from(make_launch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_children(make_launch, number):
-    """And nobody puts Python's handlers back, which would break off the closing of runs: a second signal ends the command at once."""
+    """And nobody puts Python's handlers back, which would break off the closing of runs: a second signal ends the
+    command at once."""
     runs = make_launch(["hang"], 1)
     with pytest.raises(Interrupted) as caught:
         for _, event in runs.events():
@@ -643,7 +753,13 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
 
 def test_origins_are_told_once():
     """A run that was resumed under another commit has both in one tag."""
-    tags = [{"lit.commit": "a; b", "lit.dirty": "false"}, {"lit.commit": "b", "lit.dirty": "false"}, {"lit.commit": "c; a"}]
-    runs = {str(i): Run(str(i), "FINISHED", tags=t) for i, t in enumerate(tags)} | {"k": Run("k", "KILLED", tags={"lit.commit": "d"})}
+    tags = [
+        {"lit.commit": "a; b", "lit.dirty": "false"},
+        {"lit.commit": "b", "lit.dirty": "false"},
+        {"lit.commit": "c; a"},
+    ]
+    runs = {str(i): Run(str(i), "FINISHED", tags=t) for i, t in enumerate(tags)} | {
+        "k": Run("k", "KILLED", tags={"lit.commit": "d"})
+    }
     found = Job.origin(SimpleNamespace(runs=runs))
     assert found == {"commit": "a; b; c", "dirty": "false", "versions": "unknown", "hardware": "unknown"}

@@ -43,7 +43,10 @@ def make(others=(), **values):
     ("values", "expected"),
     [
         ({}, {}),
-        ({"count": 2, "mode": "off", "limit": 4, "items": [1, 2]}, {"count": 2, "mode": "off", "limit": 4, "items": [1, 2]}),
+        (
+            {"count": 2, "mode": "off", "limit": 4, "items": [1, 2]},
+            {"count": 2, "mode": "off", "limit": 4, "items": [1, 2]},
+        ),
         ({"share": 1}, {"share": 1.0}),
         ({"limit": None, "items": []}, {"limit": None, "items": []}),
         ({"count?": 2}, {"count": 2}),
@@ -64,7 +67,10 @@ def test_strict_builds_plain_instances(values, expected):
         ({"zzz": 2}, "<part.zzz>: part.zzz: unknown key; expected one of count, share, flag, word, mode, limit, items"),
         ({"ekstra?": 2}, "<part.ekstra>: part.ekstra: unknown key; expected one of"),
         ({1: 2}, "<part.1>: part.1: unknown key; expected one of"),
-        ({"count": "two"}, "<part.count>: part.count: Value 'two' of type 'str' could not be converted to Integer (got 'two')"),
+        (
+            {"count": "two"},
+            "<part.count>: part.count: Value 'two' of type 'str' could not be converted to Integer (got 'two')",
+        ),
         ({"count": 1.5}, "<part.count>: part.count: Value '1.5'"),
         ({"count": True}, "<part.count>: part.count: Value 'True'"),
         ({"count": None}, "<part.count>: part.count: field 'count' is not Optional"),
@@ -77,8 +83,14 @@ def test_strict_builds_plain_instances(values, expected):
         ({"items": ["x"]}, "<part.items>: part.items: Value 'x' of type 'str' could not be converted to Integer"),
         ({"count": 0}, "<part.count>: part.count: count=0: expected at least 1"),
         ({"count": 10}, "<part>: part: too many of them"),
-        ({"count": "???"}, "<part.count>: part.count: Structured config of type `Section` has missing mandatory value: count"),
-        ({"count": "${nothing}"}, "part.count: count='${nothing}': '${' asks for an interpolation; expected the value itself"),
+        (
+            {"count": "???"},
+            "<part.count>: part.count: Structured config of type `Section` has missing mandatory value: count",
+        ),
+        (
+            {"count": "${nothing}"},
+            "part.count: count='${nothing}': '${' asks for an interpolation; expected the value itself",
+        ),
     ],
 )
 def test_strict_names_the_place_and_the_key(values, message):
@@ -126,11 +138,21 @@ def test_only_one_kind_of_clipping():
 
 @pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
 def test_segments_of_the_test_are_checked(value):
-    with pytest.raises(ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"):
+    with pytest.raises(
+        ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"
+    ):
         TrainConfig(test_cuts=value)
     assert TrainConfig(test_cuts=[200, 1]).test_cuts == [200, 1] and TrainConfig(test_cuts=[4, 0]).test_cuts == [4, 0]
 
 
-@pytest.mark.parametrize("values", [{}, {"lr": 0.0, "weight_decay": 0.0, "bptt": 1, "workers": 0}, {"lr": 1e30, "clip_norm": 1.0}, {"clip_value": 1.0}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"lr": 0.0, "weight_decay": 0.0, "bptt": 1, "workers": 0},
+        {"lr": 1e30, "clip_norm": 1.0},
+        {"clip_value": 1.0},
+    ],
+)
 def test_what_the_training_allows(values):
     assert dataclasses.asdict(TrainConfig(**values)).items() >= values.items()

@@ -33,7 +33,10 @@ def texts(source, split, **options) -> list[str]:
     ("text", "found"),
     [
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
-        ("“Stop!”  she said.\n(He did.)\tShe 'left.' Then", ["“Stop!”", "she said.", "(He did.)", "She 'left.'", "Then"]),
+        (
+            "“Stop!”  she said.\n(He did.)\tShe 'left.' Then",
+            ["“Stop!”", "she said.", "(He did.)", "She 'left.'", "Then"],
+        ),
         ("A line\nbreak.Not here, 3.14 or e.g.this", ["A line break.Not here, 3.14 or e.g.this"]),
         ("Mr. Smith... went", ["Mr.", "Smith...", "went"]),
         (" \n ", [""]),
@@ -44,16 +47,28 @@ def test_sentences(text, found):
 
 
 def test_real_books_have_the_sentences_of_the_specification():
-    """Spec 3.3 for books/train: 85.5 k sentences, 1.97 M words and marks, 73 % of ten or more, median 18, 95 % below 61; 1,145 name a person of bAbI,
-    10 a place too. The counts are exact; words are counted within 1 %, as the specification leaves its way of counting open."""
+    """Spec 3.3 for books/train: 85.5 k sentences, 1.97 M words and marks, 73 % of ten or more, median 18, 95 % below
+    61; 1,145 name a person of bAbI, 10 a place too. The counts are exact; words are counted within 1 %, as the
+    specification leaves its way of counting open."""
     if not (SHARED / "books").is_dir():
         pytest.skip("../shared/data/books is absent")
-    found = [s for path in sorted((SHARED / "books" / "train").glob("*.txt")) for s in sentences(path.read_text(encoding="utf-8"))]
+    found = [
+        s
+        for path in sorted((SHARED / "books" / "train").glob("*.txt"))
+        for s in sentences(path.read_text(encoding="utf-8"))
+    ]
     lengths = np.array([len(WORD.findall(s)) for s in found])
     assert len(found) == 85_542 and lengths.sum() == pytest.approx(1.97e6, rel=0.01)
-    assert np.mean(lengths >= 10) == pytest.approx(0.73, abs=0.015) and np.median(lengths) == 18 and np.percentile(lengths, 95) == 61
+    assert (
+        np.mean(lengths >= 10) == pytest.approx(0.73, abs=0.015)
+        and np.median(lengths) == 18
+        and np.percentile(lengths, 95) == 61
+    )
     named = [s for s in found if re.search(r"\b(Mary|John|Sandra|Daniel|Bill|Fred|Jeff)\b", s)]
-    assert len(named) == 1145 and sum(bool(re.search(r"\b(bathroom|bedroom|garden|hallway|kitchen|office)\b", s)) for s in named) == 10
+    assert (
+        len(named) == 1145
+        and sum(bool(re.search(r"\b(bathroom|bedroom|garden|hallway|kitchen|office)\b", s)) for s in named) == 10
+    )
 
 
 def test_noise_by_split():
@@ -65,9 +80,20 @@ def test_noise_by_split():
 
 def test_folder_with_splits(tmp_path):
     """Some of the training books are for validation, whichever the order of the files."""
-    source = folder(tmp_path, readme="no book", test__x="X", test__y="Y", **{f"train__{name}": name.upper() for name in "abcdefghijklmnopqrstu"})
+    source = folder(
+        tmp_path,
+        readme="no book",
+        test__x="X",
+        test__y="Y",
+        **{f"train__{name}": name.upper() for name in "abcdefghijklmnopqrstu"},
+    )
     train, valid, test = (texts(source, split) for split in SPLITS)
-    assert len(train) == 19 and len(valid) == 2 and sorted(train + valid) == list("ABCDEFGHIJKLMNOPQRSTU") and test == ["X", "Y"]
+    assert (
+        len(train) == 19
+        and len(valid) == 2
+        and sorted(train + valid) == list("ABCDEFGHIJKLMNOPQRSTU")
+        and test == ["X", "Y"]
+    )
     assert texts(source, "test", books=1) == ["X"]
     folder(tmp_path, valid__z="Z")
     assert texts(source, "valid") == ["Z"] and sorted(texts(source, "train")) == sorted(train + valid)
@@ -77,7 +103,12 @@ def test_folder_with_a_file_per_split(tmp_path):
     words = " ".join(map(str, range(1000)))
     source = folder(tmp_path, train=words, test="test text")
     (train,), (valid,), (test,) = (texts(source, split) for split in SPLITS)
-    assert train + valid == words and len(valid) / len(words) == pytest.approx(0.1, abs=0.01) and train.endswith(" ") and test == "test text"
+    assert (
+        train + valid == words
+        and len(valid) / len(words) == pytest.approx(0.1, abs=0.01)
+        and train.endswith(" ")
+        and test == "test text"
+    )
     folder(tmp_path, valid="valid text")
     assert texts(source, "valid") == ["valid text"] and texts(source, "train") == [words]
 
@@ -100,7 +131,12 @@ def test_keys_name_the_content(tmp_path, monkeypatch):
     folder(tmp_path, a="a text.", b="b text.", c="c text.")
     keys |= {load_corpus(str(source), split).key for split in SPLITS}
     keys |= {load_corpus("noise", split, books).key for split in SPLITS for books in (None, 7)}
-    keys |= {load_corpus("pg19", split, books, revision).key for split in SPLITS for books in (None, 7) for revision in (None, "abc")}
+    keys |= {
+        load_corpus("pg19", split, books, revision).key
+        for split in SPLITS
+        for books in (None, 7)
+        for revision in (None, "abc")
+    }
     keys |= {load_corpus(name, split).key for name in HUB for split in SPLITS if name != "pg19"}
     assert len(keys) == 6 + 6 + 12 + 18
     old = load_corpus("noise", "train").key
@@ -132,7 +168,11 @@ def hub(monkeypatch):
 
 def test_pg19(hub):
     train, valid, test = (texts("pg19", split, books=30, revision="v1") for split in SPLITS)
-    assert valid == [f"train {i}" for i in range(3)] and train == [f"train {i}" for i in range(3, 33)] and test == [f"test {i}" for i in range(30)]
+    assert (
+        valid == [f"train {i}" for i in range(3)]
+        and train == [f"train {i}" for i in range(3, 33)]
+        and test == [f"test {i}" for i in range(30)]
+    )
     assert hub == [("emozilla/pg19", None, part, "v1", True) for part in ("train", "train", "test")]
     assert len(texts("pg19", "train")) == 100
 
@@ -141,13 +181,20 @@ def test_wikitext(hub):
     articles = [" = A = \n text \n = = part = = \n text \n", " = B = \n text \n"]
     assert texts("wikitext-2-v1", "valid") == articles
     assert texts("wikitext-103-raw-v1", "test", books=1) == articles[:1]
-    assert hub == [("Salesforce/wikitext", "wikitext-2-v1", "validation", None, True), ("Salesforce/wikitext", "wikitext-103-raw-v1", "test", None, True)]
+    assert hub == [
+        ("Salesforce/wikitext", "wikitext-2-v1", "validation", None, True),
+        ("Salesforce/wikitext", "wikitext-103-raw-v1", "test", None, True),
+    ]
 
 
 def test_fineweb(hub):
     """It has one part: validation and test have its first pages."""
     parts = [texts("fineweb-edu", split, books=30, revision="v1") for split in ("valid", "test", "train")]
-    assert [text for part in parts for text in part] == [f"train {i}" for i in range(36)] and list(map(len, parts)) == [3, 3, 30]
+    assert [text for part in parts for text in part] == [f"train {i}" for i in range(36)] and list(map(len, parts)) == [
+        3,
+        3,
+        30,
+    ]
     assert hub == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "v1", True)] * 3
     assert texts("fineweb-edu-100bt", "valid", books=10) == ["train 0"] and hub[-1][1] == "sample-100BT"
 
@@ -162,7 +209,8 @@ def test_the_files_of_wikitext(tmp_path):
         assert texts(tmp_path, split) == articles and texts(tmp_path, split, books=1) == articles[:1]
     corpus = load_corpus(str(tmp_path), "test")
     assert (
-        list(corpus.texts()) == list(corpus.texts()) and corpus.key != load_corpus(str(tmp_path), "test", 1).key != load_corpus(str(tmp_path), "valid", 1).key
+        list(corpus.texts()) == list(corpus.texts())
+        and corpus.key != load_corpus(str(tmp_path), "test", 1).key != load_corpus(str(tmp_path), "valid", 1).key
     )
     (tmp_path / "wiki.test.tokens").rename(tmp_path / "wiki.test.raw")
     assert len(texts(tmp_path, "test")) == 2
@@ -172,7 +220,9 @@ def refused(error, words, source, split="train", **options):
     """One line that has the words."""
     with pytest.raises(error) as caught:
         texts(source, split, **options)
-    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words.split("|")), str(caught.value)
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words.split("|")), str(
+        caught.value
+    )
 
 
 def test_wrong_sources(tmp_path):
@@ -185,7 +235,10 @@ def test_wrong_sources(tmp_path):
     refused(FileNotFoundError, f"{tmp_path}: no .txt file for split 'valid'", tmp_path, split="valid")
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"text \xff\xfe", "not UTF-8 text (byte 5 is 0xff)"), (b"text\0", "not text (byte 4 is 0x00)")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"text \xff\xfe", "not UTF-8 text (byte 5 is 0xff)"), (b"text\0", "not text (byte 4 is 0x00)")],
+)
 def test_binary_files(tmp_path, content, words):
     folder(tmp_path, train__a="A", train__b="B")
     (tmp_path / "train" / "picture.txt").write_bytes(content)
@@ -204,7 +257,11 @@ def test_hub_out_of_reach(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     load_corpus("pg19", "train")  # its key needs no network
-    refused(FileNotFoundError, "pg19: emozilla/pg19 is not in reach on the Hugging Face hub (ConnectionError)|folder of books", "pg19")
+    refused(
+        FileNotFoundError,
+        "pg19: emozilla/pg19 is not in reach on the Hugging Face hub (ConnectionError)|folder of books",
+        "pg19",
+    )
 
 
 def test_content_key():
@@ -228,7 +285,9 @@ def test_cache_is_built_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a", "b", "sha256.json"])
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-1], lambda b: bytes([b[0] ^ 1]) + b[1:], lambda b: b + b"\n", None])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"", lambda b: b[:-1], lambda b: bytes([b[0] ^ 1]) + b[1:], lambda b: b + b"\n", None]
+)
 def test_damaged_cache_is_rebuilt(tmp_path, name, damage):
     built = []
     cache(tmp_path, built)

@@ -20,21 +20,49 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 def test_of_a_run_worked_values():
     """The first step that is good enough, and the spread of the changes of the loss in the second half."""
     values, losses = {30: 40.0, 10: 90.0, 20: 50.0, 40: 55.0}, {10: 9.0, 20: 5.0, 30: 4.0, 40: 4.5, 50: 3.0, 60: 3.0}
-    assert of_a_run(values, losses, lambda v: v <= 50) == {"steps_to": 20, "roughness": pytest.approx(1.0606602)}  # of -1.5 and 0: 4.5, 3, 3
-    assert math.isnan(of_a_run(values, losses, lambda v: v <= 39)["steps_to"]) and math.isnan(of_a_run({1: 1.0}, {1: 1.0}, bool)["roughness"])
+    assert of_a_run(values, losses, lambda v: v <= 50) == {
+        "steps_to": 20,
+        "roughness": pytest.approx(1.0606602),
+    }  # of -1.5 and 0: 4.5, 3, 3
+    assert math.isnan(of_a_run(values, losses, lambda v: v <= 39)["steps_to"]) and math.isnan(
+        of_a_run({1: 1.0}, {1: 1.0}, bool)["roughness"]
+    )
 
 
 @pytest.fixture
 def experiment(tree):
     """A file whose report is about the validations of two arms, one of which learns nothing."""
     sizes = {"layers": 1, "width": 16, "heads": 2, "memory_tokens": 1}
-    task = {"name": "language_modeling", "books": 1, "tokenizer": "char", "segments": 2, "segment_len": 16, "stream": True}
-    train = {"steps": 12, "batch_size": 4, "lr": 1e-2, "valid_every": 2, "valid_size": 16, "test_size": 8, "eval_batch_size": 4}
+    task = {
+        "name": "language_modeling",
+        "books": 1,
+        "tokenizer": "char",
+        "segments": 2,
+        "segment_len": 16,
+        "stream": True,
+    }
+    train = {
+        "steps": 12,
+        "batch_size": 4,
+        "lr": 1e-2,
+        "valid_every": 2,
+        "valid_size": 16,
+        "test_size": 8,
+        "eval_batch_size": 4,
+    }
     tree["base"] = {"model": {"name": "tarm", **sizes}, "task": task, "train": train}
     tree["arms"] = {"tarm": {}, "still": {"model.name": "rmt", "train.lr": 0.0}}
     tree["report"] = {"x": "step", "y": "perplexity", "columns": 3, "threshold": 200.0}
-    tree["expect"] = ["tarm[last] < still[last]", "tarm.steps_to[last] < 13", "tarm.roughness[first] > still.roughness[first]"]
-    tree["expect"] += ["tarm.test_perplexity[last] < still.test_perplexity[last]", "tarm.variance_ratio[6] > 0", "still.loss[2] > 0"]
+    tree["expect"] = [
+        "tarm[last] < still[last]",
+        "tarm.steps_to[last] < 13",
+        "tarm.roughness[first] > still.roughness[first]",
+    ]
+    tree["expect"] += [
+        "tarm.test_perplexity[last] < still.test_perplexity[last]",
+        "tarm.variance_ratio[6] > 0",
+        "still.loss[2] > 0",
+    ]
     return tree
 
 
@@ -49,15 +77,27 @@ def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "REPRODUCED" in out and "NOT" not in out and re.search(r"\| arm +\| 2 +\| 6 +\| 12 +\| seeds", out)
     with (root / "reports" / "tiny" / "table.csv").open() as file:
-        table = {(row["arm"], int(row["x"]), row["metric"]): float(row["mean"]) for row in csv.DictReader(file) if row["mean"]}
+        table = {
+            (row["arm"], int(row["x"]), row["metric"]): float(row["mean"])
+            for row in csv.DictReader(file)
+            if row["mean"]
+        }
     assert {x for _, x, _ in table} == {*range(2, 13, 2)}
     for spec in specs:
         run = tracker.find(spec.key)
         for name in ("perplexity", "loss", "memory_change"):
             logged = {m.step: m.value for m in tracker.client.get_metric_history(run.run_id, f"valid/{name}")}
-            assert {x: table[spec.arm, x, name] for x in logged} == pytest.approx(logged, abs=1e-5) and set(logged) == {*range(2, 13, 2)}
-        assert table[spec.arm, 2, "test_perplexity"] == table[spec.arm, 12, "test_perplexity"] == pytest.approx(run.metrics["test/perplexity"], abs=1e-5)
-    assert table["tarm", 2, "roughness"] > table["still", 2, "roughness"] == 0 and math.isnan(table["still", 2, "steps_to"])
+            assert {x: table[spec.arm, x, name] for x in logged} == pytest.approx(logged, abs=1e-5) and set(logged) == {
+                *range(2, 13, 2)
+            }
+        assert (
+            table[spec.arm, 2, "test_perplexity"]
+            == table[spec.arm, 12, "test_perplexity"]
+            == pytest.approx(run.metrics["test/perplexity"], abs=1e-5)
+        )
+    assert table["tarm", 2, "roughness"] > table["still", 2, "roughness"] == 0 and math.isnan(
+        table["still", 2, "steps_to"]
+    )
     page = (root / "reports" / "tiny" / "README.md").read_text()
     assert "steps to a perplexity of 200" in page and "perplexity of the test" in page
     path.write_text(yaml.safe_dump(experiment | {"report": experiment["report"] | {"threshold": 1.0}}))
@@ -69,7 +109,11 @@ def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "report", "message"),
     [
-        ({"stages": [{"until": {"perplexity": 9.0}}]}, {}, "report.x: 'step': a stage with until ends nobody knows when; expected stages of fixed steps"),
+        (
+            {"stages": [{"until": {"perplexity": 9.0}}]},
+            {},
+            "report.x: 'step': a stage with until ends nobody knows when; expected stages of fixed steps",
+        ),
         ({}, {"x": "test_segments"}, "report.threshold: 200.0: expected none where x=test_segments is not step"),
         ({}, {"y": "perplexty"}, "report.y: unknown metric 'perplexty'; did you mean 'perplexity'"),
         ({}, {"state_x": "last"}, "report.state_x: last: expected none where x=step"),

@@ -1,4 +1,5 @@
-"""DNA: the stand-in's oracle and blind solvers, published layouts on disk, and their errors. Common tests are in test_tasks.py.
+"""DNA: the stand-in's oracle and blind solvers, published layouts on disk, and their errors. Common tests are in
+    test_tasks.py.
 
 The oracle reads a sequence as text, letter by letter, and knows the rule of the task's docstring alone.
 """
@@ -29,7 +30,9 @@ def places(text, motif):
 
 def oracle(text):
     other = text[::-1].translate(str.maketrans("ACGT", "TGCA"))
-    return int(any(20 <= b - a - 8 <= 120 for strand in (text, other) for a in places(strand, A) for b in places(strand, B)))
+    return int(
+        any(20 <= b - a - 8 <= 120 for strand in (text, other) for a in places(strand, A) for b in places(strand, B))
+    )
 
 
 def accuracy(batch, answers):
@@ -41,7 +44,8 @@ def accuracy(batch, answers):
 
 @pytest.mark.parametrize(("split", "length"), [("train", 500), ("valid", 150), ("test", 1000), ("test", 36)])
 def test_oracle(split, length):
-    """A before B at 20 to 120 bases, with a substitution in each at most, on either strand, is class 1, and nothing else is."""
+    """A before B at 20 to 120 bases, with a substitution in each at most, on either strand, is class 1, and nothing
+    else is."""
     batch = make(length=length).batch(0, split, 0, 60)
     assert accuracy(batch, [oracle(text) for text in texts(batch)]) == 1.0
     assert 10 < batch.meta["class"].sum() < 50
@@ -57,8 +61,15 @@ def test_blind_solvers():
         share = (bases == base).double().mean(1)
         assert abs(accuracy(batch, (share > share.median()).long()) - 0.5) < three_sigma
         assert abs(share[classes == 0].mean() - share[classes == 1].mean()) < 3 * share.std() * 2 / 1500**0.5
-    both = torch.tensor([all(any(places(text, m) for m in strands) for strands in ((A, "CGATGACT"), (B, "GATCCTGA"))) for text in texts(batch)[:300]])
-    assert both[classes[:300] == 1].all() and 0.3 < both[classes[:300] == 0].double().mean() < 0.8  # both motifs, in the wrong order
+    both = torch.tensor(
+        [
+            all(any(places(text, m) for m in strands) for strands in ((A, "CGATGACT"), (B, "GATCCTGA")))
+            for text in texts(batch)[:300]
+        ]
+    )
+    assert (
+        both[classes[:300] == 1].all() and 0.3 < both[classes[:300] == 0].double().mean() < 0.8
+    )  # both motifs, in the wrong order
 
 
 def test_background_is_an_order_3_chain():
@@ -86,8 +97,17 @@ GOLDEN = ["ATCAGGATCTATAGTAGGCATAGGTGGGCGGGCAACGTTG", "AGATCCAGACCATATCAGGAACTAA
 def test_segments_are_padded_in_front():
     """Ids of an uncut sample stand at the end of the segments, behind padding; the last segment asks."""
     whole, cut = (make(length=40, segment_len=n).batch(0, "train", 0, 3) for n in (0, 12))
-    assert whole.ids_BT.shape == (3, 42) and whole.segment_len == 42 and cut.ids_BT.shape == (3, 48) and cut.segment_len == 12
-    assert torch.equal(cut.ids_BT[:, 6:], whole.ids_BT) and (cut.ids_BT[:, :6] == dna.PAD).all() and cut.read_only == whole.read_only == 1
+    assert (
+        whole.ids_BT.shape == (3, 42)
+        and whole.segment_len == 42
+        and cut.ids_BT.shape == (3, 48)
+        and cut.segment_len == 12
+    )
+    assert (
+        torch.equal(cut.ids_BT[:, 6:], whole.ids_BT)
+        and (cut.ids_BT[:, :6] == dna.PAD).all()
+        and cut.read_only == whole.read_only == 1
+    )
     assert (make(length=40, segment_len=12).written, make(length=40).written) == (3, 0)
 
 
@@ -97,9 +117,13 @@ def test_next_base():
     train, valid = task.batch(0, "train", 0, 3), task.batch(0, "valid", 0, 3)
     assert torch.equal(train.ids_BT, plain.batch(0, "train", 0, 3).ids_BT) and train.read_only == 0
     assert (train.targets_BT[:, :6] == -100).all() and (train.targets_BT[:, -2] == -100).all()
-    assert torch.equal(train.targets_BT[:, 6:-2], train.ids_BT[:, 6:-2]) and torch.equal(train.targets_BT[:, -1], train.ids_BT[:, -1])
+    assert torch.equal(train.targets_BT[:, 6:-2], train.ids_BT[:, 6:-2]) and torch.equal(
+        train.targets_BT[:, -1], train.ids_BT[:, -1]
+    )
     assert torch.equal(valid.targets_BT, plain.batch(0, "valid", 0, 3).targets_BT) and valid.read_only == 1
-    assert (make(length=40, next_base=True).batch(0, "train", 0, 3).targets_BT[:, 0] == -100).all()  # nothing comes before
+    assert (
+        make(length=40, next_base=True).batch(0, "train", 0, 3).targets_BT[:, 0] == -100
+    ).all()  # nothing comes before
 
 
 # --- sequences on disk
@@ -131,22 +155,35 @@ def test_folders(folder):
     task = make(source=str(folder), length=8)
     expected = [(sequence[:8], label) for label, name in enumerate(READS) for sequence in READS[name]]
     assert sorted(told(task, "train")) == sorted(expected)
-    assert sorted(told(task, "valid")) == [("A", 0), ("ACGT", 0), ("TTT", 1)] and sorted(told(task, "test")) == [("ACGTA", 1), ("GGG", 0)]
+    assert sorted(told(task, "valid")) == [("A", 0), ("ACGT", 0), ("TTT", 1)] and sorted(told(task, "test")) == [
+        ("ACGTA", 1),
+        ("GGG", 0),
+    ]
     first = task.batch(0, "train", 0, 40)
-    assert torch.equal(first.ids_BT, make(source=str(folder), length=8).batch(0, "train", 0, 40).ids_BT) and task.vocab_size == 9
+    assert (
+        torch.equal(first.ids_BT, make(source=str(folder), length=8).batch(0, "train", 0, 40).ids_BT)
+        and task.vocab_size == 9
+    )
     rows = dict(zip(texts(first), first.ids_BT.tolist(), strict=True))
     assert set(rows) == {text for text, _ in expected} and make().count("test") is None
-    assert all(row[:-2] == [dna.PAD] * (8 - len(text)) + [BASES.index(c) for c in text] and row[-2] == dna.ASK for text, row in rows.items())
+    assert all(
+        row[:-2] == [dna.PAD] * (8 - len(text)) + [BASES.index(c) for c in text] and row[-2] == dna.ASK
+        for text, row in rows.items()
+    )
 
 
 def test_a_tenth_is_held_out(tmp_path):
-    """Without a part for validation the training sequences are spread by their bases: no sequence is in both, wherever it stands."""
+    """Without a part for validation the training sequences are spread by their bases: no sequence is in both, wherever
+    it stands."""
     letters = np.random.default_rng(0).choice(list("ACGT"), (400, 20))
     for label, part in (("a", letters[:220]), ("b", letters[180:])):  # forty stand in both
         (tmp_path / "train").mkdir(exist_ok=True)
         (tmp_path / "train" / f"{label}.txt").write_text("\n".join(map("".join, part)))
     parts = {split: load_sequences(str(tmp_path), split, 2) for split in ("train", "valid")}
-    found = {split: {s.bases[i:j].tobytes() for i, j in zip(s.starts[:-1], s.starts[1:], strict=True)} for split, s in parts.items()}
+    found = {
+        split: {s.bases[i:j].tobytes() for i, j in zip(s.starts[:-1], s.starts[1:], strict=True)}
+        for split, s in parts.items()
+    }
     assert not found["train"] & found["valid"] and len(found["train"] | found["valid"]) == 400
     assert 20 < len(parts["valid"].classes) < 70 and len(parts["valid"].classes) + len(parts["train"].classes) == 440
 
@@ -161,11 +198,26 @@ def write(path, text):
     [
         ("train/pos/2.txt", b"ACG\nACXT\n", "train", r"train/pos/2\.txt:2: 'X' at column 3; expected A, C, G, T or N"),
         ("valid/neg.fa", b">x\nAC\nA-\n", "valid", r"valid/neg\.fa:3: '-' at column 2; expected A, C, G, T or N"),
-        ("test.csv", b"seq,label\nACGT,pos\nAC GT,neg\n", "test", r"test\.csv:3: ' ' at column 3; expected A, C, G, T or N"),
+        (
+            "test.csv",
+            b"seq,label\nACGT,pos\nAC GT,neg\n",
+            "test",
+            r"test\.csv:3: ' ' at column 3; expected A, C, G, T or N",
+        ),
         ("test.csv", b"seq,label\nACGT\n", "test", r"test\.csv:2: expected a sequence and a label"),
-        ("test.csv", b"seq,class\nACGT,1\n", "test", r"test\.csv:1: has the columns seq, class; expected seq and label among them"),
+        (
+            "test.csv",
+            b"seq,class\nACGT,1\n",
+            "test",
+            r"test\.csv:1: has the columns seq, class; expected seq and label among them",
+        ),
         ("test.csv", b"", "test", r"test\.csv:1: has the columns ; expected seq and label"),
-        ("test.csv", b"seq,label\nACGT,odd\n", "test", r"the test part has the class 'odd'; expected those of the train part, neg, pos"),
+        (
+            "test.csv",
+            b"seq,label\nACGT,odd\n",
+            "test",
+            r"the test part has the class 'odd'; expected those of the train part, neg, pos",
+        ),
         ("train/odd/1.txt", b"ACGT", "train", r"has 3 classes \(neg, odd, pos\), but classes=2; set it to 3"),
         ("test.csv", b"seq,label\n", "test", r"no sequences for split 'test'; expected more than a few"),
     ],
@@ -178,14 +230,19 @@ def test_bad_files(folder, name, text, split, message):
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no sequences in train; expected train.csv, or .txt or .fa files in train/<class>"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no sequences in train; expected train.csv, or .txt or .fa files in train/<class>"
+    ):
         make(source=str(tmp_path)).batch(0, "train", 0, 2)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"source": "human_enhancer_cohn"}, r"source='human_enhancer_cohn': no such folder; did you mean 'human_enhancers_cohn'"),
+        (
+            {"source": "human_enhancer_cohn"},
+            r"source='human_enhancer_cohn': no such folder; did you mean 'human_enhancers_cohn'",
+        ),
         ({"length": 35}, "length=35: expected at least 36 with source='motifs'"),
         ({"classes": 3}, "classes=3: expected 2 with source='motifs'"),
         ({"classes": 1}, "classes=1: expected at least 2"),
@@ -200,12 +257,17 @@ def test_invalid_config(config, message):
 def test_the_hub(monkeypatch):
     """Rows of a set on the hub; a hub that is out of reach, and a set with other columns, are told in one line."""
     asked = []
-    rows = {"train": [{"seq": "acgtn" * (i + 1), "label": i % 2} for i in range(30)], "test": [{"seq": "ACGT", "label": 1}]}
+    rows = {
+        "train": [{"seq": "acgtn" * (i + 1), "label": i % 2} for i in range(30)],
+        "test": [{"seq": "ACGT", "label": 1}],
+    }
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split)) or rows[split])
     load_sequences.cache_clear()
     task = make(source="human_nontata_promoters", length=10)
     assert told(task, "test") == [("ACGT", 1)] and ("ACGTN", 0) in told(task, "train")
-    assert set(asked) == {("katarinagresova/Genomic_Benchmarks_human_nontata_promoters", part) for part in ("train", "test")}
+    assert set(asked) == {
+        ("katarinagresova/Genomic_Benchmarks_human_nontata_promoters", part) for part in ("train", "test")
+    }
     rows["train"] = [{"sequence": "A"}]
     with pytest.raises(ValueError, match="has the columns sequence; expected seq and label among them"):
         make(source="human_ocr_ensembl").batch(0, "train", 0, 1)
@@ -214,6 +276,9 @@ def test_the_hub(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(FileNotFoundError, match=r"human_enhancers_cohn: .* is not in reach on the Hugging Face hub \(ConnectionError\); check the network"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"human_enhancers_cohn: .* is not in reach on the Hugging Face hub \(ConnectionError\); check the network",
+    ):
         make(source="human_enhancers_cohn").batch(0, "train", 0, 1)
     load_sequences.cache_clear()

@@ -27,7 +27,12 @@ pytestmark = [
 ]
 
 # Two stages whose steps are no multiple of valid_every: epochs end at steps 3, 4 (stage 1), 7 and 9 (stage 2).
-STAGED = ("train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]", "train.valid_every=3", "model.dropout=0.2", "train.lr=1e-2")
+STAGED = (
+    "train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]",
+    "train.valid_every=3",
+    "model.dropout=0.2",
+    "train.lr=1e-2",
+)
 
 
 class Spy(L.Callback):
@@ -49,14 +54,17 @@ class Spy(L.Callback):
 
 @pytest.fixture
 def fit(make_spec, tmp_path):
-    """``fit("train.steps=8", ...)``: the engine's trainer without MLflow; returns trainer, module, curriculum and spy."""
+    """``fit("train.steps=8", ...)``: the engine's trainer without MLflow; returns trainer, module, curriculum and
+    spy."""
 
     def run(*overrides, callbacks=(), resume=None):
         engine.quiet()
         spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
         module, data = engine.build(spec)
         curriculum, spy = Curriculum(spec), Spy()
-        trainer = engine.make_trainer(spec, tmp_path / "fit", False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit"))
+        trainer = engine.make_trainer(
+            spec, tmp_path / "fit", False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit")
+        )
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
         return trainer, module, curriculum, spy
 
@@ -107,7 +115,8 @@ def whole(make_spec, make_root):
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """``stop_at(event, step)``: a ``send`` that is interrupted there, as by Ctrl-C. Training steps are told one by one."""
+    """``stop_at(event, step)``: a ``send`` that is interrupted there, as by Ctrl-C. Training steps are told one by
+    one."""
     monkeypatch.setattr(engine.Progress, "on_train_batch_end", lambda self, trainer, *args: self.tell(trainer))
     handler = signal.getsignal(signal.SIGINT)
 
@@ -124,7 +133,15 @@ def stop_at(monkeypatch):
 
 
 # Where the run stops, and the step of the checkpoint that it leaves (None: no checkpoint).
-STOPS = [(("train", 1), None), (("valid", 3), None), (("train", 4), 3), (("valid", 4), 3), (("train", 5), 4), (("train", 8), 7), (("valid", 9), 7)]
+STOPS = [
+    (("train", 1), None),
+    (("valid", 3), None),
+    (("train", 4), 3),
+    (("valid", 4), 3),
+    (("train", 5), 4),
+    (("train", 8), 7),
+    (("valid", 9), 7),
+]
 STOPS += [(("testing", None), 9)]
 
 
@@ -135,10 +152,16 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
         run(spec, root, stop_at(*place))
     killed = Tracker(root).find(spec.key)
     assert killed.status == "KILLED" and "lit.error" in killed.tags
-    assert (step is None) == (not saved(spec.folder(root))) and (step is None or checkpoint(spec, root)["global_step"] == step)
+    assert (step is None) == (not saved(spec.folder(root))) and (
+        step is None or checkpoint(spec, root)["global_step"] == step
+    )
     torch.manual_seed(123)
     finished, rows = run(spec, root)
-    assert (finished.status, finished.run_id, finished.metrics["steps"]) == ("FINISHED", killed.run_id, 9) and "lit.error" not in finished.tags
+    assert (finished.status, finished.run_id, finished.metrics["steps"]) == (
+        "FINISHED",
+        killed.run_id,
+        9,
+    ) and "lit.error" not in finished.tags
     found = checkpoint(spec, root)
     for part in ("state_dict", "optimizer_states", "global_step", "hyper_parameters"):
         assert same(found[part], expected["checkpoint"][part]), part
@@ -159,7 +182,10 @@ def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_a
     assert checkpoint(spec, root)["global_step"] == step - 1
     finished, rows = run(spec, root)
     assert rows == expected["rows"] and history(root, finished.run_id) == expected["valid"]
-    assert all(same(checkpoint(spec, root)[part], expected["checkpoint"][part]) for part in ("state_dict", "optimizer_states", "global_step"))
+    assert all(
+        same(checkpoint(spec, root)[part], expected["checkpoint"][part])
+        for part in ("state_dict", "optimizer_states", "global_step")
+    )
 
 
 @pytest.mark.parametrize(("step", "kept"), [(1, 1), (2, 2), (3, 0), (4, 3), (5, 5), (6, 6), (7, 4)])
@@ -176,17 +202,23 @@ def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step
         run(spec, root)
     assert Tracker(root).find(spec.key).status == "KILLED"
     assert kept == (checkpoint(spec, root)["global_step"] if saved(spec.folder(root)) else 0)
-    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert run(spec, root)[1] == expected["rows"] and same(
+        checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
+    )
 
 
 def test_sigterm_between_two_steps_waits_for_the_next(whole, root, monkeypatch):
     """Lightning would end the training after the hooks of the batch, without a checkpoint."""
     spec, expected = whole
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(LitMemory, "on_train_batch_end", lambda self, *args: os.kill(os.getpid(), signal.SIGTERM))  # comes after all callbacks
+        patch.setattr(
+            LitMemory, "on_train_batch_end", lambda self, *args: os.kill(os.getpid(), signal.SIGTERM)
+        )  # comes after all callbacks
         run(spec, root)
     assert checkpoint(spec, root)["global_step"] == 2
-    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert run(spec, root)[1] == expected["rows"] and same(
+        checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
+    )
 
 
 @pytest.mark.parametrize("batch", [2, 3])
@@ -203,7 +235,9 @@ def test_sigterm_waits_for_all_batches_of_an_accumulated_step(make_spec, make_ro
         patch.setattr(LitMemory, "on_train_batch_start", terminate)
         run(spec, root)
     assert checkpoint(spec, root)["global_step"] == 2
-    assert run(spec, root)[1] == rows and same(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
+    assert run(spec, root)[1] == rows and same(
+        checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"]
+    )
 
 
 def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
@@ -211,7 +245,9 @@ def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
     for place in [("train", 2), ("train", 4), ("train", 5), ("train", 6), ("train", 9), ("testing",)]:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             run(spec, root, stop_at(*place))
-    assert run(spec, root)[1] == expected["rows"] and same(checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert run(spec, root)[1] == expected["rows"] and same(
+        checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
+    )
 
 
 def test_the_seed_decides_and_the_surroundings_do_not(whole, make_root, make_spec):
@@ -219,7 +255,9 @@ def test_the_seed_decides_and_the_surroundings_do_not(whole, make_root, make_spe
     torch.manual_seed(99)
     torch.rand(3)
     again, other = make_root("again"), dataclasses.replace(spec, seed=1)
-    assert run(spec, again)[1] == expected["rows"] and same(checkpoint(spec, again)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert run(spec, again)[1] == expected["rows"] and same(
+        checkpoint(spec, again)["state_dict"], expected["checkpoint"]["state_dict"]
+    )
     assert run(other, again)[0].run_id != Tracker(again).find(spec.key).run_id
     assert not same(checkpoint(other, again)["state_dict"], expected["checkpoint"]["state_dict"])
 
@@ -239,7 +277,10 @@ def test_a_checkpoint_is_plain(whole):
     saved = expected["checkpoint"]
     assert all(isinstance(v, int | float | str | None) for v in saved["hyper_parameters"].values())
     assert saved["hyper_parameters"].items() >= {k: v for k, v in spec.model.items() if k != "name"}.items()
-    history = [{"stage": 0, "task": {"pairs": 1}, "step": 4, "solved": False}, {"stage": 1, "task": {"pairs": 3}, "step": 9, "solved": False}]
+    history = [
+        {"stage": 0, "task": {"pairs": 1}, "step": 4, "solved": False},
+        {"stage": 1, "task": {"pairs": 3}, "step": 9, "solved": False},
+    ]
     assert saved["callbacks"]["Curriculum"]["history"] == history
 
 
@@ -249,17 +290,31 @@ def test_what_a_finished_run_has_recorded(whole, root):
     found, rows = run(spec, root, messages.append)
     assert {(name, x) for name, x, _ in rows} >= {("exact_match", 2), ("exact_match", 4), ("capacity", 2), ("loss", 4)}
     assert [step for step, _ in history(root, found.run_id)] == [3, 4, 7, 9]
-    assert {"steps", "seconds", "train_seconds", "peak_memory_mb", "train/loss", "valid/exact_match", "stage", "stage_solved"} <= found.metrics.keys()
+    assert {
+        "steps",
+        "seconds",
+        "train_seconds",
+        "peak_memory_mb",
+        "train/loss",
+        "valid/exact_match",
+        "stage",
+        "stage_solved",
+    } <= found.metrics.keys()
     assert found.params["train.stages"] == str(spec.train["stages"]) and found.params["model.gamma"] == "clip"
     assert int(found.params["parameters"]) == sum(v.numel() for v in checkpoint(spec, root)["state_dict"].values())
     messages = [m for m in messages if "share" not in m]  # a test that takes longer than a second tells more
     assert messages[-1] == {"event": "testing"}
     places = [(m["stage"], m["stages"], m["step"], m["steps"], m["total_step"]) for m in messages if "metric" in m]
-    assert places[0] == (1, 2, 3, 4, 3) and [p[4] for p in places] == [3, 4, 7, 9] and {m["metric_name"] for m in messages[:-1]} == {"exact_match"}
+    assert (
+        places[0] == (1, 2, 3, 4, 3)
+        and [p[4] for p in places] == [3, 4, 7, 9]
+        and {m["metric_name"] for m in messages[:-1]} == {"exact_match"}
+    )
 
 
 def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec, root):
-    """Seconds per context at every x, beside the test's values; a test in other segments has times and a key of its own."""
+    """Seconds per context at every x, beside the test's values; a test in other segments has times and a key of its
+    own."""
     plain = make_spec("model={name: mamba, width: 16}")
     cut = make_spec("model={name: mamba, width: 16}", "train.test_cuts=[4, 1]")
     (first, rows), (second, others) = run(plain, root), run(cut, root)
@@ -267,11 +322,15 @@ def test_a_run_measures_its_test_and_nothing_else_depends_on_the_clock(make_spec
     assert {r[:2]: r[2] for r in rows} == pytest.approx({r[:2]: r[2] for r in others}, abs=1e-5)
     for found in (first, second):
         times = Tracker(root).results(found, "time/")
-        assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4)] and all(0 < value < found.metrics["seconds"] for _, _, value in times)
+        assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4)] and all(
+            0 < value < found.metrics["seconds"] for _, _, value in times
+        )
 
 
 def test_losses_are_weighed(make_spec):
-    plain, weighed = (make_spec("model={name: larimar, width: 16}", *more) for more in ([], ["train.losses={memory: 1, keys: 0.5}"]))
+    plain, weighed = (
+        make_spec("model={name: larimar, width: 16}", *more) for more in ([], ["train.losses={memory: 1, keys: 0.5}"])
+    )
     assert plain.key != weighed.key
     for spec, expected in ((plain, (1, 0, 0)), (weighed, (1, 1, 0.5))):
         module, _ = build(spec)
@@ -283,9 +342,17 @@ def test_a_run_times_its_training_at_every_x(make_spec, root):
     plain, timed = make_spec(), make_spec("train.timed_steps=1")
     (_, rows), (found, same) = run(plain, root), run(timed, root)
     assert plain.key != timed.key and rows == same
-    assert all(torch.equal(a, b) for a, b in zip(*(checkpoint(spec, root)["state_dict"].values() for spec in (plain, timed)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(*(checkpoint(spec, root)["state_dict"].values() for spec in (plain, timed)), strict=True)
+    )
     times = Tracker(root).results(found, "time/")
-    assert [(name, x) for name, x, _ in times] == [("seconds", 2), ("seconds", 4), ("train_tokens_per_s", 2), ("train_tokens_per_s", 4)]
+    assert [(name, x) for name, x, _ in times] == [
+        ("seconds", 2),
+        ("seconds", 4),
+        ("train_tokens_per_s", 2),
+        ("train_tokens_per_s", 4),
+    ]
 
 
 def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
@@ -299,9 +366,13 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
 
     conditions = [(2, make_task(2)), (8, make_task(8))]
     data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0)
-    module = SimpleNamespace(device=torch.device("cpu"), data=data, loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list)
+    module = SimpleNamespace(
+        device=torch.device("cpu"), data=data, loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
+    )
     watch = engine.Stopwatch(timed_steps=2)
-    watch.on_test_start(SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=contextlib.nullcontext)), module)
+    watch.on_test_start(
+        SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=contextlib.nullcontext)), module
+    )
     assert sizes == [6, 1]  # of 120 tokens
     assert watch.rows == [("train_tokens_per_s", 2, 60.0), ("train_tokens_per_s", 8, 160.0)]
 
@@ -310,7 +381,9 @@ def test_seconds_are_per_context(monkeypatch):
     """Of all batches of an x, however large each is; what is between them does not count."""
     clock = iter([10.0, 13.0, 20.0, 21.0, 30.0, 30.5])
     monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
-    module = SimpleNamespace(device=torch.device("cpu"), data=SimpleNamespace(test_conditions=[(50, None), (100, None)]))
+    module = SimpleNamespace(
+        device=torch.device("cpu"), data=SimpleNamespace(test_conditions=[(50, None), (100, None)])
+    )
     watch = engine.Stopwatch()
     for i, (size, loader) in enumerate([(6, 0), (2, 0), (5, 1)]):
         batch = SimpleNamespace(ids_BT=torch.zeros(size, 3))
@@ -326,7 +399,9 @@ def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
     spec = make_spec(f"train.test_cuts={cut}")
     module, data = engine.build(spec)
     progress = engine.Progress(lambda message: None, Curriculum(spec), "exact_match")
-    L.Trainer(accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False).test(module, data, verbose=False)
+    L.Trainer(
+        accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    ).test(module, data, verbose=False)
     assert progress.read == progress.total > 0
 
 
@@ -352,13 +427,21 @@ def test_progress_counts_the_steps_of_a_stage(make_spec, tmp_path):
     """From 0 in a new stage; of the last one, its number of steps when it has ended."""
     told = []
     run(make_spec(*STAGED, "train.valid_size=2", "train.test_size=2"), tmp_path, told.append)
-    assert [(m["stage"], m["step"], m["steps"]) for m in told if "metric" in m] == [(1, 3, 4), (2, 0, 5), (2, 3, 5), (2, 5, 5)]
+    assert [(m["stage"], m["step"], m["steps"]) for m in told if "metric" in m] == [
+        (1, 3, 4),
+        (2, 0, 5),
+        (2, 3, 5),
+        (2, 5, 5),
+    ]
 
 
 @pytest.mark.parametrize(("until", "steps"), [("{exact_match: 0.0}", 3), ("{exact_match: 1.1}", 7)])
 def test_a_stage_ends_as_soon_as_until_is_reached(fit, until, steps):
     _, _, curriculum, spy = fit(f"train.stages=[{{task.pairs: 1, steps: 7, until: {until}}}, {{steps: 2}}]")
-    assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [(steps, steps == 3), (steps + 2, False)]
+    assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [
+        (steps, steps == 3),
+        (steps + 2, False),
+    ]
     assert spy.train[steps - 1 : steps + 1] == [(steps - 1, 1), (steps, 2)] and len(spy.train) == steps + 2
 
 
@@ -383,9 +466,16 @@ def test_accumulation_counts_optimizer_steps_and_reads_every_batch_once(fit):
 
 
 @pytest.mark.parametrize(("workers", "accumulate"), [(2, 1), (0, 2), (2, 2)])
-def test_a_run_resumes_between_validations_with_workers_and_accumulation(fit, tmp_path, monkeypatch, workers, accumulate):
+def test_a_run_resumes_between_validations_with_workers_and_accumulation(
+    fit, tmp_path, monkeypatch, workers, accumulate
+):
     """An early stop is the same as a kill after the last checkpoint."""
-    knobs = ("train.steps=5", "train.valid_every=5", f"train.workers={workers}", f"train.trainer={{accumulate_grad_batches: {accumulate}}}")
+    knobs = (
+        "train.steps=5",
+        "train.valid_every=5",
+        f"train.workers={workers}",
+        f"train.trainer={{accumulate_grad_batches: {accumulate}}}",
+    )
     _, whole, _, spy = fit(*knobs)
     shutil.rmtree(tmp_path / "fit")
     monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
@@ -428,7 +518,16 @@ def test_learning_rates_over_two_stages(fit, overrides, rates):
     assert [lr / 1e-3 for lr in spy.lr] == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("knob", ["train.clip_norm=1e-3", "train.clip_value=1e-3", "train.weight_decay=0.9", "train.bptt=1", "train.precision=64-true"])
+@pytest.mark.parametrize(
+    "knob",
+    [
+        "train.clip_norm=1e-3",
+        "train.clip_value=1e-3",
+        "train.weight_decay=0.9",
+        "train.bptt=1",
+        "train.precision=64-true",
+    ],
+)
 def test_knobs_of_the_training_change_the_weights(fit, knob):
     _, plain, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5")
     _, other, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5", knob)
@@ -457,10 +556,14 @@ class Poison(L.Callback):
 
 
 @pytest.mark.parametrize("clip", ["train.clip_norm=1.0", "train.clip_value=1.0", "train.clip_norm=0"])
-@pytest.mark.parametrize(("where", "value"), [("loss", math.nan), ("loss", math.inf), ("gradient", math.nan), ("gradient", -math.inf)])
+@pytest.mark.parametrize(
+    ("where", "value"), [("loss", math.nan), ("loss", math.inf), ("gradient", math.nan), ("gradient", -math.inf)]
+)
 def test_a_non_finite_number_stops_before_the_weights_change(fit, where, value, clip):
     poison = Poison(where, value)
-    with pytest.raises(NonFinite, match=rf"{where}( norm)? is (nan|inf) at step 2, stage 2 of 2, arm a, lr 0\.01; lower train\.lr") as caught:
+    with pytest.raises(
+        NonFinite, match=rf"{where}( norm)? is (nan|inf) at step 2, stage 2 of 2, arm a, lr 0\.01; lower train\.lr"
+    ) as caught:
         fit("train.stages=[{steps: 1}, {steps: 3}]", "train.lr=1e-2", clip, callbacks=[poison])
     trainer = next(frame.locals["trainer"] for frame in caught.traceback if "trainer" in frame.locals)
     assert trainer.global_step == 2
@@ -473,7 +576,9 @@ def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root
         run(spec, root)
     found = Tracker(root).find(spec.key)
     assert found.status == "FAILED" and not any(name.startswith("test/") for name in found.metrics)
-    assert found.tags["lit.error"].startswith("NonFinite: ") and all(part in found.tags["lit.error"] for part in ("at step 1", "stage 1 of 1", "lr 1e+30"))
+    assert found.tags["lit.error"].startswith("NonFinite: ") and all(
+        part in found.tags["lit.error"] for part in ("at step 1", "stage 1 of 1", "lr 1e+30")
+    )
     with pytest.raises(NonFinite):
         run(spec, root)
     assert Tracker(root).find(spec.key).run_id == found.run_id
@@ -489,7 +594,9 @@ def decoder(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("decoder")
     torch.manual_seed(1)
-    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -497,7 +604,8 @@ GPT2 = ["model.family=gpt2", "model.vocab_size=64", "model.positions=32"]
 
 
 def test_a_run_starts_from_pretrained_weights(make_spec, decoder, tmp_path):
-    """The decoder is that of the folder in every seed, the memory that of the seed; and so it is in a model of ours that was saved."""
+    """The decoder is that of the folder in every seed, the memory that of the seed; and so it is in a model of ours
+    that was saved."""
     spec = make_spec(*GPT2, f"train.init={decoder}")
     builds = [build(dataclasses.replace(spec, seed=seed))[0].model for seed in (0, 1)]
     whole = load_class("model", "transformer").from_pretrained(decoder).state_dict()
@@ -514,8 +622,14 @@ def test_a_run_starts_from_a_decoder_and_an_encoder(make_spec, tmp_path):
     """Both from their folders, what lies between them from the seed."""
     (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
     sizes = "family: gpt2, layers: 2, width: 16, heads: 2, positions: 20, encoder_layers: 2, encoder_width: 12, encoder_heads: 3"
-    spec = make_spec(f"model={{name: larimar, vocab_size: 23, latent_width: 8, {sizes}}}", f"train.init={{decoder: {decoder}, encoder: {bert}}}")
-    model, whole = build(spec)[0].model, load_class("model", "larimar").from_pretrained(decoder, encoder=bert, latent_width=8).state_dict()
+    spec = make_spec(
+        f"model={{name: larimar, vocab_size: 23, latent_width: 8, {sizes}}}",
+        f"train.init={{decoder: {decoder}, encoder: {bert}}}",
+    )
+    model, whole = (
+        build(spec)[0].model,
+        load_class("model", "larimar").from_pretrained(decoder, encoder=bert, latent_width=8).state_dict(),
+    )
     own = model.state_dict()
     assert torch.equal(own["encoder.layers.1.up.weight"], whole["encoder.layers.1.up.weight"].float())
     assert torch.equal(own["decoder.layers.1.block.up.weight"], whole["decoder.layers.1.block.up.weight"].float())
@@ -527,8 +641,14 @@ def test_a_run_starts_from_a_decoder_and_an_encoder(make_spec, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["model.layers=2"], "init='.*decoder.*': its layers is 1, that of the model 2; expected the same, set model.layers"),
-        (["model.vocab_size=65"], "its vocab_size is 64, that of the model 65; expected the same, set model.vocab_size"),
+        (
+            ["model.layers=2"],
+            "init='.*decoder.*': its layers is 1, that of the model 2; expected the same, set model.layers",
+        ),
+        (
+            ["model.vocab_size=65"],
+            "its vocab_size is 64, that of the model 65; expected the same, set model.vocab_size",
+        ),
         (["train.init=no/where"], "no/where: no such folder"),
     ],
 )
@@ -555,16 +675,32 @@ def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
 
 
 def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
-    """They are drawn from the seed, or left behind: a memory of lines may begin with an auto-encoder, whatever will tell their order."""
+    """They are drawn from the seed, or left behind: a memory of lines may begin with an auto-encoder, whatever will
+    tell their order."""
     engine.quiet()
-    lines = {"name": "memreasoner", "layers": 1, "encoder_layers": 1, "width": 16, "heads": 2, "latent_width": 8, "slots": 4, "line_tokens": 12, "pad_id": 0}
-    tree["base"] |= {"model": lines, "task": {"name": "memreasoner", "line_tokens": 12, "segment_len": 16, "vocab_size": 300, "books": 1}}
+    lines = {
+        "name": "memreasoner",
+        "layers": 1,
+        "encoder_layers": 1,
+        "width": 16,
+        "heads": 2,
+        "latent_width": 8,
+        "slots": 4,
+        "line_tokens": 12,
+        "pad_id": 0,
+    }
+    tree["base"] |= {
+        "model": lines,
+        "task": {"name": "memreasoner", "line_tokens": 12, "segment_len": 16, "vocab_size": 300, "books": 1},
+    }
     start = {"train.init": {"run": "a"}}
     arms = {"a": {"model.temporal": "none"}, "b": start, "c": start | {"model": lines | {"name": "larimar"}}}
     tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
     a, b, c = parse(tree, "tiny.yaml").plan()
     module, data = build(a)
-    engine.make_trainer(a, tmp_path, False, Curriculum(a), engine.Keeper(a.folder(tmp_path))).fit(module, datamodule=data)
+    engine.make_trainer(a, tmp_path, False, Curriculum(a), engine.Keeper(a.folder(tmp_path))).fit(
+        module, datamodule=data
+    )
     found, fresh, trained = build(b, tmp_path)[0].state_dict(), build(b)[0].state_dict(), module.state_dict()
     assert {engine.part_of(name) for name in found.keys() - trained.keys()} == {"gru"}
     assert all(torch.equal(tensor, trained.get(name, fresh[name])) for name, tensor in found.items())

@@ -24,7 +24,9 @@ CASES = [
     ("passkey", {"tokens": 300, "needle": "magic"}),
     ("passkey", {"tokens": 300, "needle": "san_francisco"}),
 ]
-cases = pytest.mark.parametrize(("name", "config"), CASES, ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values())))
+cases = pytest.mark.parametrize(
+    ("name", "config"), CASES, ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values()))
+)
 
 
 def make(name, **config):
@@ -92,7 +94,11 @@ def test_lines_equal_the_naive_ones(name, config, most):
         expected, lines = naive_lines(sample, most), Lines(sample, most)
         assert len(lines) == len(expected) and max(map(len, expected)) <= most
         for count in (1, 3, len(lines)):
-            read = [line.tolist() for first in range(0, len(lines), count) for line in lines.read(first, min(count, len(lines) - first))]
+            read = [
+                line.tolist()
+                for first in range(0, len(lines), count)
+                for line in lines.read(first, min(count, len(lines) - first))
+            ]
             assert read == expected
         for i, fact in enumerate(sample.facts):
             assert expected[lines.number(i)] == fact[:most].tolist()
@@ -102,30 +108,49 @@ def test_cut_is_the_same_tokens():
     noise = make("memreasoner", tokens=300).samples(0, "train", 0, 1)[0].noise
     pieces = cut(noise, 7)
     lengths = np.diff(pieces.starts_S, append=len(noise))
-    assert pieces.tokens_N is noise.tokens_N and lengths.max() == 7 and lengths.min() >= 1 and set(noise.starts_S) <= set(pieces.starts_S)
+    assert (
+        pieces.tokens_N is noise.tokens_N
+        and lengths.max() == 7
+        and lengths.min() >= 1
+        and set(noise.starts_S) <= set(pieces.starts_S)
+    )
     assert len(pieces.starts_S) == sum(-(-n // 7) for n in np.diff(noise.starts_S, append=len(noise)))
 
 
 @cases
 def test_lines_and_text_are_the_same_sample(name, config):
-    """Same facts, noise, question and answer; text has a note of variable tracking in front, and asks for the passkey behind the hay."""
-    ways = [make(name, **config, layout=layout, segment_len=160, **({"note": False} if name == "variable_tracking" else {})) for layout in ("lines", "text")]
+    """Same facts, noise, question and answer; text has a note of variable tracking in front, and asks for the passkey
+    behind the hay."""
+    ways = [
+        make(name, **config, layout=layout, segment_len=160, **({"note": False} if name == "variable_tracking" else {}))
+        for layout in ("lines", "text")
+    ]
     batches = [task.batch(0, "valid", 0, 6) for task in ways]
     pad, asked = ways[0].tokenizer.pad_id, {}
     for lines, tails in zip(lines_of(ways[0], batches[0]), tails_of(ways[0], batches[0]), strict=True):
-        asked[tuple(t for line in lines[:-1] if line for t in line if t != pad)] = ", ".join(answer for _, answer in tails)
+        asked[tuple(t for line in lines[:-1] if line for t in line if t != pad)] = ", ".join(
+            answer for _, answer in tails
+        )
     samples = sorted(ways[1].samples(0, "valid", 0, 6), key=lambda sample: -sample.segments)
-    behind = ways[1].tokenizer.encode(" What is the pass key?").tolist() if name == "passkey" and "needle" not in config else []
+    behind = (
+        ways[1].tokenizer.encode(" What is the pass key?").tolist()
+        if name == "passkey" and "needle" not in config
+        else []
+    )
     for sample, ((_, answer),) in zip(samples, tails_of(ways[1], batches[1]), strict=True):
         assert asked[tuple(sample.read(0, sample.context).tolist() + behind)] == answer
 
 
 @cases
 def test_text_is_read_in_segments(name, config):
-    """Contexts, where samples begin and end, and the last segment, joined, are the context; short segments are padded under a mask."""
+    """Contexts, where samples begin and end, and the last segment, joined, are the context; short segments are padded
+    under a mask."""
     task = make(name, **config, layout="text", segment_len=128)
     for split in ("train", "test"):
-        batch, samples = task.batch(0, split, 0, 6), sorted(task.samples(0, split, 0, 6), key=lambda sample: -sample.segments)
+        batch, samples = (
+            task.batch(0, split, 0, 6),
+            sorted(task.samples(0, split, 0, 6), key=lambda sample: -sample.segments),
+        )
         assert isinstance(batch.context, tuple) == (split == "train")
         rows = [[] for _ in samples]
         for part in batch.context:
@@ -138,7 +163,11 @@ def test_text_is_read_in_segments(name, config):
 
 
 @pytest.mark.parametrize("layout", ["lines", "text"])
-@pytest.mark.parametrize(("name", "config"), [("memreasoner", {"noise": "books"}), ("variable_tracking", {"rules": "ruler"}), ("passkey", {})], ids=EPISODES)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("memreasoner", {"noise": "books"}), ("variable_tracking", {"rules": "ruler"}), ("passkey", {})],
+    ids=EPISODES,
+)
 def test_a_test_is_a_stream(name, config, layout):
     """Memory does not grow with the length: 1,000,000 tokens here, within 1 MB."""
     task = make(name, **config, layout=layout, tokens=1_000_000, segment_lines=200, segment_len=4096)
@@ -157,7 +186,8 @@ def test_a_test_is_a_stream(name, config, layout):
 
 @cases
 def test_support_is_where_it_says(name, config):
-    """The lines that ``support`` counts back to are the facts, hop by hop; in training only of the share that is told."""
+    """The lines that ``support`` counts back to are the facts, hop by hop; in training only of the share that is
+    told."""
     for split, share, all_told in (("train", 0.0, False), ("train", 1.0, True), ("valid", 0.0, True)):
         task = make(name, **config, supporting=share)
         batch, samples = task.batch(0, split, 0, 8), task.samples(0, split, 0, 8)
@@ -169,7 +199,9 @@ def test_support_is_where_it_says(name, config):
 def test_the_supporting_share_is_a_fixed_hash():
     """The same samples are told whatever else is drawn, and a small share is a part of a larger one."""
     tasks = [make("memreasoner", supporting=share) for share in (0.1, 0.4)]
-    told = [torch.cat([task.batch(0, "train", step, 500).meta["support"][:, 0] > 0 for step in range(2)]) for task in tasks]
+    told = [
+        torch.cat([task.batch(0, "train", step, 500).meta["support"][:, 0] > 0 for step in range(2)]) for task in tasks
+    ]
     assert abs(float(told[0].float().mean()) - 0.1) < 0.03 and abs(float(told[1].float().mean()) - 0.4) < 0.05
     assert (told[0] <= told[1]).all()
 
@@ -178,7 +210,10 @@ def test_the_supporting_share_is_a_fixed_hash():
 def test_text_asks_for_the_facts(name, config):
     """A second tail asks for the supporting facts, in training alone; it is scored where they are told."""
     task = make(name, **config, layout="text", segment_len=160, supporting=0.5)
-    batch, samples = task.batch(0, "train", 0, 12), sorted(task.samples(0, "train", 0, 12), key=lambda sample: -sample.segments)
+    batch, samples = (
+        task.batch(0, "train", 0, 12),
+        sorted(task.samples(0, "train", 0, 12), key=lambda sample: -sample.segments),
+    )
     assert batch.read_only == 2 and task.batch(0, "valid", 0, 2).read_only == 1
     told = 0
     for (_, (asked, facts)), sample in zip(tails_of(task, batch), samples, strict=True):
@@ -193,7 +228,16 @@ def test_text_asks_for_the_facts(name, config):
 def test_workers_draw_the_same_bits(name, layout):
     drawn = []
     for workers in (0, 1, 2):
-        data = LIT_DATA[name](**SMALL, layout=layout, tokens=200, segment_len=128, supporting=0.5, batch_size=3, epoch_steps=2, workers=workers)
+        data = LIT_DATA[name](
+            **SMALL,
+            layout=layout,
+            tokens=200,
+            segment_len=128,
+            supporting=0.5,
+            batch_size=3,
+            epoch_steps=2,
+            workers=workers,
+        )
         parts = [[*b.context, b.ids_BT, b.targets_BT, *b.meta.values()] for b in data.train_dataloader()]
         drawn.append([t for part in parts for t in part for t in (t if isinstance(t, tuple) else (t,))])
     assert all(torch.equal(a, b) for other in drawn[1:] for a, b in zip(drawn[0], other, strict=True))
@@ -210,7 +254,9 @@ def test_answers_count_tail_by_tail(name, config):
             answer = wanted[wanted != -100]
             part[: len(answer)] = answer
             part[len(answer) :] = answer[0]
-    assert {k: v.tolist() for k, v in task.score_text(said.flatten(1), batch).items()} == {k: [1.0] * 4 for k in task.metrics}
+    assert {k: v.tolist() for k, v in task.score_text(said.flatten(1), batch).items()} == {
+        k: [1.0] * 4 for k in task.metrics
+    }
     right = batch.targets_BT.masked_fill(batch.targets_BT == -100, 7)
     assert {k: v.tolist() for k, v in task.score(right, batch).items()} == {k: [1.0] * 4 for k in task.metrics}
     if batch.read_only > 1:
@@ -233,20 +279,33 @@ def test_mergers():
 def test_what_a_test_varies(name):
     """``test_tokens``, or another list of the task; only one of them."""
     task = make(name, test_tokens=[0, 400] if name != "passkey" else [100, 400])
-    assert task.test_axis() == ("tokens", task.config.test_tokens) and make(name).test_axis() == ("tokens", [make(name).config.tokens])
+    assert task.test_axis() == ("tokens", task.config.test_tokens) and make(name).test_axis() == (
+        "tokens",
+        [make(name).config.tokens],
+    )
     for other in {"variable_tracking": ["statements"], "passkey": ["digits", "depth"]}.get(name, []):
         task = make(name, **{f"test_{other}": [2, 4]})
-        assert task.test_axis() == (other, [2, 4]) and [(t.batch(0, "test", 0, 3).meta[other] == x).all() for x, t in task.test_conditions()]
-        with pytest.raises(ValueError, match=rf"test_{other}=\[2\]: a test varies one field; expected none where test_tokens is given"):
+        assert task.test_axis() == (other, [2, 4]) and [
+            (t.batch(0, "test", 0, 3).meta[other] == x).all() for x, t in task.test_conditions()
+        ]
+        with pytest.raises(
+            ValueError, match=rf"test_{other}=\[2\]: a test varies one field; expected none where test_tokens is given"
+        ):
             make(name, **{f"test_{other}": [2], "test_tokens": [200]})
 
 
 def test_books_that_repeat_say_so():
-    for name, config in (("memreasoner", {}), ("variable_tracking", {"noise": "books"}), ("passkey", {"needle": "magic"})):
+    for name, config in (
+        ("memreasoner", {}),
+        ("variable_tracking", {"noise": "books"}),
+        ("passkey", {"needle": "magic"}),
+    ):
         task = make(name, **config, books=1)
         size = len(task.books("test"))
         told = f"The haystack of the test has {size:,} tokens, so that its sentences come up to 3 times at {2 * size + 1:,} tokens."
-        assert task.at(test_tokens=[100, 2 * size + 1]).remarks() == [told] and task.at(test_tokens=[100]).remarks() == []
+        assert (
+            task.at(test_tokens=[100, 2 * size + 1]).remarks() == [told] and task.at(test_tokens=[100]).remarks() == []
+        )
     assert make("passkey", tokens=10**9).remarks() == make("memreasoner", noise="soft", tokens=10**9).remarks() == []
 
 
@@ -262,19 +321,36 @@ def test_a_tuple_of_segments_may_have_masks(build, name):
 
 
 def test_sentences_that_come_apart():
-    """Whole sentences of the training's books, or the pieces that they are cut in, beside the same samples; there are none in other splits."""
-    for name, config in (("memreasoner", {}), ("memreasoner", {"noise": "soft"}), ("variable_tracking", {}), ("passkey", {})):
+    """Whole sentences of the training's books, or the pieces that they are cut in, beside the same samples; there are
+    none in other splits."""
+    for name, config in (
+        ("memreasoner", {}),
+        ("memreasoner", {"noise": "soft"}),
+        ("variable_tracking", {}),
+        ("passkey", {}),
+    ):
         task, alone = make(name, **config, apart=2, line_tokens=24), make(name, **config, line_tokens=24)
         pieces = cut(task.prose("train"), 24)
         known = {tuple(piece.tolist()) for piece in np.split(pieces.tokens_N, pieces.starts_S[1:])}
         batch = task.batch(3, "train", 5, 4)
         ids_BNL, mask_BNL = batch.apart
         assert ids_BNL.shape == mask_BNL.shape == (4, 2, 24)
-        found = [tuple(line[real].tolist()) for line, real in zip(ids_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)]
+        found = [
+            tuple(line[real].tolist()) for line, real in zip(ids_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)
+        ]
         assert known.issuperset(found) and len(set(found)) > 4 and (ids_BNL[~mask_BNL] == task.tokenizer.pad_id).all()
-        assert torch.equal(batch.apart[0], task.batch(3, "train", 5, 4).apart[0]) and not torch.equal(batch.apart[0], task.batch(3, "train", 6, 4).apart[0])
-        assert torch.equal(batch.ids_BT, alone.batch(3, "train", 5, 4).ids_BT) and alone.batch(3, "train", 5, 4).apart is None
-        assert task.batch(3, "valid", 5, 4).apart is task.at(layout="text", segment_len=160).batch(3, "train", 5, 4).apart is None
+        assert torch.equal(batch.apart[0], task.batch(3, "train", 5, 4).apart[0]) and not torch.equal(
+            batch.apart[0], task.batch(3, "train", 6, 4).apart[0]
+        )
+        assert (
+            torch.equal(batch.ids_BT, alone.batch(3, "train", 5, 4).ids_BT)
+            and alone.batch(3, "train", 5, 4).apart is None
+        )
+        assert (
+            task.batch(3, "valid", 5, 4).apart
+            is task.at(layout="text", segment_len=160).batch(3, "train", 5, 4).apart
+            is None
+        )
         moved = batch.to(torch.device("meta")).apart
         assert all(part.is_meta for part in moved)
 

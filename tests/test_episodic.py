@@ -1,4 +1,5 @@
-"""The episodic memory as pure functions: the named facts of spec 11.4, a slow twin of every fast path, gradients, bad input.
+"""The episodic memory as pure functions: the named facts of spec 11.4, a slow twin of every fast path, gradients, bad
+input.
 
 All comparisons are in fp64 unless a test is about precision. B episodes, N lines, K slots, C width of a latent.
 """
@@ -67,18 +68,24 @@ def slow_pinv(A, solver, steps):
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 1)], ids=str)
 def test_pinv_slow_twin(shape, solver):
-    """Batched, and by way of the smaller product, equals one matrix at a time; the exact solvers meet all four conditions of Penrose."""
+    """Batched, and by way of the smaller product, equals one matrix at a time; the exact solvers meet all four
+    conditions of Penrose."""
     A = draw(2, 3, *shape)
     X = pinv(A, solver, STEPS) if solver == "newton_safe" else pinv(A, solver)
     for b, i in itertools.product(range(2), range(3)):
-        twin = torch.linalg.pinv(A[b, i]) if solver == "svd" else slow_pinv(A[b, i], solver, STEPS if solver == "newton_safe" else 15)
+        twin = (
+            torch.linalg.pinv(A[b, i])
+            if solver == "svd"
+            else slow_pinv(A[b, i], solver, STEPS if solver == "newton_safe" else 15)
+        )
         assert close(X[b, i], twin)
     if solver in EXACT:
         assert close(A @ X @ A, A) and close(X @ A @ X, X) and close((A @ X).mT, A @ X) and close((X @ A).mT, X @ A)
 
 
 def test_lar_newton():
-    """T-LAR-newton: 15 steps invert a singular value s up to the factor 1 - (1 - 5e-4 s^2)^(2^15), whose values the spec lists."""
+    """T-LAR-newton: 15 steps invert a singular value s up to the factor 1 - (1 - 5e-4 s^2)^(2^15), whose values the
+    spec lists."""
     values = torch.tensor([0.1, 0.25, 0.5, 1.0, 3.0, 63.2], **DOUBLE)
     left, right = torch.linalg.qr(draw(6, 6))[0], torch.linalg.qr(draw(9, 6))[0]
     A = left * values @ right.mT
@@ -92,7 +99,8 @@ def test_lar_newton():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("value", [63.3, 80.0, 1e4])
 def test_newton_diverges_loudly(value, dtype):
-    """Spec 11.2: above 63.2 the published iteration diverges, which is an error, be it one matrix of a batch; newton_safe does not."""
+    """Spec 11.2: above 63.2 the published iteration diverges, which is an error, be it one matrix of a batch;
+    newton_safe does not."""
     A = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 2.0, value]))]).to(dtype)
     with pytest.raises(ValueError, match=r"solver='newton': the iteration diverges.*63\.2.*newton_safe"):
         pinv(A)
@@ -118,7 +126,8 @@ def test_rcond_leaves_small_singular_values_out():
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("repeated", [False, True], ids=["distinct", "repeated"])
 def test_pinv_gradcheck(solver, repeated):
-    """Gradients equal finite differences, for equal singular values as well: torch's pinv does not differentiate the decomposition."""
+    """Gradients equal finite differences, for equal singular values as well: torch's pinv does not differentiate the
+    decomposition."""
     A = (torch.eye(2, 3, **DOUBLE) if repeated else draw(2, 3)).expand(2, -1, -1).clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda a: pinv(a, solver, 6), A)
 
@@ -133,7 +142,8 @@ def test_unknown_solver():
 
 @pytest.mark.parametrize("solver", EXACT)
 def test_lar_orth_w(solver):
-    """T-LAR-orthW: latents in the span of M_0, no more than slots, are read back as they were written; other queries are projected on their span."""
+    """T-LAR-orthW: latents in the span of M_0, no more than slots, are read back as they were written; other queries
+    are projected on their span."""
     Z = lines_in_span()
     state = write(keys(Z, base(), solver, STEPS), Z, solver, STEPS)
     assert close(read(state, keys(Z, state.M_BKC, solver, STEPS)), Z)
@@ -187,7 +197,8 @@ def test_write_and_read_gradcheck(solver):
 @pytest.mark.parametrize("parts", [[1] * 9, [4, 5], [9], [2, 3, 4]], ids=str)
 @pytest.mark.parametrize("slots", [4, 9, 12])
 def test_lar_seq(slots, parts):
-    """T-LAR-seq: lines written in any parts equal one batch write, for more lines than slots and for fewer (G without an inverse)."""
+    """T-LAR-seq: lines written in any parts equal one batch write, for more lines than slots and for fewer (G without
+    an inverse)."""
     W, Z = draw(2, 9, slots), draw(2, 9, 5)
     state = empty(2, slots, 5, **DOUBLE)
     for w, z in zip(W.split(parts, dim=1), Z.split(parts, dim=1), strict=True):
@@ -207,7 +218,8 @@ def test_lar_forget(slots):
 
 
 def test_long_history_is_forgotten():
-    """400 lines, forgotten in parts down to one and then none: rounding of the many does not pass for a key of the few."""
+    """400 lines, forgotten in parts down to one and then none: rounding of the many does not pass for a key of the
+    few."""
     W, Z = draw(2, 400, 4), draw(2, 400, 3)
     state = write(W, Z, "svd")
     for before, left in itertools.pairwise((400, 100, 5, 1)):
@@ -229,11 +241,14 @@ def test_add_is_the_published_update():
 
 def test_add_gradcheck():
     W, Z = draw(1, 4, 3).requires_grad_(), draw(1, 4, 2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda w, z: add(write(w[:, :3], z[:, :3], "svd"), w[:, 3:], z[:, 3:]).M_BKC, (W, Z))
+    assert torch.autograd.gradcheck(
+        lambda w, z: add(write(w[:, :3], z[:, :3], "svd"), w[:, 3:], z[:, 3:]).M_BKC, (W, Z)
+    )
 
 
 def test_rare_line_survives_common_ones():
-    """A slot that was written once stays beside one that was written a million times, in fp32: the Gram matrix is in fp64."""
+    """A slot that was written once stays beside one that was written a million times, in fp32: the Gram matrix is in
+    fp64."""
     W = torch.tensor([[[1e3, 0.0], [0.0, 1.0]]])
     state = add(empty(1, 2, 1), W, W @ torch.tensor([[[3.0], [7.0]]]))
     assert torch.allclose(state.M_BKC, torch.tensor([[[3.0], [7.0]]])) and state.M_BKC.dtype == torch.float32
@@ -278,13 +293,17 @@ def test_nearest_ties_and_padding():
 
 
 def test_lar_kernel():
-    """T-LAR-kernel: Gaussian keys with a bandwidth towards 0 are one-hot keys, however small; wide ones are uniform; sums are 1."""
+    """T-LAR-kernel: Gaussian keys with a bandwidth towards 0 are one-hot keys, however small; wide ones are uniform;
+    sums are 1."""
     query, slots = draw(2, 3, 5), draw(2, 7, 5)
     for bandwidth in (1e-2, 1e-30, 1e-300):
         assert close(gaussian_keys(query, slots, bandwidth), one_hot_keys(query, slots))
     assert close(gaussian_keys(query, slots, 1e9), torch.full((2, 3, 7), 1 / 7, **DOUBLE))
     soft = gaussian_keys(query, slots, 0.7)
-    slow = torch.tensor([[[-(q - s).square().sum() / 0.98 for s in ss] for q in qs] for qs, ss in zip(query, slots, strict=True)], **DOUBLE).exp()
+    slow = torch.tensor(
+        [[[-(q - s).square().sum() / 0.98 for s in ss] for q in qs] for qs, ss in zip(query, slots, strict=True)],
+        **DOUBLE,
+    ).exp()
     assert close(soft, slow / slow.sum(-1, keepdim=True))
     with pytest.raises(ValueError, match=r"bandwidth=0\.0: expected more than 0"):
         gaussian_keys(query, slots, 0.0)
@@ -296,14 +315,19 @@ def test_lar_onehot(solver):
     key_memory, Z = draw(1, 5, 4), draw(1, 4, 8)
     W = one_hot_keys(key_memory[:, [3, 0, 3, 1]] + 1e-3, key_memory)
     M = write(W, Z, solver, STEPS).M_BKC
-    expected = torch.stack([Z[0, 1], Z[0, 3], torch.zeros(8, **DOUBLE), (Z[0, 0] + Z[0, 2]) / 2, torch.zeros(8, **DOUBLE)])
+    expected = torch.stack(
+        [Z[0, 1], Z[0, 3], torch.zeros(8, **DOUBLE), (Z[0, 0] + Z[0, 2]) / 2, torch.zeros(8, **DOUBLE)]
+    )
     assert close(M[0], expected)
-    assert close(read(EpisodicState(M, empty(1, 5, 8).gram_BKK), one_hot_keys(key_memory[:, 3:4], key_memory))[0, 0], expected[3])
+    assert close(
+        read(EpisodicState(M, empty(1, 5, 8).gram_BKK), one_hot_keys(key_memory[:, 3:4], key_memory))[0, 0], expected[3]
+    )
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_read_nearest_slow_twin(ragged):
-    """The shortcut equals keys, write and read with a slot per line, and a loop; duplicates and ragged episodes included; so do gradients."""
+    """The shortcut equals keys, write and read with a slot per line, and a loop; duplicates and ragged episodes
+    included; so do gradients."""
     slots, Z, query = draw(2, 6, 4), draw(2, 6, 3).requires_grad_(), draw(2, 5, 4)
     slots[:, 4] = slots[:, 1]
     query[:, 0] = slots[:, 1] + 1e-3
@@ -318,7 +342,9 @@ def test_read_nearest_slow_twin(ragged):
         lines = [n for n in range(6) if real is None or real[b, n]]
         distances = {n: (query[b, q] - slots[b, n]).norm().item() for n in lines}
         best = min(lines, key=lambda n: distances[n])
-        assert close(fast[b, q], torch.stack([Z[b, n] for n in lines if torch.equal(slots[b, n], slots[b, best])]).mean(0))
+        assert close(
+            fast[b, q], torch.stack([Z[b, n] for n in lines if torch.equal(slots[b, n], slots[b, best])]).mean(0)
+        )
 
 
 def passkey(repeats, place, seed=0):
@@ -353,7 +379,8 @@ def test_lar_perm():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_empty_episode(solver):
-    """Nothing written: the memory is zero and so is what is read; but nothing is nearest, which is an error that names the episode."""
+    """Nothing written: the memory is zero and so is what is read; but nothing is nearest, which is an error that names
+    the episode."""
     state = write(draw(2, 0, 6), draw(2, 0, 8), solver)
     assert state.M_BKC.shape == (2, 6, 8) and not state.M_BKC.any() and not state.gram_BKK.any()
     assert not read(state, keys(draw(2, 3, 8), state.M_BKC, solver)).any()
@@ -380,7 +407,12 @@ def test_latent_that_is_no_number(bad):
     """Writing names episode and line, whatever the solver; reading by distance says what is wrong as well."""
     W, Z = draw(2, 3, 6), draw(2, 3, 8)
     Z[1, 2, 4] = bad
-    for call in (lambda: write(W, Z, "svd"), lambda: write(W, Z), lambda: add(write(W, draw(2, 3, 8)), W, Z), lambda: write(Z[..., :6], Z)):
+    for call in (
+        lambda: write(W, Z, "svd"),
+        lambda: write(W, Z),
+        lambda: add(write(W, draw(2, 3, 8)), W, Z),
+        lambda: write(Z[..., :6], Z),
+    ):
         with pytest.raises(ValueError, match=r"line 2 of episode 1: expected a finite latent"):
             call()
     with pytest.raises(ValueError, match=r"NaN or infinite; check the encoder"):

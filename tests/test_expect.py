@@ -11,7 +11,9 @@ EXPECT = ["gamma[200] - no_gamma[200] > 0.2", "abs(gamma[first] - no_gamma[first
 
 def answer(line, cells, seeds=3):
     """``evaluate`` over {arm: {x: values}} of one metric."""
-    return evaluate(line, lambda arm, metric, x: cells.get(arm if metric is None else f"{arm}.{metric}", {}).get(x, []), XS, seeds)
+    return evaluate(
+        line, lambda arm, metric, x: cells.get(arm if metric is None else f"{arm}.{metric}", {}).get(x, []), XS, seeds
+    )
 
 
 CELLS = {
@@ -52,7 +54,11 @@ def test_sides_as_close_as_the_seeds_are_told(line, close):
         ("0.3 < a[100] < 0.4", NOT_REPRODUCED, "0.3 < 0.500 < 0.4 ✗"),
         ("std(a[50]) >= 0.09", REPRODUCED, "0.100 >= 0.09 ✓"),
         ("a[50] - a[last] > 2 * std(a[50])", REPRODUCED, "1.000 - 0.400 = 0.600 > 2 * 0.100 = 0.200 ✓"),
-        ("max(a[100], b[100]) - min(a[100], b[100]) < 1", REPRODUCED, "max(0.500, 0.200) - min(0.500, 0.200) = 0.300 < 1 ✓"),
+        (
+            "max(a[100], b[100]) - min(a[100], b[100]) < 1",
+            REPRODUCED,
+            "max(0.500, 0.200) - min(0.500, 0.200) = 0.300 < 1 ✓",
+        ),
         ("-(a[first] + 1) / 2 < 0", REPRODUCED, "-(1.000 + 1) / 2 = -1.000 < 0 ✓"),
         ("a.capacity[50] > 30", REPRODUCED, "40.000 > 30 ✓"),
         ("a[100] > 0.4999", REPRODUCED, "0.500000 > 0.4999 ✓"),  # closer than three digits show
@@ -114,7 +120,10 @@ def test_everything_else_is_refused_in_one_line(line):
     [
         ("gama[50] > 1", "no arm 'gama'; arms: gamma, no_gamma (did you mean 'gamma'?)"),
         ("gamma[75] > 1", "gamma[75]: 75 is not tested; tested: 50, 100, 200, 500 (nearest: 50)"),
-        ("gamma.exat_match[50] > 1", "no metric 'exat_match'; metrics: exact_match, capacity (did you mean 'exact_match'?)"),
+        (
+            "gamma.exat_match[50] > 1",
+            "no metric 'exat_match'; metrics: exact_match, capacity (did you mean 'exact_match'?)",
+        ),
         ("gamma[50] == 1", "only <, <=, > and >= compare; for equality write abs(a - b) < tolerance"),
         ("sum(gamma[50]) > 1", "'sum(gamma[50])' is not allowed; a line holds arm[x]"),
         ("gamma[middle] > 1", "'gamma[middle]': x must be a tested number, first or last"),

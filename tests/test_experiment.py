@@ -1,4 +1,5 @@
-"""Plans: merging, keys, scales, stages, what broken files are told, and that every experiment of the project builds and trains."""
+"""Plans: merging, keys, scales, stages, what broken files are told, and that every experiment of the project builds and
+trains."""
 
 import contextlib
 import copy
@@ -19,7 +20,9 @@ from lit_memory.registry import load_class, model_size
 from lit_memory.report.marks import Summary
 from lit_memory.run import checkpoint, engine
 
-EXPERIMENTS = [path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))]
+EXPERIMENTS = [
+    path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))
+]
 
 
 def change(tree, edits):
@@ -43,12 +46,23 @@ def plan(tree, edits=None, overrides=(), scale=None):
 
 # Merging
 
-LAYERS = ("base/train/steps", "scales/cpu/train.steps", "arms/a/train.steps", "scales/cpu/arms.a.train.steps", "grid/train.steps", "command line")
+LAYERS = (
+    "base/train/steps",
+    "scales/cpu/train.steps",
+    "arms/a/train.steps",
+    "scales/cpu/arms.a.train.steps",
+    "grid/train.steps",
+    "command line",
+)
 
 
 @pytest.mark.parametrize("last", range(len(LAYERS)), ids=LAYERS)
 def test_later_layers_win(tree, last):
-    edits = {path: [100 + i] if "grid" in path else 100 + i for i, path in enumerate(LAYERS[: last + 1]) if path != "command line"}
+    edits = {
+        path: [100 + i] if "grid" in path else 100 + i
+        for i, path in enumerate(LAYERS[: last + 1])
+        if path != "command line"
+    }
     overrides = ["train.steps=7", "train.steps=105"] if last == 5 else []
     specs = plan(tree, {"scales/cpu": {}, **edits}, overrides)
     assert specs[0].train["steps"] == 100 + last
@@ -62,7 +76,10 @@ def test_a_whole_section_is_replaced(tree):
     assert (a.model["name"], a.model["layers"], a.model["width"]) == ("armt", 3, 16)
     defaults = dataclasses.asdict(load_class("model", "rmt").Config())
     assert b.model == {"name": "rmt", **defaults, "width": 32, "heads": 8, "vocab_size": 19}
-    assert plan(tree, edits, ["model={name: tarm}"])[0].model == {"name": "tarm", **dataclasses.asdict(load_class("model", "tarm").Config(vocab_size=19))}
+    assert plan(tree, edits, ["model={name: tarm}"])[0].model == {
+        "name": "tarm",
+        **dataclasses.asdict(load_class("model", "tarm").Config(vocab_size=19)),
+    }
 
 
 def test_a_question_mark_applies_where_the_field_exists(tree):
@@ -86,14 +103,26 @@ def test_nested_and_dotted_layers_do_not_leak_into_each_other(tree):
 def test_the_key_is_stable_and_canonical(tree, make_spec):
     spec = make_spec()
     assert spec.key == "6f4240874ab5f94b988c8bf9017cce69a545e630cced26a2b1f6bb3c63c9594e"
-    same = {"base/train/lr": 3e-4, "base/model/vocab_size": 19, "base/task/vary": 0, "base/model/dropout": 0, "base/train/steps": 6}
-    shuffled = dataclasses.replace(spec, model=dict(reversed(spec.model.items())), train=dict(reversed(spec.train.items())))
+    same = {
+        "base/train/lr": 3e-4,
+        "base/model/vocab_size": 19,
+        "base/task/vary": 0,
+        "base/model/dropout": 0,
+        "base/train/steps": 6,
+    }
+    shuffled = dataclasses.replace(
+        spec, model=dict(reversed(spec.model.items())), train=dict(reversed(spec.train.items()))
+    )
     assert {plan(tree, same)[0].key, shuffled.key, make_spec("train.steps=6", "task.pairs=2").key} == {spec.key}
 
 
 def test_the_key_changes_with_every_setting(make_spec):
     spec = make_spec()
-    fields = {"model": load_class("model", "armt").Config, "task": load_class("task", "associative_retrieval").Config, "train": TrainConfig}
+    fields = {
+        "model": load_class("model", "armt").Config,
+        "task": load_class("task", "associative_retrieval").Config,
+        "train": TrainConfig,
+    }
     keys = {spec.key, dataclasses.replace(spec, seed=1).key}
     for section, cls in fields.items():
         settings = getattr(spec, section)
@@ -103,7 +132,13 @@ def test_the_key_changes_with_every_setting(make_spec):
 
 
 def test_a_field_that_came_later_leaves_old_keys_alone(make_spec):
-    pairs = [("armt", "babilong"), ("xl", "language_modeling"), ("larimar", "passkey"), ("memreasoner", "memreasoner"), ("rmt", "variable_tracking")]
+    pairs = [
+        ("armt", "babilong"),
+        ("xl", "language_modeling"),
+        ("larimar", "passkey"),
+        ("memreasoner", "memreasoner"),
+        ("rmt", "variable_tracking"),
+    ]
     specs = [make_spec(f"model={{name: {model}}}", f"task={{name: {task}}}") for model, task in pairs]
     for setting, before in ADDED.items():
         section, _, name = setting.partition(".")
@@ -121,14 +156,21 @@ def test_keys_are_what_they_were(make_spec):
 
 def test_the_x_axis_is_what_the_test_varies(tree):
     task = {"name": "babilong", "eval_set": "a/b", "test_eval_length": [0, 1000], "test_segments": [2]}
-    experiment = parse(tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_eval_length"):
+    experiment = parse(
+        tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_eval_length",
+    ):
         experiment.check_report(experiment.plan())
 
 
 def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
     monkeypatch.setattr(load_class("task", "associative_retrieval"), "any_segments", False)
-    with pytest.raises(ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"):
+    with pytest.raises(
+        ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"
+    ):
         make_spec("train.test_cuts=[3]")
 
 
@@ -140,18 +182,40 @@ def test_claims_may_be_about_time(tree):
 
 
 def test_claims_may_be_about_the_memory(tree):
-    """What a model tells of its memory in every test is a metric of its experiments, and of no others; some of it validations alone have."""
-    task, claim = {"name": "passkey", "layout": "lines", "test_tokens": [100, 200]}, "a.hop1_support[last] >= a.lines[first] / 99"
-    edits = {"base/task": task, "base/model": {"width": 16, "heads": 2, "layers": 1}, "report": {"x": "test_tokens", "y": "lines"}, "expect": [claim]}
+    """What a model tells of its memory in every test is a metric of its experiments, and of no others; some of it
+    validations alone have."""
+    task, claim = (
+        {"name": "passkey", "layout": "lines", "test_tokens": [100, 200]},
+        "a.hop1_support[last] >= a.lines[first] / 99",
+    )
+    edits = {
+        "base/task": task,
+        "base/model": {"width": 16, "heads": 2, "layers": 1},
+        "report": {"x": "test_tokens", "y": "lines"},
+        "expect": [claim],
+    }
     for name, right in (("larimar", True), ("memreasoner", True), ("transformer", False)):
-        experiment = parse(change(tree, {**edits, "base/model/name": name, "scales": {"cpu": {}}, "arms": {"a": {}}}), "tiny.yaml")
-        with contextlib.nullcontext() if right else pytest.raises(ConfigError, match=r"report\.y: unknown metric 'lines'"):
+        experiment = parse(
+            change(tree, {**edits, "base/model/name": name, "scales": {"cpu": {}}, "arms": {"a": {}}}), "tiny.yaml"
+        )
+        with (
+            contextlib.nullcontext()
+            if right
+            else pytest.raises(ConfigError, match=r"report\.y: unknown metric 'lines'")
+        ):
             experiment.check_report(experiment.plan())
     assert load_class("model", "rmt").diagnosed and not load_class("model", "rmt").tested
 
 
 def test_the_key_ignores_names_and_reports(tree):
-    names = {"experiment": "other", "paper/title": "Other", "report/notes": "Other", "report/chance": 0.5, "expect": [], "arms": {"c": {}}}
+    names = {
+        "experiment": "other",
+        "paper/title": "Other",
+        "report/notes": "Other",
+        "report/chance": 0.5,
+        "expect": [],
+        "arms": {"c": {}},
+    }
     spec, other = plan(tree)[0], plan(tree, names | {"scales": {"big": {}}})[0]
     assert (other.experiment, other.arm, other.scale) == ("other", "c", "big") and other.key == spec.key
     assert dataclasses.replace(spec, point="x").key == spec.key
@@ -168,26 +232,41 @@ def test_a_spec_is_plain_and_names_its_folder(make_spec):
 
 
 def test_a_grid_is_a_cross_product(tree):
-    edits = {"grid": {"train.lr": [0.1, 0.2], "model.layers": [1, 2, 3]}, "seeds": [3, 5], "scales": {"cpu": {}, "gpu": {"grid": {"train.lr": [0.3]}}}}
+    edits = {
+        "grid": {"train.lr": [0.1, 0.2], "model.layers": [1, 2, 3]},
+        "seeds": [3, 5],
+        "scales": {"cpu": {}, "gpu": {"grid": {"train.lr": [0.3]}}},
+    }
     specs = plan(tree, edits)
     points = [(lr, layers) for lr in (0.1, 0.2) for layers in (1, 2, 3)]
-    expected = [(arm, f"lr{lr}-layers{layers}", lr, layers, seed) for arm in "ab" for lr, layers in points for seed in (3, 5)]
+    expected = [
+        (arm, f"lr{lr}-layers{layers}", lr, layers, seed) for arm in "ab" for lr, layers in points for seed in (3, 5)
+    ]
     assert [(s.arm, s.point, s.train["lr"], s.model["layers"], s.seed) for s in specs] == expected
     assert len({s.key for s in specs}) == len({s.name for s in specs}) == len(specs)
-    assert [(s.point, s.train["lr"], s.model["layers"]) for s in plan(tree, edits, scale="gpu")[::2]] == [("lr0.3", 0.3, 1)] * 2
+    assert [(s.point, s.train["lr"], s.model["layers"]) for s in plan(tree, edits, scale="gpu")[::2]] == [
+        ("lr0.3", 0.3, 1)
+    ] * 2
 
 
 def test_an_arm_may_have_a_grid_of_its_own(tree):
     """As the paper's settings for one arm, and the best of several for another."""
     specs = plan(tree, {"grid": {"model.layers": [1, 2], "arms.b.train.lr": [0.1, 0.2], "arms.b.model.layers": [3]}})
-    assert [(s.arm, s.point) for s in specs] == [("a", "layers1"), ("a", "layers2"), ("b", "layers3-lr0.1"), ("b", "layers3-lr0.2")]
+    assert [(s.arm, s.point) for s in specs] == [
+        ("a", "layers1"),
+        ("a", "layers2"),
+        ("b", "layers3-lr0.1"),
+        ("b", "layers3-lr0.2"),
+    ]
     assert [(s.model["layers"], s.train["lr"]) for s in specs] == [(1, 3e-4), (2, 3e-4), (3, 0.1), (3, 0.2)]
 
 
 def test_stages(make_spec):
     whole = {"steps": 6, "batch_size": 4, "until": {}, "task": {}}
     assert make_spec().stages == [whole]
-    stages = make_spec("train.stages=[{task.pairs: 1, until: {exact_match: 0.9}}, {steps: 3, batch_size: 2, task.pairs: 4, task.vary: 0.5}, {}]").stages
+    stages = make_spec(
+        "train.stages=[{task.pairs: 1, until: {exact_match: 0.9}}, {steps: 3, batch_size: 2, task.pairs: 4, task.vary: 0.5}, {}]"
+    ).stages
     own = {"steps": 3, "batch_size": 2, "task": {"pairs": 4, "vary": 0.5}}
     assert stages == [whole | {"until": {"exact_match": 0.9}, "task": {"pairs": 1}}, whole | own, whole]
 
@@ -198,7 +277,9 @@ def test_a_scale_has_its_own_seeds_and_claims(tree):
     assert whole.scale_names() == ["cpu", "paper"]
     cpu, paper = whole.at(), whole.at("paper")
     assert ([s.seed for s in cpu.plan()], [s.seed for s in paper.plan()]) == ([0, 0], [4, 5, 4, 5])
-    assert (cpu.expect, paper.expect) == (tree["expect"], ["a[2] > 0.9"]) and {s.scale for s in paper.plan()} == {"paper"}
+    assert (cpu.expect, paper.expect) == (tree["expect"], ["a[2] > 0.9"]) and {s.scale for s in paper.plan()} == {
+        "paper"
+    }
     assert {s.model["layers"] for s in paper.plan()} == {2} and whole.seeds == [0] and "seeds" in whole.scales["paper"]
     default = parse(tree, "tiny.yaml")
     assert default.scale_names() == ["default"] and default.at().plan()[0].scale == "default"
@@ -206,15 +287,29 @@ def test_a_scale_has_its_own_seeds_and_claims(tree):
 
 def test_a_scale_changes_the_report(tree):
     """Key by key, and strictly."""
-    experiment = parse(tree | {"scales": {"cpu": {"report": {"chance": 0.5}, "train.steps": 3}, "gpu": {}, "bad": {"report": {"chnce": 1}}}}, "tiny.yaml")
-    assert [(at.report.x, at.report.chance) for at in map(experiment.at, ("cpu", "gpu"))] == [("test_pairs", 0.5), ("test_pairs", None)]
+    experiment = parse(
+        tree
+        | {
+            "scales": {"cpu": {"report": {"chance": 0.5}, "train.steps": 3}, "gpu": {}, "bad": {"report": {"chnce": 1}}}
+        },
+        "tiny.yaml",
+    )
+    assert [(at.report.x, at.report.chance) for at in map(experiment.at, ("cpu", "gpu"))] == [
+        ("test_pairs", 0.5),
+        ("test_pairs", None),
+    ]
     assert experiment.at("cpu").plan()[0].train["steps"] == 3
-    with pytest.raises(ConfigError, match=r"^tiny\.yaml \(scale bad\): report\.chnce: unknown key; did you mean 'chance'"):
+    with pytest.raises(
+        ConfigError, match=r"^tiny\.yaml \(scale bad\): report\.chnce: unknown key; did you mean 'chance'"
+    ):
         experiment.at("bad")
 
 
 def test_differences_to_the_paper(tree):
-    scales = {"cpu": {"model.layers": 2, "arms.b.train.steps": 3, "arms.a.model": {"name": "rmt", "layers": 2}}, "paper": {}}
+    scales = {
+        "cpu": {"model.layers": 2, "arms.b.train.steps": 3, "arms.a.model": {"name": "rmt", "layers": 2}},
+        "paper": {},
+    }
     whole = parse(change(tree, {"scales": scales}), "tiny.yaml")
     ours, paper = whole.at("cpu").plan(), whole.at("paper").plan()
     lines = differences(ours, paper)
@@ -236,34 +331,76 @@ BROKEN = {
     "task": ({"base/task/pair": 8}, "FILE (arm a): task.pair: unknown key; did you mean 'pairs'?"),
     "train": ({"base/train/step": 8}, "FILE (arm a): train.step: unknown key; did you mean 'steps'?"),
     "field of an arm": ({"arms/b/model.gama": "off"}, "FILE (arm b): model.gama: unknown key; did you mean 'gamma'?"),
-    "section of an arm": ({"arms/b/mdel.gamma": "off"}, "FILE (arm b): mdel.gamma: expected model.<field>, … did you mean 'model'?"),
-    "field of a replaced section": ({"scales/cpu/model.width": 8, "arms/b/model": {"name": "rmt", "width": "x"}}, "FILE (arm b): model.width: Value 'x'"),
-    "field of a scale": ({"scales/cpu/model.wdth": 8}, "FILE (scale cpu): model.wdth: unknown key; did you mean 'width'?"),
-    "field of a scale's arm": ({"scales/cpu/arms.b.model.wdth": 8}, "FILE (scale cpu, arm b): model.wdth: unknown key; did you mean 'width'?"),
-    "arm of a scale": ({"scales/cpu/arms.bb.model.width": 8}, "FILE: scales.cpu.arms.bb.model.width: unknown arm 'bb'; did you mean 'b'?"),
-    "arm of a scale, nested": ({"scales/cpu/arms.b": {"model.width": 8}}, "FILE: scales.cpu.arms.b: expected arms.b.<section>.<field>"),
+    "section of an arm": (
+        {"arms/b/mdel.gamma": "off"},
+        "FILE (arm b): mdel.gamma: expected model.<field>, … did you mean 'model'?",
+    ),
+    "field of a replaced section": (
+        {"scales/cpu/model.width": 8, "arms/b/model": {"name": "rmt", "width": "x"}},
+        "FILE (arm b): model.width: Value 'x'",
+    ),
+    "field of a scale": (
+        {"scales/cpu/model.wdth": 8},
+        "FILE (scale cpu): model.wdth: unknown key; did you mean 'width'?",
+    ),
+    "field of a scale's arm": (
+        {"scales/cpu/arms.b.model.wdth": 8},
+        "FILE (scale cpu, arm b): model.wdth: unknown key; did you mean 'width'?",
+    ),
+    "arm of a scale": (
+        {"scales/cpu/arms.bb.model.width": 8},
+        "FILE: scales.cpu.arms.bb.model.width: unknown arm 'bb'; did you mean 'b'?",
+    ),
+    "arm of a scale, nested": (
+        {"scales/cpu/arms.b": {"model.width": 8}},
+        "FILE: scales.cpu.arms.b: expected arms.b.<section>.<field>",
+    ),
     "field of the grid": ({"grid/train.lrr": [1]}, "FILE (grid): train.lrr: unknown key; did you mean 'lr'?"),
     "field of no model": ({"base/model/gama?": "off"}, "FILE (arm a): model.gama: unknown key; did you mean 'gamma'?"),
     "model name": ({"base/model/name": "amrt"}, "FILE (arm a): model.name: unknown model 'amrt'; did you mean 'armt'?"),
     "no model name": ({"base/model/name": ...}, f"FILE (arm a): model.name: expected one of {NAMES}"),
-    "task name": ({"base/task/name": "associative"}, "FILE (arm a): task.name: unknown task 'associative'; did you mean 'associative_retrieval'?"),
-    "arm in a claim": ({"expect": ["bb[2] > 0"]}, "FILE: expect: expect[0] 'bb[2] > 0': no arm 'bb'; arms: a, b (did you mean 'b'?)"),
-    "arm in a scale's claim": ({"scales/cpu/expect": ["c[2] > 0"]}, "FILE: expect: expect[0] 'c[2] > 0': no arm 'c'; arms: a, b"),
-    "x in a claim": ({"expect": ["a[3] > 0"]}, "FILE: expect: expect[0] 'a[3] > 0': a[3]: 3 is not tested; tested: 2, 4 (nearest: 2)"),
+    "task name": (
+        {"base/task/name": "associative"},
+        "FILE (arm a): task.name: unknown task 'associative'; did you mean 'associative_retrieval'?",
+    ),
+    "arm in a claim": (
+        {"expect": ["bb[2] > 0"]},
+        "FILE: expect: expect[0] 'bb[2] > 0': no arm 'bb'; arms: a, b (did you mean 'b'?)",
+    ),
+    "arm in a scale's claim": (
+        {"scales/cpu/expect": ["c[2] > 0"]},
+        "FILE: expect: expect[0] 'c[2] > 0': no arm 'c'; arms: a, b",
+    ),
+    "x in a claim": (
+        {"expect": ["a[3] > 0"]},
+        "FILE: expect: expect[0] 'a[3] > 0': a[3]: 3 is not tested; tested: 2, 4 (nearest: 2)",
+    ),
     "x of the report": (
         {"report/x": "test_pair"},
         "FILE: report.x: 'test_pair' is not what the test of associative_retrieval varies; expected test_pairs",
     ),
-    "x of the second figure": ({"report/state_x": 3}, "FILE: report.state_x: state_x=3: expected one of the tested values 2, 4, first or last"),
-    "x of the second figure, a word": ({"report/state_x": "lst"}, "FILE: report.state_x: state_x='lst': expected a tested number"),
+    "x of the second figure": (
+        {"report/state_x": 3},
+        "FILE: report.state_x: state_x=3: expected one of the tested values 2, 4, first or last",
+    ),
+    "x of the second figure, a word": (
+        {"report/state_x": "lst"},
+        "FILE: report.state_x: state_x='lst': expected a tested number",
+    ),
     "x of the second figure, a list": ({"report/state_x": [2]}, "FILE: report.state_x: … (got [2])"),
-    "values of the paper": ({"report/paper_values": "armt"}, "FILE: report.paper_values: … expected one of armt_table1_babilong,"),
+    "values of the paper": (
+        {"report/paper_values": "armt"},
+        "FILE: report.paper_values: … expected one of armt_table1_babilong,",
+    ),
     # missing or wrong values
     "missing section": ({"arms": ...}, "FILE: arms: missing"),
     "missing field": ({"paper/claim": ...}, "FILE: paper.claim: … missing mandatory value"),
     "text for a number": ({"base/model/width": "wide"}, "FILE (arm a): model.width: Value 'wide' … (got 'wide')"),
     "fraction for a count": ({"base/model/width": 16.5}, "FILE (arm a): model.width: Value '16.5' … (got 16.5)"),
-    "off without quotes": ({"arms/b/model.gamma": False}, "FILE (arm b): model.gamma: … expected one of ['clip', 'raw', 'off'] (got False)"),
+    "off without quotes": (
+        {"arms/b/model.gamma": False},
+        "FILE (arm b): model.gamma: … expected one of ['clip', 'raw', 'off'] (got False)",
+    ),
     "number without quotes": ({"paper/arxiv": 2407.0484}, "FILE: paper.arxiv: wrong type: write text in quotes"),
     "kind of report": ({"report/kind": "bar"}, "FILE: report.kind: … expected one of ['line']"),
     "section that is a list": ({"arms": ["a"]}, "FILE: arms: ['a']: expected a mapping"),
@@ -278,25 +415,49 @@ BROKEN = {
     "grid that is no list": ({"grid/train.lr": 1}, "FILE: grid.train.lr: 1: expected a list of different values"),
     "claim that is no list": ({"expect": "a[2] > 0"}, "FILE: expect: 'a[2] > 0': expected a list of claims"),
     "syntax of a claim": ({"expect": ["a[2] >"]}, "FILE: expect: expect[0] 'a[2] >': syntax"),
-    **{f"seeds {s}": ({"seeds": s}, f"FILE: seeds: {s}: expected a list of different whole numbers") for s in ([], 3, [0, 0], [-1], [0.5], ["0"], [True])},
+    **{
+        f"seeds {s}": ({"seeds": s}, f"FILE: seeds: {s}: expected a list of different whole numbers")
+        for s in ([], 3, [0, 0], [-1], [0.5], ["0"], [True])
+    },
     "seeds of a scale": ({"scales/cpu/seeds": []}, "FILE: scales.cpu.seeds: []: expected a list"),
     # settings that do not fit each other
-    "keys of remember": ({"base/task/mode": "remember", "base/task/pairs": 17}, "FILE (arm a): task.pairs: pairs=17: only 16^key_size = 16"),
-    "keys of the test": ({"base/task/mode": "remember", "base/task/test_pairs": [2, 17]}, "FILE (arm a): task.test_pairs: test_pairs=17: only"),
+    "keys of remember": (
+        {"base/task/mode": "remember", "base/task/pairs": 17},
+        "FILE (arm a): task.pairs: pairs=17: only 16^key_size = 16",
+    ),
+    "keys of the test": (
+        {"base/task/mode": "remember", "base/task/test_pairs": [2, 17]},
+        "FILE (arm a): task.test_pairs: test_pairs=17: only",
+    ),
     "heads": ({"base/model/heads": 3}, "FILE (arm a): model.width: width=16: expected a multiple of heads=3"),
     "vocabulary": ({"base/model/vocab_size": 18}, "FILE (arm a): model.vocab_size: 18: the task has 19 token ids"),
-    "positions": ({"base/model/family": "gpt2", "base/model/positions": 4}, "FILE (arm a): model.positions: positions=4: a segment of 4 tokens takes 5 rows"),
+    "positions": (
+        {"base/model/family": "gpt2", "base/model/positions": 4},
+        "FILE (arm a): model.positions: positions=4: a segment of 4 tokens takes 5 rows",
+    ),
     "learning rate": ({"base/train/lr": -1}, "FILE (arm a): train.lr: lr=-1.0: expected"),
     "learning rate nan": ({"base/train/lr": math.nan}, "FILE: base.train.lr: nan: expected a finite number"),
-    "two clippings": ({"base/train/clip_norm": 1, "base/train/clip_value": 1}, "FILE (arm a): train.clip_value: … choose one"),
+    "two clippings": (
+        {"base/train/clip_norm": 1, "base/train/clip_value": 1},
+        "FILE (arm a): train.clip_value: … choose one",
+    ),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
-    "sizes of the test": ({"base/train/test_size": [8]}, "FILE (arm a): train.test_size: test_size=[8]: expected one number, or 2 of them, one for each of"),
-    "segments of the test": ({"base/train/test_cuts": [0, 1]}, "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens"),
+    "sizes of the test": (
+        {"base/train/test_size": [8]},
+        "FILE (arm a): train.test_size: test_size=[8]: expected one number, or 2 of them, one for each of",
+    ),
+    "segments of the test": (
+        {"base/train/test_cuts": [0, 1]},
+        "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens",
+    ),
     "segments of the test and positions": (
         {"base/model/family": "gpt2", "base/model/positions": 9, "base/train/test_cuts": [4, 0]},
         "FILE (arm a): train.test_cuts: [4, 0]: positions=9: a segment of 16 tokens takes 17 rows",
     ),
-    "loss of a model with one": ({"base/train/losses": {"order": 1}}, "FILE (arm a): train.losses.order: unknown loss; ARMT has one loss; expected none"),
+    "loss of a model with one": (
+        {"base/train/losses": {"order": 1}},
+        "FILE (arm a): train.losses.order: unknown loss; ARMT has one loss; expected none",
+    ),
     "loss that a model has not": (
         {"base/model": {"name": "larimar", "width": 16}, "base/train/losses": {"memroy": 1}},
         "FILE (arm a): train.losses.memroy: unknown loss; did you mean 'memory'?",
@@ -305,22 +466,49 @@ BROKEN = {
         {"base/model": {"name": "larimar", "width": 16}, "base/train/losses": {"memory": -1}},
         "FILE (arm a): train.losses.memory: -1: expected a finite number, 0 or more",
     ),
-    "part that a model has not": ({"base/train/frozen": ["encoder"]}, "FILE (arm a): train.frozen: frozen='encoder': the model has no weights of that name; "),
+    "part that a model has not": (
+        {"base/train/frozen": ["encoder"]},
+        "FILE (arm a): train.frozen: frozen='encoder': the model has no weights of that name; ",
+    ),
     "all parts": (
         {"base/train/frozen": ["decoder", "memory"]},
         "FILE (arm a): train.frozen: ['decoder', 'memory']: nothing is left to train; expected fewer parts",
     ),
-    "time for y": ({"report/y": "seconds"}, "FILE: report.y: 'seconds' is measured anew by every run; expected time: seconds beside another metric"),
+    "time for y": (
+        {"report/y": "seconds"},
+        "FILE: report.y: 'seconds' is measured anew by every run; expected time: seconds beside another metric",
+    ),
     # stages
     "stages, no list": ({"base/train/stages": {"steps": 2}}, "FILE (arm a): train.stages: "),
     "stage, no mapping": ({"base/train/stages": [3]}, "FILE (arm a): train.stages: "),
-    "key of a stage": ({"base/train/stages": [{"step": 3}]}, "FILE (arm a): train.stages[0].step: unknown key; did you mean 'steps'?"),
-    "task of a stage": ({"base/train/stages": [{}, {"task.pair": 3}]}, "FILE (arm a): train.stages[1]: task.pair: unknown key; did you mean 'pairs'?"),
-    "batch size of a stage": ({"base/train/stages": [{"batch_size": 2.5}]}, "FILE (arm a): train.stages[0].batch_size: 2.5: expected a whole number"),
-    "steps of a stage": ({"base/train/stages": [{"steps": 0}]}, "FILE (arm a): train.stages[0].steps: 0: expected a whole number"),
-    "until a number": ({"base/train/stages": [{"until": 0.9}]}, "FILE (arm a): train.stages[0].until: 0.9: expected {metric: number}"),
-    "until a text": ({"base/train/stages": [{"until": {"exact_match": "x"}}]}, "FILE (arm a): train.stages[0].until: … expected {metric: number}"),
-    "vocabulary of a stage": ({"base/train/stages": [{"task.legacy_ids": True}]}, "FILE (arm a): model.vocab_size: 19: the task has 128 token ids"),
+    "key of a stage": (
+        {"base/train/stages": [{"step": 3}]},
+        "FILE (arm a): train.stages[0].step: unknown key; did you mean 'steps'?",
+    ),
+    "task of a stage": (
+        {"base/train/stages": [{}, {"task.pair": 3}]},
+        "FILE (arm a): train.stages[1]: task.pair: unknown key; did you mean 'pairs'?",
+    ),
+    "batch size of a stage": (
+        {"base/train/stages": [{"batch_size": 2.5}]},
+        "FILE (arm a): train.stages[0].batch_size: 2.5: expected a whole number",
+    ),
+    "steps of a stage": (
+        {"base/train/stages": [{"steps": 0}]},
+        "FILE (arm a): train.stages[0].steps: 0: expected a whole number",
+    ),
+    "until a number": (
+        {"base/train/stages": [{"until": 0.9}]},
+        "FILE (arm a): train.stages[0].until: 0.9: expected {metric: number}",
+    ),
+    "until a text": (
+        {"base/train/stages": [{"until": {"exact_match": "x"}}]},
+        "FILE (arm a): train.stages[0].until: … expected {metric: number}",
+    ),
+    "vocabulary of a stage": (
+        {"base/train/stages": [{"task.legacy_ids": True}]},
+        "FILE (arm a): model.vocab_size: 19: the task has 128 token ids",
+    ),
 }
 
 
@@ -406,12 +594,22 @@ def test_files_that_are_not_experiments(tmp_path, monkeypatch, text):
 
 
 def test_a_file_that_extends_another(tree, tmp_path):
-    """Sections, scales, paper and report key by key; arms, grid, seeds and claims as a whole, and what scales say of the old arms goes."""
+    """Sections, scales, paper and report key by key; arms, grid, seeds and claims as a whole, and what scales say of
+    the old arms goes."""
     tree["scales"] = {"cpu": {"train.lr": 0.5, "model.width": 8, "arms.a.train.lr": 0.1}, "paper": {}}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
-    two = {"extends": "one", "experiment": "two", "base": {"task": {"pairs": 1}}, "scales": {"cpu": {"train.lr": 0.25}}, "arms": {"c": {}}, "expect": []}
+    two = {
+        "extends": "one",
+        "experiment": "two",
+        "base": {"task": {"pairs": 1}},
+        "scales": {"cpu": {"train.lr": 0.25}},
+        "arms": {"c": {}},
+        "expect": [],
+    }
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
-    (tmp_path / "three.yaml").write_text(yaml.safe_dump({"extends": "two", "experiment": "three", "seeds": [7], "paper": {"claim": "other"}}))
+    (tmp_path / "three.yaml").write_text(
+        yaml.safe_dump({"extends": "two", "experiment": "three", "seeds": [7], "paper": {"claim": "other"}})
+    )
     whole = {**tree, "experiment": "three", "arms": {"c": {}}, "expect": [], "seeds": [7]}
     whole["base"]["task"]["pairs"] = 1
     whole["paper"]["claim"] = "other"
@@ -420,11 +618,18 @@ def test_a_file_that_extends_another(tree, tmp_path):
 
 
 def test_several_arms_at_once(tree, tmp_path):
-    """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this one may change one of them."""
-    each = {"arms.a.train.lr": 0.1, "arms.b.train.lr": 0.1, "grid": {"arms.a.train.steps": [1, 2], "arms.b.train.steps": [1, 2]}}
+    """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this
+    one may change one of them."""
+    each = {
+        "arms.a.train.lr": 0.1,
+        "arms.b.train.lr": 0.1,
+        "grid": {"arms.a.train.steps": [1, 2], "arms.b.train.steps": [1, 2]},
+    }
     both = {"arms.a, b.train.lr": 0.1, "grid": {"arms.a,b.train.steps": [1, 2]}}
     for name, values in {"each": each, "both": both}.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**tree, "scales": {"cpu": values}, "grid": values["grid"]}))
+        (tmp_path / f"{name}.yaml").write_text(
+            yaml.safe_dump({**tree, "scales": {"cpu": values}, "grid": values["grid"]})
+        )
         more = {"extends": name, "experiment": "more", "scales": {"cpu": {"arms.b.train.lr": 0.2}}}
         (tmp_path / f"more_{name}.yaml").write_text(yaml.safe_dump(more))
     for more, rates in {"": [0.1, 0.1], "more_": [0.1, 0.2]}.items():
@@ -449,23 +654,44 @@ def test_files_and_scales_that_do_not_exist(tmp_path, tree):
 
 
 def test_a_run_starts_from_another(tree):
-    """Its key has that of the other, whatever that is called; a run that trains nothing passes on what it started from."""
-    starts = {"again": {"train.init": {"run": "a"}, "train.steps": 0}, "third": {"train.init": {"run": "again"}, "model.gamma": "off"}}
+    """Its key has that of the other, whatever that is called; a run that trains nothing passes on what it started
+    from."""
+    starts = {
+        "again": {"train.init": {"run": "a"}, "train.steps": 0},
+        "third": {"train.init": {"run": "again"}, "model.gamma": "off"},
+    }
     found = {spec.arm: spec for spec in plan(tree, {"arms": tree["arms"] | starts})}
     assert found["again"].start == found["again"].trained == found["a"] and not found["again"].stages
     assert found["third"].start == found["a"] and found["third"].trained is found["third"]
     assert len({spec.key for spec in found.values()}) == 4
     renamed = plan(tree, {"arms": {"x": {}, "y": {"train.init": {"run": "tiny/x"}, "train.steps": 0}}})[1]
     assert renamed.key == found["again"].key
-    other = plan(tree, {"arms": {"x": {"train.lr": 0.1}, "y": {"train.init": {"run": "tiny/x"}, "train.steps": 0, "train.lr": found["a"].train["lr"]}}})[1]
-    assert {**other.config(), "start": 0, "arm": 0} == {**renamed.config(), "start": 0, "arm": 0} and other.key != renamed.key
+    other = plan(
+        tree,
+        {
+            "arms": {
+                "x": {"train.lr": 0.1},
+                "y": {"train.init": {"run": "tiny/x"}, "train.steps": 0, "train.lr": found["a"].train["lr"]},
+            }
+        },
+    )[1]
+    assert {**other.config(), "start": 0, "arm": 0} == {
+        **renamed.config(),
+        "start": 0,
+        "arm": 0,
+    } and other.key != renamed.key
 
 
 def test_a_run_starts_from_another_experiment(tree, tmp_path):
     """At the same scale, from the same seed, without what the command line changes here."""
     whole = tree | {"scales": {"cpu": {}, "gpu": {"train.steps": 9}}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(whole))
-    own = {"experiment": "later", "arms": {"y": {"train.init": {"run": "tiny/b"}, "train.steps": 0}}, "expect": [], "seeds": [0, 5]}
+    own = {
+        "experiment": "later",
+        "arms": {"y": {"train.init": {"run": "tiny/b"}, "train.steps": 0}},
+        "expect": [],
+        "seeds": [0, 5],
+    }
     (tmp_path / "later.yaml").write_text(yaml.safe_dump(whole | own))
     for scale, steps in (("cpu", 6), ("gpu", 9)):
         specs = load(tmp_path / "later.yaml").at(scale).plan(["train.batch_size=2"])
@@ -482,7 +708,8 @@ SCALES = [(path, scale) for path in EXPERIMENTS for scale in load(path).scale_na
 
 
 KEYS = json.loads((Path(__file__).parent / "fixtures/keys.json").read_text())
-"""Experiment -> scale -> run -> the first 16 digits of its key, as they were when the runs behind the reports were made."""
+"""Experiment -> scale -> run -> the first 16 digits of its key, as they were when the runs behind the reports were
+made."""
 
 
 def keys(specs):
@@ -502,7 +729,11 @@ def test_every_scale_plans_and_builds(path, scale):
     specs = experiment.plan()
     assert keys(specs) == KEYS[path.stem][scale], "finished runs would be trained again; a new experiment adds its keys"
     experiment.check_report(specs)
-    assert experiment.experiment == path.stem and experiment.expect and (whole.scale_names()[0] == "cpu") != (path in LARGE)
+    assert (
+        experiment.experiment == path.stem
+        and experiment.expect
+        and (whole.scale_names()[0] == "cpu") != (path in LARGE)
+    )
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
     assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)
     differences(specs, whole.at("paper").plan())
@@ -511,7 +742,14 @@ def test_every_scale_plans_and_builds(path, scale):
         assert size["parameters"] > 0 and size["state_floats"] >= 0
 
 
-SMALL = ["train.steps=2", "train.valid_every=2", "train.valid_size=4", "train.test_size=4", "train.batch_size=4", "train.eval_batch_size=4"]
+SMALL = [
+    "train.steps=2",
+    "train.valid_every=2",
+    "train.valid_size=4",
+    "train.test_size=4",
+    "train.batch_size=4",
+    "train.eval_batch_size=4",
+]
 SMALL += [
     "train.stages=[]",
     "task.pairs?=2",
@@ -529,7 +767,8 @@ SMALL += [
 
 
 def planned(path: Path) -> list[RunSpec]:
-    """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report names the one."""
+    """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report
+    names the one."""
     experiment = load(path).at()
     return experiment.plan([*SMALL, *["task.test_tokens=[110, 120]"] * (experiment.report.x == "test_tokens")])
 
@@ -540,7 +779,9 @@ def alone(spec: RunSpec) -> RunSpec:
 
 
 TRAINED = [path for path in reversed(EXPERIMENTS) if path not in LARGE]
-DISTINCT = {spec.key: (f"{path.stem}-{spec.arm}", spec) for path in TRAINED for spec in map(alone, reversed(planned(path)))}
+DISTINCT = {
+    spec.key: (f"{path.stem}-{spec.arm}", spec) for path in TRAINED for spec in map(alone, reversed(planned(path)))
+}
 
 
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
@@ -557,5 +798,7 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     rows = engine.collect(trainer.callback_metrics, data)
     assert {x for name, x, _ in rows if name in data.task.metrics} == {x for x, _ in data.test_conditions}
     if spec.model["name"] == "larimar":
-        assert {(name, x) for name in module.model.tested for x, _ in data.test_conditions} <= {(name, x) for name, x, _ in rows}
+        assert {(name, x) for name in module.model.tested for x, _ in data.test_conditions} <= {
+            (name, x) for name, x, _ in rows
+        }
     assert all(math.isfinite(value) for _, _, value in rows)

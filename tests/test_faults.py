@@ -1,7 +1,7 @@
 """Runs that cannot be lost: what happens when a process dies, a disk fills up, a file rots or two commands meet.
 
-Faults hit real processes: a fork of the test runs the engine or the command with the fault built in, and ends by it. Tests that
-take longer than a minute are marked slow; the normal suite holds a short version of each.
+Faults hit real processes: a fork of the test runs the engine or the command with the fault built in, and ends by it.
+Tests that take longer than a minute are marked slow; the normal suite holds a short version of each.
 """
 
 import contextlib
@@ -48,7 +48,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 RUN = PROJECT / "run.py"
 
 # Two stages; validations and checkpoints at steps 3, 4 (end of stage 1), 7 and 9 (end of stage 2).
-STAGED = ("train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]", "train.valid_every=3", "model.dropout=0.2", "train.lr=1e-2")
+STAGED = (
+    "train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]",
+    "train.valid_every=3",
+    "model.dropout=0.2",
+    "train.lr=1e-2",
+)
 
 
 def at(place, count, action):
@@ -79,8 +84,8 @@ def no_room(size):
 
 
 def forked(work, *faults, log=None):
-    """Run ``work()`` in a fork of this process, with faults (place, count, action). Returns a function that waits for the fork and
-    returns its exit code, or minus the signal that ended it."""
+    """Run ``work()`` in a fork of this process, with faults (place, count, action). Returns a function that waits for
+    the fork and returns its exit code, or minus the signal that ended it."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -112,7 +117,8 @@ def forked(work, *faults, log=None):
 
 
 def fork_command(file, root, log, *flags):
-    """The command as a fork of this process, in a session of its own. Its children fork, too: imports would take most of the time."""
+    """The command as a fork of this process, in a session of its own. Its children fork, too: imports would take most
+    of the time."""
 
     def call():
         os.setsid()
@@ -133,7 +139,9 @@ def outcome(spec, root):
     """Weights, all metric rows (metric, step, value), and the status of the one run of a key."""
     tracker = Tracker(root)
     run = tracker.find(spec.key)
-    rows = sorted((m.key, m.step, m.value) for name in run.metrics for m in tracker.client.get_metric_history(run.run_id, name))
+    rows = sorted(
+        (m.key, m.step, m.value) for name in run.metrics for m in tracker.client.get_metric_history(run.run_id, name)
+    )
     timings = ("seconds", "train_seconds", "peak_memory_mb", "time/seconds")
     weights = torch.load(checkpoint.saved(spec.folder(root))[0], weights_only=True)["state_dict"]
     return weights, [row for row in rows if row[0] not in timings], run.status
@@ -217,13 +225,15 @@ def test_kill_9_in_every_phase(whole, root, place):
 
 
 def kill_at_random(spec, expected, make_root, kills, seed):
-    """So many kills at random times within the time that a whole run takes; a run that came to its end is compared, and a new one begins.
-    Returns how many runs that took."""
+    """So many kills at random times within the time that a whole run takes; a run that came to its end is compared, and
+    a new one begins. Returns how many runs that took."""
     draw, killed, runs = random.Random(seed), 0, 0
     while killed < kills:
         root, code = make_root(f"killed{runs}"), None
         while code != 0:
-            code = forked(lambda root=root: train(spec, root))(kill_after=draw.uniform(0, expected["seconds"]) if killed < kills else None)
+            code = forked(lambda root=root: train(spec, root))(
+                kill_after=draw.uniform(0, expected["seconds"]) if killed < kills else None
+            )
             assert code in (0, -signal.SIGKILL)
             killed += code != 0
         assert_same(outcome(spec, root), expected["outcome"])
@@ -240,15 +250,35 @@ def test_kill_9_at_random_times(whole, make_root):
 def test_kill_9_at_twenty_random_times(make_spec, make_root, name):
     """Every registered model."""
     known = {field.name for field in fields(load_class("model", name).Config)}
-    size = {"layers": 1, "width": 16, "heads": 2, "memory_tokens": 1, "memory_dim": 4, "head_width": 8, "ff_width": 32, "dropout": 0.2}
+    size = {
+        "layers": 1,
+        "width": 16,
+        "heads": 2,
+        "memory_tokens": 1,
+        "memory_dim": 4,
+        "head_width": 8,
+        "ff_width": 32,
+        "dropout": 0.2,
+    }
     overrides = [o for o in STAGED if not o.startswith("model.")]
-    spec = make_spec(f"model={yaml.safe_dump({'name': name} | {k: v for k, v in size.items() if k in known}, default_flow_style=True)}", *overrides)
+    spec = make_spec(
+        f"model={yaml.safe_dump({'name': name} | {k: v for k, v in size.items() if k in known}, default_flow_style=True)}",
+        *overrides,
+    )
     expected = undisturbed(spec, make_root("whole"))
-    print(f"{name}: 20 kills in {kill_at_random(spec, expected, make_root, kills=20, seed=list(MODELS).index(name))} runs of {expected['seconds']:.1f} s")
+    print(
+        f"{name}: 20 kills in {kill_at_random(spec, expected, make_root, kills=20, seed=list(MODELS).index(name))} runs of {expected['seconds']:.1f} s"
+    )
 
 
 @pytest.mark.parametrize(
-    "place", [("lit_memory.report.render:_table", 1), ("lit_memory.util.files:write", 1), ("lit_memory.util.files:write", 4), ("os:replace", 9)]
+    "place",
+    [
+        ("lit_memory.report.render:_table", 1),
+        ("lit_memory.util.files:write", 1),
+        ("lit_memory.util.files:write", 4),
+        ("os:replace", 9),
+    ],
 )
 def test_kill_9_while_the_report_is_drawn(file, root, place, tmp_path):
     call = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
@@ -262,16 +292,26 @@ def test_kill_9_while_the_report_is_drawn(file, root, place, tmp_path):
 
 
 def test_a_dead_run_is_closed_by_the_next_command(file, root, tmp_path):
-    """kill -9 leaves RUNNING behind; whatever command comes next here sets it right, but not while a process holds the lock."""
+    """kill -9 leaves RUNNING behind; whatever command comes next here sets it right, but not while a process holds the
+    lock."""
     job = Job.prepare(parser().parse_args([str(file), "--root", str(root)]))
     spec, log = job.specs[0], tmp_path / "log"
     report = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
-    assert forked(lambda: train(spec, root, {"where": job.where}), (*PLACES["the last checkpoint of two"], die))() == -signal.SIGKILL
+    assert (
+        forked(lambda: train(spec, root, {"where": job.where}), (*PLACES["the last checkpoint of two"], die))()
+        == -signal.SIGKILL
+    )
     with checkpoint.lock(spec.folder(root)):
         assert forked(report, log=log)() == 0
-        assert sorted(statuses(root).values()) == ["FINISHED", "RUNNING"] and "missing: a seed 0 (running)" in log.read_text()
+        assert (
+            sorted(statuses(root).values()) == ["FINISHED", "RUNNING"]
+            and "missing: a seed 0 (running)" in log.read_text()
+        )
     assert forked(report, log=log)() == 0
-    assert sorted(statuses(root).values()) == ["FINISHED", "KILLED"] and "INCOMPLETE; missing: a seed 0 (to resume)" in log.read_text()
+    assert (
+        sorted(statuses(root).values()) == ["FINISHED", "KILLED"]
+        and "INCOMPLETE; missing: a seed 0 (to resume)" in log.read_text()
+    )
 
 
 # Checkpoints
@@ -306,7 +346,9 @@ def test_a_hundred_corruptions_are_all_seen(tmp_path):
             f"{newest}: damaged (its checksum does not match); going on from an older one"
         ]
         corrupt(older, "bit", draw)
-        with pytest.raises(checkpoint.CheckpointError, match=f"{newest}: damaged .* no older one is intact; delete it, or use --fresh"):
+        with pytest.raises(
+            checkpoint.CheckpointError, match=f"{newest}: damaged .* no older one is intact; delete it, or use --fresh"
+        ):
             checkpoint.newest(folder, warnings.append)
 
 
@@ -347,7 +389,9 @@ def test_a_damaged_checkpoint_costs_a_warning_and_no_more(whole, root):
     messages = []
     tracker = Tracker(root)
     run_one(spec, root, tracker.uri, "", {}, messages.append)
-    assert [m["message"] for m in messages if m["event"] == "warning"] == [f"{newest}: damaged (its checksum does not match); going on from an older one"]
+    assert [m["message"] for m in messages if m["event"] == "warning"] == [
+        f"{newest}: damaged (its checksum does not match); going on from an older one"
+    ]
     assert_same(outcome(spec, root), expected["outcome"])
 
 
@@ -409,7 +453,9 @@ def test_a_full_disk_loses_nothing(whole, root, tmp_path, place):
     writer.close()
     message = next(m for m in iter_messages(reader) if m["event"] == "failed")["message"]
     assert message.startswith(str(spec.folder(root) if "check" in place else root))
-    assert "no room to write it, " in message and message.endswith(" bytes are free; make room and run the same command again")
+    assert "no room to write it, " in message and message.endswith(
+        " bytes are free; make room and run the same command again"
+    )
     assert all(not checkpoint.damaged(path) for path in checkpoint.saved(spec.folder(root)))
     assert checkpoint.saved(spec.folder(root)) and not list(spec.folder(root).glob(".*"))
     assert forked(lambda: train(spec, root))() == 0
@@ -422,12 +468,17 @@ def test_a_full_disk_leaves_the_old_report(file, root, tmp_path):
     assert forked(call, log=log)() == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert forked(call, ("lit_memory.util.files:write_all", 1, no_room(5000)), log=log)() == 1
-    assert last_line(log).startswith(f"error: {folder}/") and "no room to write it" in last_line(log) and "Traceback" not in log.read_text()
+    assert (
+        last_line(log).startswith(f"error: {folder}/")
+        and "no room to write it" in last_line(log)
+        and "Traceback" not in log.read_text()
+    )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def small_disk(place, database, spare):
-    """In a fork: a file system of its own at ``place``, with the database and ``spare`` KiB. Raises OSError where that is not permitted."""
+    """In a fork: a file system of its own at ``place``, with the database and ``spare`` KiB. Raises OSError where that
+    is not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x00020000):  # CLONE_NEWNS: no other process sees what is mounted
         raise OSError(ctypes.get_errno(), "unshare")
@@ -475,7 +526,8 @@ def check_small_disks(file, make_root, database, tmp_path, spares):
 
 
 def test_a_small_disk(file, make_root, _database, tmp_path):
-    """A file system with so many KiB left fills up where it will; with room again, the same command ends as if nothing had been."""
+    """A file system with so many KiB left fills up where it will; with room again, the same command ends as if nothing
+    had been."""
     assert check_small_disks(file, make_root, _database, tmp_path, [30, 400]) == 2
 
 
@@ -498,7 +550,9 @@ def statuses(root):
 def integrity(root):
     """What SQLite thinks of the database, and how often each metric row is there more than once."""
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
-        twice = database.execute("select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1").fetchall()
+        twice = database.execute(
+            "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+        ).fetchall()
         return database.execute("pragma integrity_check").fetchone()[0], twice
 
 
@@ -527,7 +581,8 @@ def test_three_processes_and_one_key(whole, root):
 
 
 def test_commands_that_end_together_report_one_after_another(file, root, tmp_path):
-    """MLflow's copy of the folder must not meet files that another command has staged and renames, and what a killed one left is removed."""
+    """MLflow's copy of the folder must not meet files that another command has staged and renames, and what a killed
+    one left is removed."""
     folder = root / "reports/tiny"
     folder.mkdir(parents=True)
     (folder / ".verdict.json.4711.tmp").touch()
@@ -544,7 +599,10 @@ def test_commands_that_end_together_report_one_after_another(file, root, tmp_pat
 def two_experiments(tree, tmp_path):
     """Files of two experiments that share an arm."""
     paths = []
-    for name, arms in (("one", {"a": {}, "b": {"model.gamma": "off"}}), ("two", {"a": {}, "c": {"model.memory_dim": 8}})):
+    for name, arms in (
+        ("one", {"a": {}, "b": {"model.gamma": "off"}}),
+        ("two", {"a": {}, "c": {"model.memory_dim": 8}}),
+    ):
         paths.append(tmp_path / f"{name}.yaml")
         paths[-1].write_text(yaml.safe_dump(tree | {"experiment": name, "arms": arms, "expect": []}))
     return paths
@@ -554,7 +612,9 @@ def check_both(root):
     assert integrity(root) == ("ok", [])
     assert sorted(statuses(root).values()) == ["FINISHED"] * 5  # a, b, c and two parents: every key once
     tables = {name: (root / f"reports/{name}/table.csv").read_text() for name in ("one", "two")}
-    assert [line for line in tables["one"].splitlines() if line.startswith("a,")] == [line for line in tables["two"].splitlines() if line.startswith("a,")]
+    assert [line for line in tables["one"].splitlines() if line.startswith("a,")] == [
+        line for line in tables["two"].splitlines() if line.startswith("a,")
+    ]
 
 
 @pytest.mark.slow
@@ -595,7 +655,12 @@ def test_the_table_depends_on_the_experiment_alone(file, make_root, tmp_path):
     """One or two jobs, zero or two loader workers, a cold start or one after a kill: the same bytes."""
     tables = set()
     for i, (flags, kill) in enumerate(
-        [(("--jobs", "1"), False), (("--jobs", "2"), True), (("train.workers=2",), False), (("train.workers=2", "--jobs", "1"), True)]
+        [
+            (("--jobs", "1"), False),
+            (("--jobs", "2"), True),
+            (("train.workers=2",), False),
+            (("train.workers=2", "--jobs", "1"), True),
+        ]
     ):
         root = make_root(f"r{i}")
         if kill:
@@ -647,7 +712,8 @@ def training(text):
     ids=["ctrl-c", "sigterm", "ctrl-c-twice", "kill-9-of-the-command"],
 )
 def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, numbers, codes):
-    """The signal goes to the command only, as from a batch system; its children follow, each after its step and a checkpoint."""
+    """The signal goes to the command only, as from a batch system; its children follow, each after its step and a
+    checkpoint."""
     log = tmp_path / "log"
     log.touch()
     wait = fork_command(file, root, log, "--jobs", "2", *LONG)
@@ -663,7 +729,8 @@ def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, 
 
 
 def test_sigterm_counts_once(whole, root):
-    """A run hears of its end from the command and, when that is gone, from ``launch.follow``: it is closed nevertheless, and goes on."""
+    """A run hears of its end from the command and, when that is gone, from ``launch.follow``: it is closed
+    nevertheless, and goes on."""
     spec, expected = whole
     end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     faults = [(*PLACES[place], end) for place in ("middle of a stage", "checkpoint half written", "before FINISHED")]
@@ -680,9 +747,12 @@ def assert_all_ended_and_saved(session, root, command):
     assert sorted(statuses(root).values()) == sorted(["KILLED", "KILLED", command])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["ctrl-c", "kill-9"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["ctrl-c", "kill-9"]
+)
 def test_run_py_and_its_fork_server_end(file, root, tmp_path, number, code):
-    """Ctrl-C as a terminal sends it, to every process of the command, runs and fork server; and the end of the command alone."""
+    """Ctrl-C as a terminal sends it, to every process of the command, runs and fork server; and the end of the command
+    alone."""
     process = start(file, root, tmp_path, "--jobs", "2", *LONG)
     lines = ""
     while training(lines) != {"a", "b"}:
@@ -713,7 +783,11 @@ def test_a_deleted_run_makes_the_verdict_incomplete(file, root, tmp_path):
 
 # Security
 
-TAGS = ["!!python/object/apply:os.mkdir [PROOF]", "!!python/object/new:os.mkdir [PROOF]", "!!python/object/apply:os.mkdir {args: [PROOF]}"]
+TAGS = [
+    "!!python/object/apply:os.mkdir [PROOF]",
+    "!!python/object/new:os.mkdir [PROOF]",
+    "!!python/object/apply:os.mkdir {args: [PROOF]}",
+]
 
 
 @pytest.mark.parametrize("tag", TAGS)
@@ -738,7 +812,9 @@ def test_yaml_reads_no_environment(tree, monkeypatch):
     tree["report"]["notes"] = "${oc.env:SECRET}"
     with pytest.raises(ConfigError) as caught:
         parse(tree, "tiny.yaml")
-    assert str(caught.value).startswith("tiny.yaml: report.notes: '${oc.env:SECRET}'") and "hidden" not in str(caught.value)
+    assert str(caught.value).startswith("tiny.yaml: report.notes: '${oc.env:SECRET}'") and "hidden" not in str(
+        caught.value
+    )
     with pytest.raises(ConfigError) as caught:
         parse_override("model.name=${oc.env:SECRET}")
     assert "hidden" not in str(caught.value)
@@ -797,11 +873,17 @@ except OSError as error:
 
 
 def namespaces():
-    """The command that gives a process its own network, which is empty, and its own mounts; [] where the system forbids it."""
+    """The command that gives a process its own network, which is empty, and its own mounts; [] where the system forbids
+    it."""
     for flags in (["-n", "-m"], ["-r", "-n", "-m"]):
         command = ["unshare", *flags, "sh", "-c"]
         try:
-            if subprocess.run([*command, "mount --bind /tmp /tmp && mount -o remount,ro,bind /"], capture_output=True).returncode == 0:
+            if (
+                subprocess.run(
+                    [*command, "mount --bind /tmp /tmp && mount -o remount,ro,bind /"], capture_output=True
+                ).returncode
+                == 0
+            ):
                 return command
         except OSError:
             break
@@ -810,10 +892,11 @@ def namespaces():
 
 @pytest.fixture(scope="module")
 def confined(tmp_path_factory, _database):
-    """``call(*argv)`` runs Python without a network, on a source tree that cannot be written to, in an empty working folder, without HOME.
+    """``call(*argv)`` runs Python without a network, on a source tree that cannot be written to, in an empty working
+    folder, without HOME.
 
-    Where the system has namespaces, nothing but ``base`` can be written to. Elsewhere a poisoned socket stands for the missing
-    network and permissions for the mounts, which stop everyone but root.
+    Where the system has namespaces, nothing but ``base`` can be written to. Elsewhere a poisoned socket stands for the
+    missing network and permissions for the mounts, which stop everyone but root.
     """
     base = tmp_path_factory.mktemp("f")
     for name in ("cwd", "root", "tmp", "source", "poison"):
@@ -821,7 +904,12 @@ def confined(tmp_path_factory, _database):
     shutil.copytree(PROJECT / "lit_memory", base / "source/lit_memory", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROJECT / "run.py", base / "source")
     shutil.copy(_database, base / "root")
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(base / "source"), "LIT_MEMORY_ROOT": str(base / "root"), "TMPDIR": str(base / "tmp")}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(base / "source"),
+        "LIT_MEMORY_ROOT": str(base / "root"),
+        "TMPDIR": str(base / "tmp"),
+    }
     environment |= {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
     prefix = namespaces()
     if prefix:
@@ -835,7 +923,9 @@ def confined(tmp_path_factory, _database):
             path.chmod(0o555 if path.is_dir() else 0o444)
 
     def call(*argv):
-        return subprocess.run([*prefix, sys.executable, *argv], cwd=base / "cwd", env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [*prefix, sys.executable, *argv], cwd=base / "cwd", env=environment, capture_output=True, text=True
+        )
 
     yield SimpleNamespace(base=base, call=call, namespaces=bool(prefix))
     for path in (base / "source", *(base / "source").rglob("*")):
@@ -848,7 +938,11 @@ def listing(folder):
 
 def test_the_confinement_confines(confined):
     """Or the next test would pass for nothing."""
-    places = [str(confined.base / "source"), str(confined.base / "source/lit_memory"), *([str(Path.home()), "/"] if confined.namespaces else [])]
+    places = [
+        str(confined.base / "source"),
+        str(confined.base / "source/lit_memory"),
+        *([str(Path.home()), "/"] if confined.namespaces else []),
+    ]
     run = confined.call("-c", PROBE, *places)
     assert (run.stdout, run.stderr) == ("101\n", "")
 
@@ -864,8 +958,19 @@ def test_a_whole_run_writes_below_its_root_only(confined, tree, tmp_path):
     run = confined.call(str(base / "source/run.py"), str(file))
     assert (run.returncode, run.stderr) == (0, ""), run
     assert "REPRODUCED" in run.stdout.splitlines()
-    assert sorted(path.name for path in (base / "root").iterdir()) == ["checkpoints", "mlflow.db", "mlflow.db.lock", "mlruns", "reports"]
-    assert {path.name for path in (base / "root/reports/tiny").iterdir()} >= {"README.md", "figure.png", "table.csv", "verdict.json"}
+    assert sorted(path.name for path in (base / "root").iterdir()) == [
+        "checkpoints",
+        "mlflow.db",
+        "mlflow.db.lock",
+        "mlruns",
+        "reports",
+    ]
+    assert {path.name for path in (base / "root/reports/tiny").iterdir()} >= {
+        "README.md",
+        "figure.png",
+        "table.csv",
+        "verdict.json",
+    }
     assert {name: sorted(os.listdir(base / name)) for name in ("cwd", "tmp")} == {"cwd": [], "tmp": []}
     assert listing(base / "source") == source
 
@@ -880,9 +985,13 @@ def test_telemetry_is_off_as_mlflow_sees_it(given, disabled):
 
     silent = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "PYTEST_CURRENT_TEST", "CI")
     environment = {name: value for name, value in os.environ.items() if name not in silent} | given
-    code = TELEMETRY.replace("print", "import mlflow.telemetry.utils as u; u._is_ci_env_or_testing = lambda: False; print")
+    code = TELEMETRY.replace(
+        "print", "import mlflow.telemetry.utils as u; u._is_ci_env_or_testing = lambda: False; print"
+    )
     assert hasattr(utils, "_is_ci_env_or_testing"), "MLflow has changed; look again at how it decides"
-    run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == disabled
     assert "MLFLOW_DISABLE_TELEMETRY" in (PROJECT / "README.md").read_text()
 
@@ -891,7 +1000,8 @@ def test_telemetry_is_off_as_mlflow_sees_it(given, disabled):
 
 
 def footprint(pid):
-    """Resident megabytes and open files of a process and its helpers (the fork server; not the runs, which are that one's children)."""
+    """Resident megabytes and open files of a process and its helpers (the fork server; not the runs, which are that
+    one's children)."""
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
     sizes = [int(Path(f"/proc/{n}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024 for n in pids]
     return sum(sizes), sum(len(os.listdir(f"/proc/{n}/fd")) for n in pids)
@@ -899,7 +1009,8 @@ def footprint(pid):
 
 @pytest.mark.slow
 def test_two_hundred_runs(tree, root, tmp_path):
-    """One sweep: the command does not grow, nothing is left open or behind, and a run costs little beside its training and its test."""
+    """One sweep: the command does not grow, nothing is left open or behind, and a run costs little beside its training
+    and its test."""
     (tmp_path / "soak.yaml").write_text(yaml.safe_dump(tree | {"seeds": list(range(100))}))
     scratch, jobs = tmp_path / "scratch", min(2, cores())  # runs that share a core would measure each other
     scratch.mkdir()
@@ -921,8 +1032,12 @@ def test_two_hundred_runs(tree, root, tmp_path):
     before = mean(first[10:]) - mean(ended[10 - jobs : -jobs])
     after = mean(ended[10:]) - mean(test[10:])
     sizes, opened = zip(*used[10:], strict=True)
-    print(f"{jobs} at a time: growth {max(sizes) - sizes[0]:.1f} MB of {sizes[0]:.0f}, files {opened[0]} to {opened[-1]} (at most {max(opened)})")
-    print(f"{before:.2f} s from start to first step, {after:.2f} s for test and end, {(ended[-1] - ended[9]) / 190:.2f} s between ends")
+    print(
+        f"{jobs} at a time: growth {max(sizes) - sizes[0]:.1f} MB of {sizes[0]:.0f}, files {opened[0]} to {opened[-1]} (at most {max(opened)})"
+    )
+    print(
+        f"{before:.2f} s from start to first step, {after:.2f} s for test and end, {(ended[-1] - ended[9]) / 190:.2f} s between ends"
+    )
     assert max(sizes) - sizes[0] <= 20 and opened[-1] <= opened[0] + 2 and before + after <= 2
     assert not list(scratch.iterdir()) and not list(root.rglob(".*.tmp")) and alive(process.pid) == []
     assert integrity(root) == ("ok", []) and sorted(statuses(root).values()) == ["FINISHED"] * 201

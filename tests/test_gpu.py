@@ -34,7 +34,9 @@ def test_diagonal_on_cuda(name, build):
     model, ids = build(name).cuda(), torch.randint(19, (3, 24)).cuda()
     if not isinstance(model, LayerRecurrent):
         pytest.skip(f"{name} has no diagonal schedule")
-    torch.testing.assert_close(unroll(model, ids, 6, schedule="diagonal").hidden_BTD, unroll(model, ids, 6).hidden_BTD, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        unroll(model, ids, 6, schedule="diagonal").hidden_BTD, unroll(model, ids, 6).hidden_BTD, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -44,11 +46,15 @@ def test_bf16_autocast(name, build):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         out = unroll(model, ids, 6)
     assert out.hidden_BTD.isfinite().all()
-    map_state(lambda t: pytest.fail(f"state in {t.dtype}") if t.is_floating_point() and t.dtype != torch.float32 else t, out.state)
+    map_state(
+        lambda t: pytest.fail(f"state in {t.dtype}") if t.is_floating_point() and t.dtype != torch.float32 else t,
+        out.state,
+    )
 
 
 def test_mamba_kernel_slow_twin(monkeypatch):
-    """The reference's kernel, with a state that is not zero: values, final state and all gradients are those of our scan."""
+    """The reference's kernel, with a state that is not zero: values, final state and all gradients are those of our
+    scan."""
     pytest.importorskip("mamba_ssm", reason="needs mamba-ssm")
     shapes = [(2, 70, 64), (2, 70, 64), (64, 16), (2, 70, 16), (2, 70, 16), (2, 64, 16)]
     x, delta, A, B, C, state = (torch.randn(shape, device="cuda") for shape in shapes)

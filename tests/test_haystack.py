@@ -1,4 +1,5 @@
-"""Haystacks: a ring of whole sentences that is read the same way at once, in pieces, and by loops; what is kept; the cache."""
+"""Haystacks: a ring of whole sentences that is read the same way at once, in pieces, and by loops; what is kept; the
+cache."""
 
 import time
 from itertools import count, islice
@@ -33,7 +34,9 @@ def test_read(position, length):
     assert RING.sentences(position, length) == len(starts)
     assert [RING.offset(position, k) for k in range(len(starts))] == starts.tolist()
     assert RING.offset(position, len(starts)) >= length
-    assert np.shares_memory(tokens, RING.tokens_N) == (position % 23 + length <= 22)  # not a copy where it lies in one piece
+    assert np.shares_memory(tokens, RING.tokens_N) == (
+        position % 23 + length <= 22
+    )  # not a copy where it lies in one piece
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 23, 24, 60])
@@ -70,7 +73,11 @@ def test_repeats():
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_lengths_below_one(length):
-    for call in (lambda: RING.read(0, length), lambda: RING.take(length, rng()), lambda: next(RING.stream(rng(), length))):
+    for call in (
+        lambda: RING.read(0, length),
+        lambda: RING.take(length, rng()),
+        lambda: next(RING.stream(rng(), length)),
+    ):
         with pytest.raises(ValueError, match=f"^{length} tokens of a haystack: expected at least 1$"):
             call()
 
@@ -92,7 +99,9 @@ def corpus(*texts):
 
 def kept(haystack, tokenizer):
     stops = [*haystack.starts_S[1:], len(haystack)]
-    return [tokenizer.decode(haystack.tokens_N[start:stop]) for start, stop in zip(haystack.starts_S, stops, strict=True)]
+    return [
+        tokenizer.decode(haystack.tokens_N[start:stop]) for start, stop in zip(haystack.starts_S, stops, strict=True)
+    ]
 
 
 def test_sentences_that_are_kept(tmp_path):
@@ -100,7 +109,10 @@ def test_sentences_that_are_kept(tmp_path):
     options = {"tokenizer": WORDS, "cache": tmp_path, "min_tokens": 5}
     everything = ["Anna sat in the hall!", "She saw the hall.", "Bob saw ANNA in the Hall.”", "A b c d e f."]
     assert kept(build_haystack(corpus(TEXT), **options), WORDS) == everything
-    assert kept(build_haystack(corpus(TEXT), without=[["Anna", "Bo"], ["HALL"]], **options), WORDS) == [everything[1], everything[3]]
+    assert kept(build_haystack(corpus(TEXT), without=[["Anna", "Bo"], ["HALL"]], **options), WORDS) == [
+        everything[1],
+        everything[3],
+    ]
     assert kept(build_haystack(corpus(TEXT), without=[["anna"]], **options), WORDS) == [everything[1], everything[3]]
     assert kept(build_haystack(corpus(TEXT), without=[["Anna"], []], **options), WORDS) == everything
     assert len(kept(build_haystack(corpus(TEXT), **{**options, "min_tokens": 1}), WORDS)) == 6
@@ -123,7 +135,10 @@ def test_wide_vocabularies(tmp_path):
     tokenizer = WordTokenizer([str(i) for i in range(70_000)])
     haystack = build_haystack(corpus("69999 1 2 3."), tokenizer, tmp_path, min_tokens=1)
     assert haystack.tokens_N.dtype == np.int32 and haystack.tokens_N[0] == 70_003
-    assert build_haystack(corpus("1."), WordTokenizer(["x"] * (2**16 - 4)), tmp_path, min_tokens=1).tokens_N.dtype == np.uint16
+    assert (
+        build_haystack(corpus("1."), WordTokenizer(["x"] * (2**16 - 4)), tmp_path, min_tokens=1).tokens_N.dtype
+        == np.uint16
+    )
 
 
 def test_no_sentence_left(tmp_path):
@@ -135,7 +150,8 @@ def test_no_sentence_left(tmp_path):
 
 
 def test_cached_is_uncached(tmp_path):
-    """Equal to what is tokenized, book by book and sentence by sentence; mapped, read-only, and rebuilt when damaged."""
+    """Equal to what is tokenized, book by book and sentence by sentence; mapped, read-only, and rebuilt when
+    damaged."""
     reads = []
     noise = load_corpus("noise", "test", books=2)
     counted = Corpus(noise.key, lambda: reads.append(1) or noise.texts())
@@ -144,7 +160,10 @@ def test_cached_is_uncached(tmp_path):
     rows = [ids for ids in rows if len(ids) >= 10]
     for round_ in range(4):
         haystack = build_haystack(counted, tokenizer, tmp_path)
-        assert np.array_equal(haystack.tokens_N, np.concatenate(rows)) and haystack.starts_S.tolist() == np.cumsum([0, *map(len, rows[:-1])]).tolist()
+        assert (
+            np.array_equal(haystack.tokens_N, np.concatenate(rows))
+            and haystack.starts_S.tolist() == np.cumsum([0, *map(len, rows[:-1])]).tolist()
+        )
         assert isinstance(haystack.tokens_N.base, np.memmap) and not haystack.tokens_N.flags.writeable
         assert len(reads) == 1 + round_ // 2
         if round_ == 1:
@@ -154,7 +173,14 @@ def test_cached_is_uncached(tmp_path):
 
 
 def test_every_setting_has_its_own_cache(tmp_path):
-    settings = [{}, {"min_tokens": 2}, {"without": [["a"]]}, {"without": [["b"]]}, {"without": [["a"], ["b"]]}, {"leading_space": False}]
+    settings = [
+        {},
+        {"min_tokens": 2},
+        {"without": [["a"]]},
+        {"without": [["b"]]},
+        {"without": [["a"], ["b"]]},
+        {"leading_space": False},
+    ]
     text = corpus("One two three four five six seven eight nine ten.")
     for options in [*settings, {"without": [["A"]]}]:
         build_haystack(text, WORDS, tmp_path, **options)

@@ -37,11 +37,19 @@ def test_auto_classes(shell, model, tokens, tmp_path):
     assert torch.allclose(out.loss, F.cross_entropy(expected[:, :-1].flatten(0, 1), labels[:, 1:].flatten()))
     out.loss.backward()
     assert shell.get_input_embeddings().weight.grad.any()
-    assert torch.allclose(shell(ids, segment_len=4).logits, model.logits(unroll(model, ids, 4).hidden_BTD), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        shell(ids, segment_len=4).logits, model.logits(unroll(model, ids, 4).hidden_BTD), rtol=1e-12, atol=1e-12
+    )
     assert shell(ids).loss is None and len(shell(ids, return_dict=False)) == 1
     shell.save_pretrained(tmp_path / "again")
-    for again in (type(model).from_pretrained(tmp_path / "again"), AutoModelForCausalLM.from_pretrained(tmp_path / "again").model):
-        assert all(torch.equal(t, again.state_dict()[name]) for name, t in model.state_dict().items()) and again.config == model.config
+    for again in (
+        type(model).from_pretrained(tmp_path / "again"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "again").model,
+    ):
+        assert (
+            all(torch.equal(t, again.state_dict()[name]) for name, t in model.state_dict().items())
+            and again.config == model.config
+        )
 
 
 def test_padding(shell, tokens):
@@ -68,7 +76,9 @@ def test_generate_of_hugging_face_is_ours(shell, model, tokens):
 
 def test_from_configuration():
     """A new model from a configuration alone, for training with Hugging Face's tools."""
-    config = lit_memory.LitMemoryConfig(arch="rmt", settings={"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "memory_tokens": 3})
+    config = lit_memory.LitMemoryConfig(
+        arch="rmt", settings={"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "memory_tokens": 3}
+    )
     shell = AutoModelForCausalLM.from_config(config)
     assert type(shell.model) is lit_memory.RMT and shell.model.memory.shape == (3, 8) and shell.model.memory.any()
 
@@ -125,7 +135,8 @@ def orders(tmp_path_factory):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_registration_in_every_order_of_import(order, orders):
-    """AutoConfig and AutoModelForCausalLM know our folders once both packages are imported; neither import makes the other heavy."""
+    """AutoConfig and AutoModelForCausalLM know our folders once both packages are imported; neither import makes the
+    other heavy."""
     codes, said = orders
     assert codes[order] == "0", said
 

@@ -1,4 +1,5 @@
-"""Weights from elsewhere: the reference's golden vectors, Hugging Face's logits, and everything that must be refused."""
+"""Weights from elsewhere: the reference's golden vectors, Hugging Face's logits, and everything that must be
+refused."""
 
 import json
 import pickle
@@ -22,9 +23,21 @@ from lit_memory.recurrence.unroll import state_tensors, unroll
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 NAMES = ["armt_gpt2_clip_s10", "armt_gpt2_off_s11", "armt_neox_clip_s10", "armt_neox_off_s11"]
 NAMES += ["rmt_gpt2_s12", "rmt_neox_s13", "prmt_gpt2_s14", "prmt_neox_s14"]
-BACKBONES = {"gpt2": "model.transformer.h", "neox": "model.gpt_neox.layers", "llama": "model.model.layers", "qwen2": "model.model.layers"}
+BACKBONES = {
+    "gpt2": "model.transformer.h",
+    "neox": "model.gpt_neox.layers",
+    "llama": "model.model.layers",
+    "qwen2": "model.model.layers",
+}
 TIED = ("gpt2", "qwen2")  # in the tests; the head may then be missing
-SIZES = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 IDS = torch.randint(23, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -36,7 +49,11 @@ def hugging_face(backbone, **settings):
         "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, {"n_positions": 20}),
         "neox": (hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, {"intermediate_size": 64}),
         "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, {"intermediate_size": 40, "num_key_value_heads": 1}),
-        "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, {"intermediate_size": 24, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+        "qwen2": (
+            hf.Qwen2ForCausalLM,
+            hf.Qwen2Config,
+            {"intermediate_size": 24, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        ),
     }[backbone]
     model = model_class(config_class(**{**SIZES, **defaults, **settings}))
     generator = torch.Generator().manual_seed(0)
@@ -50,12 +67,24 @@ def reference_weights(arch, backbone):
     """A checkpoint as the reference code names it: 3 memory tokens, key width 5."""
     weights = {f"model.{name}": t.detach().clone() for name, t in hugging_face(backbone).state_dict().items()}
     generator = torch.Generator().manual_seed(2)
-    armt = {"W_mq.weight": (5, 16), "W_mk.weight": (5, 16), "W_mv.weight": (16, 16), "W_mb.weight": (1, 16), "W_mb.bias": (1,)}
+    armt = {
+        "W_mq.weight": (5, 16),
+        "W_mk.weight": (5, 16),
+        "W_mv.weight": (16, 16),
+        "W_mb.weight": (1, 16),
+        "W_mb.bias": (1,),
+    }
     if arch in (wrapped := {"prmt": {"memory": (1, 3, 16)}, "armt": armt}):
         weights = {re.sub(r"(\.(?:h|layers)\.\d+)\.", r"\1.layer.", name): t for name, t in weights.items()}
         shapes = {f"{BACKBONES[backbone]}.{i}.{name}": shape for i in range(2) for name, shape in wrapped[arch].items()}
-        weights |= {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
-    return weights if arch == "transformer" else weights | {"memory": torch.randn(3, 16, dtype=torch.float64, generator=generator)}
+        weights |= {
+            name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()
+        }
+    return (
+        weights
+        if arch == "transformer"
+        else weights | {"memory": torch.randn(3, 16, dtype=torch.float64, generator=generator)}
+    )
 
 
 @pytest.fixture
@@ -95,7 +124,9 @@ def refused(error, words, call, *args, **kwargs):
     with pytest.raises(error) as info:
         call(*args, **kwargs)
     message = str(info.value)
-    assert "\n" not in message and all(word in message for word in ([words] if isinstance(words, str) else words)), message
+    assert "\n" not in message and all(word in message for word in ([words] if isinstance(words, str) else words)), (
+        message
+    )
 
 
 def compare_golden(name, logits_atol, state_rtol):
@@ -105,7 +136,13 @@ def compare_golden(name, logits_atol, state_rtol):
     with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
         meta, golden = json.loads(file.metadata()["meta"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     weights = {key.removeprefix("w."): t for key, t in golden.items() if key.startswith("w.")}
-    model = load(weights, meta["arch"], meta["backbone"], meta["n_head"], **{key: meta[key] for key in ("gamma", "nu") if key in meta})
+    model = load(
+        weights,
+        meta["arch"],
+        meta["backbone"],
+        meta["n_head"],
+        **{key: meta[key] for key in ("gamma", "nu") if key in meta},
+    )
     state = model.init_state(meta["batch"])
     for s, segment in enumerate(golden["input_ids"].split(meta["segment_size"], dim=1)):
         with torch.no_grad():
@@ -140,17 +177,46 @@ def test_golden_neox_differs_by_the_precision_of_rotary_tables_only(name, monkey
 SETTINGS = [
     ("gpt2", {"num_attention_heads": 1}),
     ("gpt2", {"num_attention_heads": 4, "tie_word_embeddings": False}),
-    ("gpt2", {"n_inner": 32, "layer_norm_epsilon": 1e-2, "num_hidden_layers": 3, "activation_function": "gelu_pytorch_tanh"}),
+    (
+        "gpt2",
+        {"n_inner": 32, "layer_norm_epsilon": 1e-2, "num_hidden_layers": 3, "activation_function": "gelu_pytorch_tanh"},
+    ),
     ("neox", {"rotary_pct": 0.25}),
     ("neox", {"rotary_pct": 1.0, "num_attention_heads": 4, "tie_word_embeddings": True}),
     ("neox", {"rotary_pct": 0.5, "num_attention_heads": 1, "layer_norm_eps": 1e-2}),
-    ("neox", {"rotary_pct": 0.25, "hidden_size": 24, "intermediate_size": 40}),  # 3 of the 12 channels of a head: Hugging Face rotates 4
+    (
+        "neox",
+        {"rotary_pct": 0.25, "hidden_size": 24, "intermediate_size": 40},
+    ),  # 3 of the 12 channels of a head: Hugging Face rotates 4
     ("neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}),
     ("llama", {}),
-    ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
-    ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-2, "num_hidden_layers": 3}),
+    (
+        "llama",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        },
+    ),
+    (
+        "llama",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-2,
+            "num_hidden_layers": 3,
+        },
+    ),
     ("qwen2", {}),
-    ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    (
+        "qwen2",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
     ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": False, "hidden_size": 24}),
 ]
 
@@ -167,17 +233,22 @@ def test_logits_are_hugging_faces(backbone, settings):
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float64}
     torch.testing.assert_close(logits(model, 12), expected, rtol=0, atol=1e-11)
     if tied or backbone != "gpt2":  # the same weights as the plain decoder of the reference code
-        flags = {name: getattr(model.config, name) for name in ("norm_eps", "rotary_fraction", "rotary_base")} | {"tie_embeddings": tied}
+        flags = {name: getattr(model.config, name) for name in ("norm_eps", "rotary_fraction", "rotary_base")} | {
+            "tie_embeddings": tied
+        }
         again = load(theirs.state_dict(), "transformer", backbone, theirs.config.num_attention_heads, **flags)
         torch.testing.assert_close(logits(again, 12), logits(model, 12), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_logits_of_hugging_face_as_it_is(backbone):
-    """Its fp32 tables and norms make the difference: 5e-7 in the logits, where GPT-2, which has neither, agrees to rounding."""
+    """Its fp32 tables and norms make the difference: 5e-7 in the logits, where GPT-2, which has neither, agrees to
+    rounding."""
     theirs = hugging_face(backbone)
     with torch.no_grad():
-        torch.testing.assert_close(logits(load_huggingface(theirs), 12), theirs(IDS).logits, rtol=0, atol=1e-11 if backbone == "gpt2" else 1e-5)
+        torch.testing.assert_close(
+            logits(load_huggingface(theirs), 12), theirs(IDS).logits, rtol=0, atol=1e-11 if backbone == "gpt2" else 1e-5
+        )
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -210,14 +281,21 @@ def test_every_architecture_takes_the_decoder_of_hugging_face(arch, backbone):
     assert theirs.get_input_embeddings().weight.abs().sum() > 0  # copied, not shared
     if arch in ("rmt", "tarm", "armt"):  # a fresh memory has the scale of the imported embeddings
         memory = load_huggingface(theirs, arch, memory_tokens=100).memory
-        assert memory.dtype == torch.float64 and memory.std().item() == pytest.approx(theirs.get_input_embeddings().weight.std().item(), rel=0.1)
+        assert memory.dtype == torch.float64 and memory.std().item() == pytest.approx(
+            theirs.get_input_embeddings().weight.std().item(), rel=0.1
+        )
 
 
 @pytest.mark.parametrize(("arch", "before"), [("armt", 0), ("rmt", 3), ("tarm", 3), ("prmt", 3)])
 def test_wrapped_positions(arch, before):
-    """wrap_pos (spec 2): tokens have positions 0..n-1, memory rows those behind the pretrained table, first the read rows."""
+    """wrap_pos (spec 2): tokens have positions 0..n-1, memory rows those behind the pretrained table, first the read
+    rows."""
     weights, segment, seen = reference_weights("rmt" if arch == "tarm" else arch, "gpt2"), IDS[:, :6], []
-    model, plain, table = load(weights, arch, wrap_pos=True), load(weights, arch), weights["model.transformer.wpe.weight"]
+    model, plain, table = (
+        load(weights, arch, wrap_pos=True),
+        load(weights, arch),
+        weights["model.transformer.wpe.weight"],
+    )
     last = 20 - before - 3
     assert model.config.positions == last and torch.equal(model.decoder.positions.weight, table)
     for write in (True, False):
@@ -232,9 +310,18 @@ def test_wrapped_positions(arch, before):
     model.config.check_segment(last)
     refused(ValueError, (f"positions={last}", f"{last + 1} rows"), model.config.check_segment, last + 1)
     refused(ValueError, f"table has {last}", model.step, model.init_state(1), IDS.repeat(1, 2)[:1, : last + 1])
-    assert not torch.allclose(*(torch.cat([t.flatten() for t in state_tensors(unroll(m, IDS, 4).state)]) for m in (model, plain)), atol=1e-3)
+    assert not torch.allclose(
+        *(torch.cat([t.flatten() for t in state_tensors(unroll(m, IDS, 4).state)]) for m in (model, plain)), atol=1e-3
+    )
     refused(ValueError, "wrap_pos", load, reference_weights("rmt", "neox"), "rmt", "neox", wrap_pos=True)
-    refused(ValueError, "positions", load, weights | {"model.transformer.wpe.weight": table[: before + 3]}, arch, wrap_pos=True)
+    refused(
+        ValueError,
+        "positions",
+        load,
+        weights | {"model.transformer.wpe.weight": table[: before + 3]},
+        arch,
+        wrap_pos=True,
+    )
     grown = load_huggingface(hugging_face("gpt2"), arch, memory_tokens=3, wrap_pos=True)
     assert grown.config.positions == 20 and grown.decoder.positions.num_embeddings == 20 + before + 3
     assert torch.equal(grown.decoder.positions.weight[:20], table) and logits(grown).isfinite().all()
@@ -253,7 +340,9 @@ def test_folders(tmp_path):
     for folder in sorted(tmp_path.iterdir()):
         expected = load_huggingface(theirs[folder.name.partition("-")[0]]).state_dict()
         loaded = load_huggingface(folder).state_dict()
-        assert loaded.keys() == expected.keys() and all(torch.equal(loaded[name], t) for name, t in expected.items()), folder.name
+        assert loaded.keys() == expected.keys() and all(torch.equal(loaded[name], t) for name, t in expected.items()), (
+            folder.name
+        )
     next((tmp_path / "neox-shards").glob("*00001*")).unlink()
     refused(FileNotFoundError, "model-00001", load_huggingface, tmp_path / "neox-shards")
     refused(FileNotFoundError, "config.json", load_huggingface, str(tmp_path / "nothing"))
@@ -277,8 +366,22 @@ def test_reference_is_strict(arch, backbone):
         if name not in ("memory", "model.transformer.wpe.weight"):  # nothing else depends on their length
             refused(ValueError, "expected", load, weights | {name: torch.cat([tensor, tensor[-1:]])}, arch, backbone)
     for surplus in (f"{layer}.W_new.weight", "model.score.weight", "extra"):
-        refused(ValueError, ("surplus", surplus.removeprefix("model.")), load, weights | {surplus: torch.ones(2).double()}, arch, backbone)
-    refused(ValueError, ("two weights", HEAD), load, weights | {"embed_out.weight": weights["model.lm_head.weight"]}, arch, backbone)
+        refused(
+            ValueError,
+            ("surplus", surplus.removeprefix("model.")),
+            load,
+            weights | {surplus: torch.ones(2).double()},
+            arch,
+            backbone,
+        )
+    refused(
+        ValueError,
+        ("two weights", HEAD),
+        load,
+        weights | {"embed_out.weight": weights["model.lm_head.weight"]},
+        arch,
+        backbone,
+    )
     refused(ValueError, ("missing", "check"), load, weights, arch, "neox" if backbone == "gpt2" else "gpt2")
     refused(ValueError, ("width=16", "heads=3"), load, weights, arch, backbone, n_head=3)
 
@@ -289,24 +392,33 @@ def test_prefixes_of_the_wrapper(arch, backbone):
     """The names of the reference's checkpoints are those of its inner module, with or without ``memory_cell.``."""
     weights = reference_weights(arch, backbone)
     expected = logits(load(weights, arch, backbone))
-    assert torch.equal(logits(load({f"memory_cell.{name}": t for name, t in weights.items()}, arch, backbone)), expected)
+    assert torch.equal(
+        logits(load({f"memory_cell.{name}": t for name, t in weights.items()}, arch, backbone)), expected
+    )
 
 
 @pytest.mark.parametrize("buffer", ["attn.bias", "layer.attn.masked_bias", "attention.rotary_emb.inv_freq"])
 def test_prefixes_and_buffers_of_old_checkpoints(buffer):
     weights = reference_weights("armt", "gpt2")
-    old = {f"memory_cell.{name}": t for name, t in weights.items()} | {f"memory_cell.model.transformer.h.0.{buffer}": torch.ones(1, 1, 9, 9).bool()}
+    old = {f"memory_cell.{name}": t for name, t in weights.items()} | {
+        f"memory_cell.model.transformer.h.0.{buffer}": torch.ones(1, 1, 9, 9).bool()
+    }
     assert torch.equal(logits(load(old)), logits(load(weights)))
 
 
 def test_flags_reach_the_configuration():
     weights = reference_weights("armt", "gpt2")
-    runs = [logits(load(weights, **flags)) for flags in ({}, {"gamma": "off"}, {"nu": 3}, {"nu": 2}, {"n_head": 4}, {"norm_eps": 0.1})]
+    runs = [
+        logits(load(weights, **flags))
+        for flags in ({}, {"gamma": "off"}, {"nu": 3}, {"nu": 2}, {"n_head": 4}, {"norm_eps": 0.1})
+    ]
     assert [torch.equal(run, runs[0]) for run in runs] == [True, False, True, False, False, False]
     rmt = reference_weights("rmt", "neox")
     tarm = {alpha: logits(load(rmt, "tarm", "neox", alpha=alpha)) for alpha in (0.2, 1.0)}
     torch.testing.assert_close(tarm[1.0], logits(load(rmt, "rmt", "neox")))
-    assert not torch.allclose(tarm[0.2], tarm[1.0]) and not torch.allclose(logits(load(rmt, "rmt", "neox", rotary_fraction=1.0)), tarm[1.0])
+    assert not torch.allclose(tarm[0.2], tarm[1.0]) and not torch.allclose(
+        logits(load(rmt, "rmt", "neox", rotary_fraction=1.0)), tarm[1.0]
+    )
     refused(TypeError, ("gama", "gamma"), load, weights, gama="off")
     refused(ValueError, ("gamma", "off"), load, weights, gamma="of")
     refused(ValueError, ("width=16", "leave it out"), load, weights, width=16)
@@ -335,7 +447,10 @@ OTHER = {  # settings with which Hugging Face computes something else
 }
 REFUSED = [(backbone, name, value) for backbone, settings in OTHER.items() for name, value in settings.items()]
 REFUSED += [("gpt2", "activation_function", value) for value in ("gelu", "gelu_fast", "relu")]
-REFUSED += [(backbone, "rope_parameters", {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}) for backbone in ("neox", "llama", "qwen2")]
+REFUSED += [
+    (backbone, "rope_parameters", {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0})
+    for backbone in ("neox", "llama", "qwen2")
+]
 
 
 @pytest.mark.parametrize(("backbone", "name", "value"), REFUSED)
@@ -350,7 +465,12 @@ def test_huggingface_flags():
     refused(ValueError, "heads=1", load_huggingface, theirs, heads=1)
     refused(TypeError, ("memory_token'", "memory_tokens"), load_huggingface, theirs, "rmt", memory_token=3)
     refused(TypeError, ("dict", "load_reference"), load_huggingface, theirs.state_dict())
-    refused(ValueError, ("bert", "gpt2, gpt_neox, llama, qwen2"), load_huggingface, SimpleNamespace(config=SimpleNamespace(model_type="bert"), state_dict=dict))
+    refused(
+        ValueError,
+        ("bert", "gpt2, gpt_neox, llama, qwen2"),
+        load_huggingface,
+        SimpleNamespace(config=SimpleNamespace(model_type="bert"), state_dict=dict),
+    )
     llama = hugging_face("llama", attention_dropout=0.2)
     assert load_huggingface(llama, dropout=0.1).config.dropout == 0.1
 
@@ -370,33 +490,62 @@ def test_files(tmp_path, monkeypatch):
         safetensors.torch.save_file(weights, path) if suffix == "safetensors" else torch.save(weights, path)
         assert torch.equal(logits(load(path if suffix == "pt" else str(path))), expected)
         whole = path.read_bytes()
-        for content in (b"", b"PK", whole[:9], whole[: len(whole) // 2], whole[:-9], b"\x80\x02garbage", bytes(range(256)) * 9, b"{}"):
+        for content in (
+            b"",
+            b"PK",
+            whole[:9],
+            whole[: len(whole) // 2],
+            whole[:-9],
+            b"\x80\x02garbage",
+            bytes(range(256)) * 9,
+            b"{}",
+        ):
             broken.write_bytes(content)
             refused(ValueError, str(broken), load, broken)
-    for name, content in (("list.pt", [torch.ones(2)]), ("nested.pt", {"model_state_dict": weights, "step": 3}), ("hostile.pt", Hostile())):
+    for name, content in (
+        ("list.pt", [torch.ones(2)]),
+        ("nested.pt", {"model_state_dict": weights, "step": 3}),
+        ("hostile.pt", Hostile()),
+    ):
         torch.save(content, name)
         refused(ValueError, (name, "state_dict"), load, name)
     Path("hostile.bin").write_bytes(pickle.dumps(Hostile()))
     Path("weights.ckpt").touch()
-    for error, name in ((ValueError, "hostile.bin"), (FileNotFoundError, "none.bin"), (FileNotFoundError, "."), (ValueError, "weights.ckpt")):
+    for error, name in (
+        (ValueError, "hostile.bin"),
+        (FileNotFoundError, "none.bin"),
+        (FileNotFoundError, "."),
+        (ValueError, "weights.ckpt"),
+    ):
         refused(error, name, load, name)
     assert not Path("run").exists()
 
 
 def test_architectures_without_checkpoints_of_the_reference():
-    """RMT-R, readers of lines and all that has no decoder say so in one line; a Hugging Face decoder serves the first three, and no other of these."""
+    """RMT-R, readers of lines and all that has no decoder say so in one line; a Hugging Face decoder serves the first
+    three, and no other of these."""
     theirs = hugging_face("gpt2")
     for arch in sorted(set(MODELS) - set(LAYOUTS) - {"mamba"}):
-        refused(ValueError, (f"arch={arch!r}", "not known here", "expected one of transformer", "mamba"), load, {}, arch)
+        refused(
+            ValueError, (f"arch={arch!r}", "not known here", "expected one of transformer", "mamba"), load, {}, arch
+        )
         if arch == "rmt_r":
             model = load_huggingface(theirs, arch, memory_tokens=2)
             assert model.memory.shape == (4, 16) and logits(model).isfinite().all()
             assert torch.equal(model.decoder.tokens.weight, theirs.get_input_embeddings().weight)
         elif arch in ("larimar", "memreasoner"):  # their encoder has the decoder's embeddings
             model = load_huggingface(theirs, arch, latent_width=8, slots=4)
-            assert logits(model).isfinite().all() and torch.equal(model.decoder.tokens.weight, theirs.get_input_embeddings().weight)
+            assert logits(model).isfinite().all() and torch.equal(
+                model.decoder.tokens.weight, theirs.get_input_embeddings().weight
+            )
         else:
-            refused(ValueError, (f"arch={arch!r}", "expected an architecture around a gpt2 decoder"), load_huggingface, theirs, arch)
+            refused(
+                ValueError,
+                (f"arch={arch!r}", "expected an architecture around a gpt2 decoder"),
+                load_huggingface,
+                theirs,
+                arch,
+            )
 
 
 # Mamba
@@ -406,7 +555,15 @@ def hugging_face_mamba(**settings):
     """A tiny Mamba in fp64 whose every weight is random."""
     from transformers import MambaConfig, MambaForCausalLM
 
-    sizes = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3, "time_step_rank": 2, "expand": 3}
+    sizes = {
+        "vocab_size": 23,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "state_size": 5,
+        "conv_kernel": 3,
+        "time_step_rank": 2,
+        "expand": 3,
+    }
     model = MambaForCausalLM(MambaConfig(**{**sizes, **settings}))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -419,16 +576,27 @@ def test_golden_mamba():
     if not GOLDEN.is_dir():
         pytest.skip(f"no golden vectors in {GOLDEN}")
     golden = safetensors.torch.load_file(GOLDEN / "mamba_hf_s15.safetensors")
-    model = load_reference({k.removeprefix("w."): t for k, t in golden.items() if k.startswith("w.")}, arch="mamba", backbone=None)
+    model = load_reference(
+        {k.removeprefix("w."): t for k, t in golden.items() if k.startswith("w.")}, arch="mamba", backbone=None
+    )
     ids = golden["input_ids"]
-    for segment_len in (45, 1, 7, 32):  # one pass, tokens, and ragged segments; the logits were written in fp32, and 2.2e-7 was measured
+    for segment_len in (
+        45,
+        1,
+        7,
+        32,
+    ):  # one pass, tokens, and ragged segments; the logits were written in fp32, and 2.2e-7 was measured
         with torch.no_grad():
             ours = model.logits(unroll(model, ids, segment_len).hidden_BTD)
         torch.testing.assert_close(ours, golden["logits"].double(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
-@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}, {"expand": 1, "conv_kernel": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}, {"expand": 1, "conv_kernel": 2}],
+    ids=str,
+)
 def test_mamba_of_hugging_face(settings, tmp_path):
     theirs = hugging_face_mamba(**settings)
     with torch.no_grad():
@@ -443,7 +611,9 @@ def test_mamba_of_hugging_face(settings, tmp_path):
     models += [load_reference(w, arch="mamba", **eps) for w in (weights, old)]
     for model in models:
         assert model.config.tie_embeddings is tied and not model.training
-        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)  # Hugging Face computes its norms in fp32
+        torch.testing.assert_close(
+            logits(model), expected, rtol=0, atol=1e-5
+        )  # Hugging Face computes its norms in fp32
         assert torch.equal(logits(model), logits(models[0]))
 
 
@@ -457,7 +627,12 @@ def test_mamba_is_strict():
         refused(ValueError, "state_dict: ", load_mamba, weights | {name: tensor.new_ones(*tensor.shape, 2)})
         if "embeddings" not in name:
             refused(ValueError, "expected", load_mamba, weights | {name: torch.cat([tensor, tensor[-1:]])})
-    refused(ValueError, ("surplus", "in_proj.bias"), load_mamba, weights | {"backbone.layers.0.mixer.in_proj.bias": torch.ones(96).double()})
+    refused(
+        ValueError,
+        ("surplus", "in_proj.bias"),
+        load_mamba,
+        weights | {"backbone.layers.0.mixer.in_proj.bias": torch.ones(96).double()},
+    )
     refused(ValueError, "float32", load_mamba, weights | {"backbone.norm_f.weight": torch.ones(16)})
     refused(ValueError, "missing", load_mamba, {})
     refused(ValueError, ("width=16", "leave it out"), load_mamba, weights, width=16)
@@ -470,4 +645,6 @@ def test_mamba_is_strict():
 
 
 def test_transformers_is_imported_only_when_needed():
-    subprocess.run([sys.executable, "-c", "import sys, lit_memory.interop; sys.exit('transformers' in sys.modules)"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import sys, lit_memory.interop; sys.exit('transformers' in sys.modules)"], check=True
+    )

@@ -1,4 +1,5 @@
-"""Language modelling: windows, oracles of known perplexity, the curve by segment, and metrics of which less is better."""
+"""Language modelling: windows, oracles of known perplexity, the curve by segment, and metrics of which less is
+better."""
 
 import copy
 import csv
@@ -54,14 +55,30 @@ def make(**config) -> LanguageModeling:
 
 
 def make_data(source, **options) -> LanguageModelingData:
-    return LanguageModelingData(**{"source": source, "tokenizer": "char", "segments": 3, "segment_len": 16, "batch_size": 3, "epoch_steps": 2, **options})
+    return LanguageModelingData(
+        **{
+            "source": source,
+            "tokenizer": "char",
+            "segments": 3,
+            "segment_len": 16,
+            "batch_size": 3,
+            "epoch_steps": 2,
+            **options,
+        }
+    )
 
 
 def measure(model, data) -> dict[str, float]:
     """What a test logs for a model of ``SegmentRecurrent``'s interface."""
     module = LitTransformer(width=16, layers=1)
     module.model = model
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     parts = trainer.test(module, data, verbose=False)
     return {name.removeprefix("test/"): value for part in parts for name, value in part.items()}
 
@@ -85,7 +102,10 @@ class Bigram(SegmentRecurrent):
 
 
 def bigram(requires_grad=False) -> Bigram:
-    return Bigram(torch.randn(259, 259, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(-1), requires_grad)
+    return Bigram(
+        torch.randn(259, 259, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(-1),
+        requires_grad,
+    )
 
 
 # Windows
@@ -94,8 +114,8 @@ def bigram(requires_grad=False) -> Bigram:
 @pytest.mark.parametrize("length", [12, 13, 14, 20, 24, 25, 26, 35, 36, 37])
 @pytest.mark.parametrize("stride", [None, 1, 4, 5, 30])
 def test_windows(monkeypatch, length, stride):
-    """Those of validation and test begin every ``stride`` tokens up to the end of the text; without a stride every token is in one and scored once,
-    except for the first of each window, and one that is left alone at the end."""
+    """Those of validation and test begin every ``stride`` tokens up to the end of the text; without a stride every
+    token is in one and scored once, except for the first of each window, and one that is left alone at the end."""
     monkeypatch.setattr(LanguageModeling, "text", lambda self, split: Stream(np.arange(100, 100 + length), length))
     task, step = make(stride=stride), stride or 12
     expected, start = [], 0
@@ -145,7 +165,9 @@ def test_evaluation_reads_windows_in_order_at_equal_distances(source, most):
 def test_workers_change_nothing(source):
     batches = [list(make_data(source, workers=workers).train_dataloader()) for workers in (0, 1, 2)]
     for several in batches[1:]:
-        assert len(several) == 2 and all(torch.equal(a.ids_BT, b.ids_BT) for a, b in zip(batches[0], several, strict=True))
+        assert len(several) == 2 and all(
+            torch.equal(a.ids_BT, b.ids_BT) for a, b in zip(batches[0], several, strict=True)
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,14 +198,17 @@ def test_a_uniform_model(source):
     model = Bigram(torch.zeros(259, 259))
     found = measure(model, make_data(source))
     ratio = (2 * 603 + 2) / (2 * 603)
-    assert found["perplexity@3"] == pytest.approx(259, rel=1e-5) and found["bits_per_byte@3"] == pytest.approx(math.log2(259) * ratio, rel=1e-5)
+    assert found["perplexity@3"] == pytest.approx(259, rel=1e-5) and found["bits_per_byte@3"] == pytest.approx(
+        math.log2(259) * ratio, rel=1e-5
+    )
     assert found["segment_bits_per_byte[2]@3"] == pytest.approx(math.log2(259) * ratio, rel=1e-5)
 
 
 @pytest.mark.parametrize("eval_batch_size", [1, 3, 25, 26])
 def test_means_are_over_tokens(source, eval_batch_size):
-    """An oracle of known losses has exactly their mean, over all tokens and by segment, however the windows are batched: the last one is shorter.
-    The token at a boundary counts in the later segment (spec 8.1), the first of a window nowhere."""
+    """An oracle of known losses has exactly their mean, over all tokens and by segment, however the windows are
+    batched: the last one is shorter. The token at a boundary counts in the later segment (spec 8.1), the first of a
+        window nowhere."""
     model, data = bigram(), make_data(source, eval_batch_size=eval_batch_size)
     tokens = data.task.text("test").tokens_N.astype(int)
     assert len(tokens) == 25 * 48 + 8
@@ -202,7 +227,9 @@ def test_bits_per_byte_are_those_of_the_split(source, tmp_path):
     for split, word in {"train": "a", "valid": "bb", "test": "cccc"}.items():
         (tmp_path / f"{split}.txt").write_text(f"{word} " * 40)
     task = make(source=str(tmp_path), tokenizer="word", vocab_size=10)
-    assert [task.take(split, [0]).meta["bytes_per_token"].item() for split in LETTERS] == pytest.approx([80 / 41, 120 / 41, 200 / 41])
+    assert [task.take(split, [0]).meta["bytes_per_token"].item() for split in LETTERS] == pytest.approx(
+        [80 / 41, 120 / 41, 200 / 41]
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -213,7 +240,9 @@ def test_a_loss_in_parts(monkeypatch, reduction):
         monkeypatch.setattr(modules, "MOST_LOGITS", most)
         module = LitTransformer(width=16, layers=1)
         module.model = bigram(requires_grad=True)
-        hidden_ND = torch.randn(11, 259, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+        hidden_ND = torch.randn(
+            11, 259, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True
+        )
         loss = module.cross_entropy(hidden_ND, torch.arange(11), reduction)
         loss.square().sum().backward()
         results.append((loss, hidden_ND.grad, module.model.table_VV.grad))
@@ -222,7 +251,9 @@ def test_a_loss_in_parts(monkeypatch, reduction):
         torch.testing.assert_close(whole, parts, atol=1e-12, rtol=0)
     monkeypatch.setattr(modules, "MOST_LOGITS", 3)
     calls = []
-    monkeypatch.setattr(module.model, "logits", lambda hidden: calls.append(len(hidden)) or hidden @ module.model.table_VV)
+    monkeypatch.setattr(
+        module.model, "logits", lambda hidden: calls.append(len(hidden)) or hidden @ module.model.table_VV
+    )
     with torch.no_grad():
         module.cross_entropy(hidden_ND, torch.arange(11), reduction)
     assert calls == [1] * 11
@@ -230,9 +261,15 @@ def test_a_loss_in_parts(monkeypatch, reduction):
 
 def test_validation_logs_no_curve(source):
     module, data = LitTransformer(width=16, layers=1), make_data(source)
-    L.Trainer(accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(module, data)
+    L.Trainer(accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
+        module, data
+    )
     metrics = module.trainer.callback_metrics
-    assert {name for name in metrics if name.startswith("valid/")} == {"valid/loss", "valid/perplexity", "valid/bits_per_byte"}
+    assert {name for name in metrics if name.startswith("valid/")} == {
+        "valid/loss",
+        "valid/perplexity",
+        "valid/bits_per_byte",
+    }
     assert metrics["valid/perplexity"] == pytest.approx(math.exp(metrics["valid/loss"]), rel=1e-5)
 
 
@@ -244,14 +281,19 @@ def test_a_diverged_model_has_a_perplexity():
 
 
 def test_streams(tmp_path):
-    """All texts, each with its end token; on disk, mapped and read-only; made once, and anew for another text or tokenizer."""
+    """All texts, each with its end token; on disk, mapped and read-only; made once, and anew for another text or
+    tokenizer."""
     texts, made = ["one two", "", "three é"], []
     corpus = Corpus("key", lambda: made.append(1) or texts, "tiny")
     words = WordTokenizer(["one", "two", "three"])
     for _ in range(2):
         stream = build_stream(corpus, words, tmp_path)
         assert stream.tokens_N.tolist() == [4, 5, 1, 1, 6, 3, 1] and stream.num_bytes == 7 + 8 and len(stream) == 7
-        assert isinstance(stream.tokens_N.base, np.memmap) and not stream.tokens_N.flags.writeable and stream.tokens_N.dtype == np.uint16
+        assert (
+            isinstance(stream.tokens_N.base, np.memmap)
+            and not stream.tokens_N.flags.writeable
+            and stream.tokens_N.dtype == np.uint16
+        )
     assert len(made) == 1
     wide = build_stream(corpus, WordTokenizer([str(i) for i in range(70_000)]), tmp_path)
     assert wide.tokens_N.dtype == np.int32 and len(made) == 2
@@ -272,7 +314,10 @@ def test_a_text_comes_back(source):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"source": "wikitext"}, "source='wikitext': no such folder; expected one, or one of noise, pg19, wikitext-2-v1"),
+        (
+            {"source": "wikitext"},
+            "source='wikitext': no such folder; expected one, or one of noise, pg19, wikitext-2-v1",
+        ),
         ({"source": ""}, "source='': no such folder"),
         ({"vocabulary": "no/folder"}, "vocabulary='no/folder': no such folder"),
         ({"segments": 0}, "segments=0: expected at least 1"),
@@ -289,8 +334,12 @@ def test_wrong_settings(config, message):
 
 def test_a_text_that_is_too_short(source):
     """Told before the training, also of a test."""
-    message = r"^segments=76: a window has 1,216 tokens, all of .*text, split test, 1,208; expected fewer, or more text$"
-    trainer = L.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    message = (
+        r"^segments=76: a window has 1,216 tokens, all of .*text, split test, 1,208; expected fewer, or more text$"
+    )
+    trainer = L.Trainer(
+        accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     with pytest.raises(ValueError, match=message):
         trainer.fit(LitTransformer(width=16, layers=1), make_data(source, test_segments=[3, 76]))
     assert trainer.global_step == 0
@@ -300,7 +349,9 @@ def test_a_text_that_is_too_short(source):
 
 def test_a_tokenizer_with_too_many_ids(source, tmp_path):
     make(source=source, tokenizer="bpe", vocab_size=270).tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}'
+    )
     ids = make(source=source, tokenizer=str(tmp_path), vocab_size=300).take("test", [0]).ids_BT
     assert torch.equal(ids, make(source=source, tokenizer="bpe", vocab_size=270).take("test", [0]).ids_BT)
     with pytest.raises(ValueError, match=r"^vocab_size=200: expected at least 270, the ids of tokenizer '.*'$"):
@@ -313,7 +364,8 @@ def test_no_network(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(
-        FileNotFoundError, match=r"^fineweb-edu: HuggingFaceFW/fineweb-edu is not in reach on the Hugging Face hub .*; check the network"
+        FileNotFoundError,
+        match=r"^fineweb-edu: HuggingFaceFW/fineweb-edu is not in reach on the Hugging Face hub .*; check the network",
     ) as caught:
         make(source="fineweb-edu").count("train")
     assert "\n" not in str(caught.value)
@@ -324,16 +376,36 @@ def test_no_network(monkeypatch):
 
 @pytest.fixture
 def experiment():
-    """``experiment(**changes)``: the content of a file with two arms, of which one learns; "top__below" names what to change."""
+    """``experiment(**changes)``: the content of a file with two arms, of which one learns; "top__below" names what to
+    change."""
     tree = {
         "experiment": "tiny_lm",
         "paper": {"title": "A paper", "item": "Figure 1", "claim": "a reads better than b"},
         "base": {
             "model": {"name": "armt", "layers": 1, "width": 16, "heads": 2, "memory_tokens": 1, "memory_dim": 4},
-            "task": {"name": "language_modeling", "source": "noise", "books": 1, "tokenizer": "char", "segments": 2, "segment_len": 8, "test_segments": [1, 3]},
-            "train": {"steps": 4, "lr": 0.01, "batch_size": 4, "valid_every": 2, "valid_size": 4, "test_size": 9, "eval_batch_size": 4},
+            "task": {
+                "name": "language_modeling",
+                "source": "noise",
+                "books": 1,
+                "tokenizer": "char",
+                "segments": 2,
+                "segment_len": 8,
+                "test_segments": [1, 3],
+            },
+            "train": {
+                "steps": 4,
+                "lr": 0.01,
+                "batch_size": 4,
+                "valid_every": 2,
+                "valid_size": 4,
+                "test_size": 9,
+                "eval_batch_size": 4,
+            },
         },
-        "arms": {"armt": {}, "transformer": {"model": {"name": "transformer", "layers": 1, "width": 16, "heads": 2}, "train.lr": 0.0}},
+        "arms": {
+            "armt": {},
+            "transformer": {"model": {"name": "transformer", "layers": 1, "width": 16, "heads": 2}, "train.lr": 0.0},
+        },
         "seeds": [0],
         "report": {"x": "test_segments", "y": "perplexity"},
         "expect": ["armt[first] < transformer[first]"],
@@ -365,7 +437,8 @@ def table(root):
 
 
 def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
-    """Perplexity by length, and from the same runs the curve by segment of the longest windows; no metric strays into the other table."""
+    """Perplexity by length, and from the same runs the curve by segment of the longest windows; no metric strays into
+    the other table."""
     path = tmp_path / "tiny_lm.yaml"
     path.write_text(yaml.safe_dump(experiment()))
     tracker = Tracker(root)
@@ -374,12 +447,23 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
     assert main([str(path), "--root", str(root), "--report"]) == 0
     out, by_length = capsys.readouterr().out, table(root)
     assert "REPRODUCED" in out and "perplexity, mean" in out and "NOT" not in out
-    assert {(x, metric) for _, x, metric in by_length} == {(x, m) for x in "13" for m in ("perplexity", "bits_per_byte", "loss", "steps")}
+    assert {(x, metric) for _, x, metric in by_length} == {
+        (x, m) for x in "13" for m in ("perplexity", "bits_per_byte", "loss", "steps")
+    }
     assert by_length["armt", "3", "perplexity"] == pytest.approx(math.exp(by_length["armt", "3", "loss"]), rel=1e-4)
-    path.write_text(yaml.safe_dump(experiment(report={"x": "segment", "y": "segment_bits_per_byte"}, expect=["armt[2] < transformer.segment_loss[last]"])))
+    path.write_text(
+        yaml.safe_dump(
+            experiment(
+                report={"x": "segment", "y": "segment_bits_per_byte"},
+                expect=["armt[2] < transformer.segment_loss[last]"],
+            )
+        )
+    )
     assert main([str(path), "--root", str(root), "--report"]) == 0
     curve = table(root)
-    assert {(x, metric) for _, x, metric in curve} == {(x, m) for x in "012" for m in ("segment_bits_per_byte", "segment_loss", "steps")}
+    assert {(x, metric) for _, x, metric in curve} == {
+        (x, m) for x in "012" for m in ("segment_bits_per_byte", "segment_loss", "steps")
+    }
     weights = (9 * 7, 9 * 8, 9 * 8)  # nine windows of three segments
     mean = sum(curve["armt", str(i), "segment_loss"] * n for i, n in enumerate(weights)) / sum(weights)
     assert mean == pytest.approx(by_length["armt", "3", "loss"], abs=2e-6)
@@ -393,9 +477,17 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
             [],
             "report.x: 'segments' is not what the test of language_modeling varies; expected test_segments, segment or step$",
         ),
-        ({"x": "segment", "y": "perplexity"}, [], "report.y: unknown metric 'perplexity'; expected one of segment_loss, segment_bits_per_byte, steps"),
+        (
+            {"x": "segment", "y": "perplexity"},
+            [],
+            "report.y: unknown metric 'perplexity'; expected one of segment_loss, segment_bits_per_byte, steps",
+        ),
         ({"x": "test_segments", "y": "segment_loss"}, [], "report.y: unknown metric 'segment_loss'"),
-        ({"x": "segment", "y": "segment_loss", "time": "seconds"}, [], "report.time: seconds: expected none where x=segment is no test_<field>"),
+        (
+            {"x": "segment", "y": "segment_loss", "time": "seconds"},
+            [],
+            "report.time: seconds: expected none where x=segment is no test_<field>",
+        ),
         ({"x": "segment", "y": "segment_loss", "state_x": "last"}, [], "report.state_x: last: expected none"),
         ({"x": "segment", "y": "segment_loss"}, ["armt.seconds[0] > 1"], "expect: .*no metric 'seconds'"),
         ({"x": "segment", "y": "segment_loss"}, ["armt[3] > 1"], "expect: .*3 is not tested; tested: 0, 1, 2"),
@@ -408,11 +500,19 @@ def test_a_report_that_asks_for_the_wrong_thing(experiment, report, expect, mess
 
 def test_the_curve_knows_where_the_training_ended(experiment):
     """The last place that any stage of any arm has trained."""
-    tree = experiment(report={"x": "segment", "y": "segment_loss"}, expect=[], base__task__segments=5, base__task__test_segments=[1, 9])
+    tree = experiment(
+        report={"x": "segment", "y": "segment_loss"},
+        expect=[],
+        base__task__segments=5,
+        base__task__test_segments=[1, 9],
+    )
     for stages, last in [([], 4), ([{"task.segments": 2}, {"task.segments": 7}], 6)]:
         tree["base"]["train"]["stages"] = stages
         found, specs = plan(tree)
-        assert found.test_values(specs) == list(range(9)) and Job.train_x(SimpleNamespace(experiment=found, everything=specs)) == last
+        assert (
+            found.test_values(specs) == list(range(9))
+            and Job.train_x(SimpleNamespace(experiment=found, everything=specs)) == last
+        )
 
 
 @pytest.mark.parametrize(("goal", "solved"), [(1e9, True), (0.5, False)])
@@ -436,6 +536,11 @@ def test_less_perplexity_selects_a_grid_point(experiment, tree, y, best):
 def test_progress_of_a_test_knows_how_much_there_is(source):
     """Fewer windows than ``test_size``."""
     data = make_data(source, test_segments=[1, 3], test_size=60)
-    module, told = LitTransformer(width=16, layers=1), engine.Progress(lambda message: None, SimpleNamespace(), "perplexity")
-    L.Trainer(accelerator="cpu", callbacks=[told], logger=False, enable_checkpointing=False, enable_progress_bar=False).test(module, data, verbose=False)
+    module, told = (
+        LitTransformer(width=16, layers=1),
+        engine.Progress(lambda message: None, SimpleNamespace(), "perplexity"),
+    )
+    L.Trainer(
+        accelerator="cpu", callbacks=[told], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    ).test(module, data, verbose=False)
     assert told.read == told.total == 60 * 16 + 26 * 48

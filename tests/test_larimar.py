@@ -17,7 +17,17 @@ from lit_memory.recurrence.unroll import state_tensors, unroll
 
 N = 5  # tokens per line
 V = 19
-TINY = {"vocab_size": V, "layers": 2, "width": 16, "heads": 2, "latent_width": 8, "slots": 6, "init_std": 0.3, "embedding_std": 1.0, "positions": 32}
+TINY = {
+    "vocab_size": V,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "latent_width": 8,
+    "slots": 6,
+    "init_std": 0.3,
+    "embedding_std": 1.0,
+    "positions": 32,
+}
 
 
 def make(**config):
@@ -43,9 +53,16 @@ def test_encoder_is_torchs():
     rows = F.layer_norm(rows + encoder.positions.weight[: N + 1], (16,), encoder.norm.weight, encoder.norm.bias)
     for layer in encoder.layers:
         twin = torch.nn.TransformerEncoderLayer(16, 2, 64, 0.0, F.gelu, batch_first=True, dtype=torch.float64)
-        names = {"self_attn.in_proj_": "attention.qkv.", "self_attn.out_proj.": "attention.out.", "linear1.": "up.", "linear2.": "down."}
+        names = {
+            "self_attn.in_proj_": "attention.qkv.",
+            "self_attn.out_proj.": "attention.out.",
+            "linear1.": "up.",
+            "linear2.": "down.",
+        }
         names |= {"norm1.": "norm1.", "norm2.": "norm2."}
-        twin.load_state_dict({f"{a}{kind}": layer.state_dict()[f"{b}{kind}"] for a, b in names.items() for kind in ("weight", "bias")})
+        twin.load_state_dict(
+            {f"{a}{kind}": layer.state_dict()[f"{b}{kind}"] for a, b in names.items() for kind in ("weight", "bias")}
+        )
         rows = twin(rows)
     expected = encoder.to_latent(torch.tanh(encoder.pooler(rows[:, 0])))
     assert close(model.encode(ids), expected)
@@ -55,7 +72,9 @@ def test_encoder_skips_padding():
     """Padding, by mask or by id, changes no latent; the order of tokens does; a line without a token has a latent."""
     model, ids = make(pad_id=0), ids_of(2, N).clamp(min=1)
     padded = F.pad(ids, (0, 3))
-    assert close(model.encode(padded), model.encode(ids)) and close(model.encode(F.pad(ids, (0, 3), value=4), F.pad(ids > 0, (0, 3))), model.encode(ids))
+    assert close(model.encode(padded), model.encode(ids)) and close(
+        model.encode(F.pad(ids, (0, 3), value=4), F.pad(ids > 0, (0, 3))), model.encode(ids)
+    )
     assert not close(model.encode(ids.flip(1)), model.encode(ids), 1e-3)
     blank = model.encode(torch.zeros(1, N, dtype=torch.int64))
     assert blank.isfinite().all() and close(blank, model.encode(torch.zeros(1, 2, dtype=torch.int64)))
@@ -78,7 +97,9 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
     assert close(model.encode(ids_XT, mask_XT), own)
     expected = model.reconstruction(ids_XT, mask_XT, own)
     expected.backward()
-    assert close(found, expected) and all(close(a, p.grad) for a, p in zip(grads, (p for p in model.parameters() if p.grad is not None), strict=True))
+    assert close(found, expected) and all(
+        close(a, p.grad) for a, p in zip(grads, (p for p in model.parameters() if p.grad is not None), strict=True)
+    )
     seen.clear()
     model = make(pad_id=0, dropout=0.5).train()
     encoder = model.encoder.forward
@@ -88,14 +109,17 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
 
 
 def test_a_line_is_written_from_its_first_token_on():
-    """With ``bos_id`` the first token of a line, too, is written from the latent, which has to hold it; the twin has none, and decodes line by line what
-    begins with that token. What is said after a question begins with it, too: a line that is learnt and one that is asked for have the same positions."""
+    """With ``bos_id`` the first token of a line, too, is written from the latent, which has to hold it; the twin has
+    none, and decodes line by line what begins with that token. What is said after a question begins with it, too: a
+    line that is learnt and one that is asked for have the same positions."""
     ids_XT, lengths = ids_of(4, N).clamp(min=1), [N, 3, 1, 0]
     mask_XT = torch.arange(N) < torch.tensor(lengths)[:, None]
     for begin, scored in ((V - 1, sum(lengths)), (-1, N - 1 + 2)):
         model, plain = make(pad_id=0, bos_id=begin), make(pad_id=0)
         plain.load_state_dict(model.state_dict())
-        latents_XC = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+        latents_XC = torch.randn(
+            4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
+        )
         losses = []
         for ids_T, latent_C, length in zip(ids_XT, latents_XC, lengths, strict=True):
             line = torch.cat([torch.tensor([begin] * (begin >= 0), dtype=torch.int64), ids_T[:length]])
@@ -115,22 +139,33 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
     model, T = make(pad_id=0), 20
     ids_XT, lengths = ids_of(6, T).clamp(min=1), [20, 3, 8, 9, 0, 16]
     mask_XT = torch.arange(T) < torch.tensor(lengths)[:, None]
-    assert [(numbers.tolist(), width) for numbers, width in by_width(mask_XT)] == [([1, 2, 4], 8), ([3, 5], 16), ([0], 20)]
+    assert [(numbers.tolist(), width) for numbers, width in by_width(mask_XT)] == [
+        ([1, 2, 4], 8),
+        ([3, 5], 16),
+        ([0], 20),
+    ]
 
     def measured():
         model.zero_grad()
         loss = model.reconstruction(ids_XT, mask_XT, model.encode(ids_XT, mask_XT), torch.arange(6) + 1)
         loss.backward()
-        return [loss, model.encode(ids_XT, mask_XT), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        return [
+            loss,
+            model.encode(ids_XT, mask_XT),
+            *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+        ]
 
     found = measured()
-    monkeypatch.setattr("lit_memory.models.episodic.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])])
+    monkeypatch.setattr(
+        "lit_memory.models.episodic.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])]
+    )
     assert all(close(a, b) for a, b in zip(found, measured(), strict=True))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
 def test_lar_past(family):
-    """T-LAR-past: for a zero latent the decoder is the plain one with one slot whose key and value are zero, which is not the plain one."""
+    """T-LAR-past: for a zero latent the decoder is the plain one with one slot whose key and value are zero, which is
+    not the plain one."""
     model, ids = make(family=family, embedding=False), ids_of(2, N)
     plain = Decoder(model.config).double()
     plain.load_state_dict({name.replace(".block.", "."): weight for name, weight in model.decoder.state_dict().items()})
@@ -148,7 +183,10 @@ def test_conditioning_without_a_slot():
     """Embeddings alone: a zero latent gives exactly the plain decoder; another one is added to every token."""
     model, ids, latent = make(past=False), ids_of(2, N), torch.randn(2, 8).double()
     d = model.decoder
-    assert torch.equal(model.decode(ids, torch.zeros_like(latent)), d.norm(d.layers[1](d.layers[0](d.place(d.tokens(ids)), None, None), None, None)))
+    assert torch.equal(
+        model.decode(ids, torch.zeros_like(latent)),
+        d.norm(d.layers[1](d.layers[0](d.place(d.tokens(ids)), None, None), None, None)),
+    )
     rows = d.place(d.tokens(ids) + model.to_rows(latent)[:, None])
     assert close(model.decode(ids, latent), d.norm(d.layers[1].block(d.layers[0].block(rows))))
     mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
@@ -185,7 +223,8 @@ def test_step_slow_twin(keys):
 
 
 def test_lines_of_a_segment():
-    """A segment of several lines leaves the state that its lines leave one by one; ragged samples and a short last line included."""
+    """A segment of several lines leaves the state that its lines leave one by one; ragged samples and a short last line
+    included."""
     many, one, ids = make(line_tokens=N), make(), ids_of(2, 4 * N)
     assert all(close(a, b) for a, b in zip(unroll(many, ids, 2 * N).state, unroll(one, ids, N).state, strict=True))
     mask = torch.arange(4 * N) < torch.tensor([[4 * N], [2 * N + 3]])
@@ -211,7 +250,9 @@ def test_question_alone():
     one = unroll(model, ids[:, :N]).state
     assert torch.equal(model.read(one), model.encode(ids[:, :N]))
     ragged = model.read(unroll(model, iter([ids[:1, :N], ids[:1, N : 2 * N], ids[:, 2 * N :]]), keep=0).state)
-    assert close(ragged[1], model.encode(ids[1:, 2 * N :])[0]) and not close(ragged[0], model.encode(ids[:1, 2 * N :])[0])
+    assert close(ragged[1], model.encode(ids[1:, 2 * N :])[0]) and not close(
+        ragged[0], model.encode(ids[:1, 2 * N :])[0]
+    )
 
 
 def test_constant_memory_is_the_same():
@@ -226,7 +267,8 @@ def test_constant_memory_is_the_same():
 
 
 def test_lar_length_of_a_passkey():
-    """T-LAR-length, T-LAR-perm: a prompt of the needle's first tokens reads the needle's latent bit for bit, at any length and place of it."""
+    """T-LAR-length, T-LAR-perm: a prompt of the needle's first tokens reads the needle's latent bit for bit, at any
+    length and place of it."""
     model, needle = make(keys="one_hot", prefix_tokens=3), ids_of(1, N, seed=1)
     filler, prompt = ids_of(5, N, seed=2), needle[:, :3]
     reads = []
@@ -250,8 +292,8 @@ def filled(tokens, place):
 
 
 def test_lar_length_of_distinct_lines():
-    """T-LAR-length, in fp32: what is read after 64,000 tokens is, bit for bit, what is read after 1,000, wherever the needle is, and so is the size
-    of the state; no line is encoded twice."""
+    """T-LAR-length, in fp32: what is read after 64,000 tokens is, bit for bit, what is read after 1,000, wherever the
+    needle is, and so is the size of the state; no line is encoded twice."""
     model = make(keys="one_hot", prefix_tokens=3, distinct=True, line_tokens=N).float()
     encoded, reads, sizes = [], [], []
     model.encoder.register_forward_pre_hook(lambda _, args: encoded.append(int(args[1].any(1).sum())))
@@ -264,16 +306,23 @@ def test_lar_length_of_distinct_lines():
             sizes.append((model.state_floats(state), state.real_BN.shape, state.ids_BNT.shape))
             lines = torch.cat(filled(tokens, place)).view(-1, N)
             at = (lines == ids_of(1, N, seed=1)).all(1).nonzero().item()
-            assert model.readouts(state).nearest_BH.tolist() == [[len(lines) - 1 - at]]  # where it was, not in which slot it is
+            assert model.readouts(state).nearest_BH.tolist() == [
+                [len(lines) - 1 - at]
+            ]  # where it was, not in which slot it is
     assert all(torch.equal(read, reads[0]) for read in reads) and set(sizes) == {(2 * 8 * 8, (1, 8), (1, 8, N))}
     assert torch.equal(reads[0], model.encode(ids_of(1, N, seed=1)))
-    everything = unroll(make(keys="one_hot", prefix_tokens=3, line_tokens=N).float(), iter(filled(1000, 0.5)), keep=0).state
+    everything = unroll(
+        make(keys="one_hot", prefix_tokens=3, line_tokens=N).float(), iter(filled(1000, 0.5)), keep=0
+    ).state
     assert close(model.read(everything), reads[0], 1e-5)
 
 
 def test_latents_do_not_depend_on_what_is_read_with_them():
     """With ``distinct``, to the last bit in fp32: lines of all lengths alone, and among others in any order."""
-    model, generator = make(keys="one_hot", distinct=True, line_tokens=24, positions=24).float(), torch.Generator().manual_seed(0)
+    model, generator = (
+        make(keys="one_hot", distinct=True, line_tokens=24, positions=24).float(),
+        torch.Generator().manual_seed(0),
+    )
     ids, mask = ids_of(60, 24), torch.arange(24) < torch.randint(1, 25, (60, 1), generator=generator)
     alone = torch.cat([model.encode(*line) for line in zip(ids.split(1), mask.split(1), strict=True)])
     for size in (2, 15, 16, 17, 31, 60):
@@ -283,19 +332,31 @@ def test_latents_do_not_depend_on_what_is_read_with_them():
 
 @pytest.mark.parametrize("segment", [1, 3])
 def test_distinct_slow_twin(segment):
-    """Sample by sample: lines in the order in which they came first, then the question, which may have been there; ragged samples included."""
+    """Sample by sample: lines in the order in which they came first, then the question, which may have been there;
+    ragged samples included."""
     model, generator = make(keys="one_hot", distinct=True, line_tokens=N), torch.Generator().manual_seed(0)
     kinds, picks = ids_of(4, N).clamp(max=2), torch.randint(4, (3, 12), generator=generator)
     lengths = torch.randint(1, N + 1, (4,), generator=generator)
-    ids, mask = kinds[picks], (torch.arange(N) < lengths[picks].unsqueeze(-1)) & (torch.arange(12) >= torch.tensor([0, 4, 9])[:, None]).unsqueeze(-1)
+    ids, mask = (
+        kinds[picks],
+        (torch.arange(N) < lengths[picks].unsqueeze(-1))
+        & (torch.arange(12) >= torch.tensor([0, 4, 9])[:, None]).unsqueeze(-1),
+    )
     mask[0, 5:8] = mask[1, 11] = False
     state = unroll(model, ids.flatten(1), segment * N, mask_BT=mask.flatten(1)).state
     for b in range(3):
         lines = [tuple(line[real].tolist()) for line, real in zip(ids[b], mask[b], strict=True) if real.any()]
         expected = [*dict.fromkeys(lines[:-1]), lines[-1]]
-        kept = [tuple(line[line >= 0].tolist()) for line, real in zip(state.ids_BNT[b], state.real_BN[b], strict=True) if real]
+        kept = [
+            tuple(line[line >= 0].tolist())
+            for line, real in zip(state.ids_BNT[b], state.real_BN[b], strict=True)
+            if real
+        ]
         assert kept == (expected if lines[-1] in lines[:-1] else [*dict.fromkeys(lines)])
-        assert state.age_BN[b][state.real_BN[b]].tolist() == [*(len(lines) - 1 - lines.index(line) for line in kept[:-1]), 0]
+        assert state.age_BN[b][state.real_BN[b]].tolist() == [
+            *(len(lines) - 1 - lines.index(line) for line in kept[:-1]),
+            0,
+        ]
         latents = torch.cat([model.encode(torch.tensor([line])) for line in kept])
         assert close(state.lines_BNE[b][state.real_BN[b]], latents) and not state.lines_BNE[b][~state.real_BN[b]].any()
         alone = unroll(model, ids[b : b + 1].flatten(1), segment * N, mask_BT=mask[b : b + 1].flatten(1)).state
@@ -327,14 +388,19 @@ def test_losses_that_are_not_named_are_not_computed(monkeypatch):
 
 
 def test_losses_slow_twin():
-    """Each published loss is what ``unroll`` gives for a context: no line, the line itself, and all lines with the line as the question."""
+    """Each published loss is what ``unroll`` gives for a context: no line, the line itself, and all lines with the line
+    as the question."""
     model, ids = make(line_tokens=N, pad_id=0), ids_of(2, 3 * N).clamp(min=1)
     ids[0, N - 2 : N] = 0
     lines, found = ids.split(N, dim=1), model.losses(*model.cut(ids))
     for name, context in (("language", []), ("autoencoding", [None]), ("memory", [*lines, None])):
         terms = []
         for line in lines:
-            state = unroll(model, tuple(line if c is None else c for c in context), keep=0).state if context else model.init_state(2)
+            state = (
+                unroll(model, tuple(line if c is None else c for c in context), keep=0).state
+                if context
+                else model.init_state(2)
+            )
             logits = model.logits(unroll(model, line, state=state, read_only=1).hidden_BTD)[:, :-1]
             scored = line[:, 1:] != 0
             terms.append(F.cross_entropy(logits[scored], line[:, 1:][scored], reduction="none"))

@@ -15,7 +15,8 @@ import lit_memory
 PACKAGE = Path(lit_memory.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-# File or folder -> what it may import at module level besides the standard library; parts of the package by their own name.
+# File or folder -> what it may import at module level besides the standard library; parts of the package by their own
+# name.
 RULES = {
     "__init__.py": "",
     "expect.py": "",
@@ -90,13 +91,40 @@ PURE = (
     "placing.py",
 )
 CLOCKS = {"time", "datetime", "random"}
-SAMPLERS = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "rand_like", "randn_like")}
-GLOBAL_RNG = ("torch.manual_seed", "torch.seed", "torch.random.", "torch.cuda.manual_seed", "torch.set_rng_state", "random.", "np.random.", "numpy.random.")
+SAMPLERS = {
+    f"torch.{name}"
+    for name in (
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "multinomial",
+        "normal",
+        "bernoulli",
+        "rand_like",
+        "randn_like",
+    )
+}
+GLOBAL_RNG = (
+    "torch.manual_seed",
+    "torch.seed",
+    "torch.random.",
+    "torch.cuda.manual_seed",
+    "torch.set_rng_state",
+    "random.",
+    "np.random.",
+    "numpy.random.",
+)
 
 
 def imports(tree: ast.AST) -> tuple[set[str], set[str]]:
     """Packages (and parts of lit_memory) that are imported at module level, and inside functions."""
-    inside = {child for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for child in ast.walk(node)}
+    inside = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(node)
+    }
     found: tuple[set[str], set[str]] = set(), set()
     for node in ast.walk(tree):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -109,7 +137,13 @@ def imports(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 def dotted(node: ast.expr) -> str:
     """``torch.manual_seed`` of a chain of attributes."""
-    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        f"{dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def offences(tree: ast.AST, file: str) -> list[str]:
@@ -121,7 +155,11 @@ def offences(tree: ast.AST, file: str) -> list[str]:
             found.append(f"{node.lineno}: {name} outside cli.py")
         if pure and f"{name}.".startswith(GLOBAL_RNG):
             found.append(f"{node.lineno}: {name} is global")
-        if file.startswith(("tasks/", "memory/")) and name in SAMPLERS and "generator" not in [k.arg for k in node.keywords]:
+        if (
+            file.startswith(("tasks/", "memory/"))
+            and name in SAMPLERS
+            and "generator" not in [k.arg for k in node.keywords]
+        ):
             found.append(f"{node.lineno}: {name} without a generator")
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.append(f"{node.lineno}: bare except")
@@ -181,7 +219,20 @@ def test_imports_are_told_apart():
 
 
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
-LIGHT = ("expect", "curves", "placing", "figures", "report", "provenance", "registry", "config", "experiment", "catalogue", "launch", "cli")
+LIGHT = (
+    "expect",
+    "curves",
+    "placing",
+    "figures",
+    "report",
+    "provenance",
+    "registry",
+    "config",
+    "experiment",
+    "catalogue",
+    "launch",
+    "cli",
+)
 LIGHT += ("models", "tasks", "memory")
 ALONE = """
 import importlib, json, sys
@@ -204,13 +255,24 @@ def import_each(names):
 
 
 def test_every_module_imports_alone_and_no_more_than_it_needs():
-    """One process for all: the package is forgotten before each import, and light modules come first. Those that may import anything
-    are imported in a fork of this process, which has Lightning, MLflow and transformers already."""
+    """One process for all: the package is forgotten before each import, and light modules come first. Those that may
+    import anything are imported in a fork of this process, which has Lightning, MLflow and transformers already."""
     names = [".".join(["lit_memory", *Path(file).with_suffix("").parts]).removesuffix(".__init__") for file in FILES]
     light = ["lit_memory", *(f"lit_memory.{name}" for name in LIGHT)]
-    torch_only = [name for name in names if name not in light and (name.count(".") > 1 or name.endswith(("backbone", "recurrence"))) and ".lit" not in name]
+    torch_only = [
+        name
+        for name in names
+        if name not in light
+        and (name.count(".") > 1 or name.endswith(("backbone", "recurrence")))
+        and ".lit" not in name
+    ]
     rest = [name for name in names if name not in light + torch_only]
-    run = subprocess.run([sys.executable, "-c", ALONE, json.dumps(HEAVY), *light, *torch_only], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(HEAVY), *light, *torch_only],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     seen = json.loads(run.stdout)
     assert {*seen, *rest} == set(names) and len(rest) >= 6
     fork = multiprocessing.get_context("fork").Process(target=import_each, args=(rest,))

@@ -32,13 +32,33 @@ SMALL = {"width": 16, "layers": 2}
 
 def small(lit):
     """Arguments of a tiny module of any architecture, without dropout."""
-    return SMALL | ({"dropout": 0.0} if "dropout" in load_class("model", lit.model_name).Config.__dataclass_fields__ else {})
+    return SMALL | (
+        {"dropout": 0.0} if "dropout" in load_class("model", lit.model_name).Config.__dataclass_fields__ else {}
+    )
 
 
 DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
-    "babilong": {"segments": 3, "test_segments": [2, 4], "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5},
-    "needle": {"digits": 2, "note": False, "segments": 2, "test_segments": [2, 4], "segment_len": 60, "margin": 36, "books": 2, "vocab_size": 512, "vary": 0.5},
+    "babilong": {
+        "segments": 3,
+        "test_segments": [2, 4],
+        "segment_len": 32,
+        "margin": 12,
+        "books": 2,
+        "vocab_size": 256,
+        "vary": 0.5,
+    },
+    "needle": {
+        "digits": 2,
+        "note": False,
+        "segments": 2,
+        "test_segments": [2, 4],
+        "segment_len": 60,
+        "margin": 36,
+        "books": 2,
+        "vocab_size": 512,
+        "vary": 0.5,
+    },
     "memreasoner": {
         "task": "qa2",
         "tokens": 60,
@@ -59,7 +79,16 @@ DATA = {
         "books": 2,
         "vocab_size": 256,
     },
-    "passkey": {"layout": "text", "digits": 2, "tokens": 80, "test_tokens": [70, 80], "segment_len": 30, "margin": 14, "books": 2, "vocab_size": 256},
+    "passkey": {
+        "layout": "text",
+        "digits": 2,
+        "tokens": 80,
+        "test_tokens": [70, 80],
+        "segment_len": 30,
+        "margin": 14,
+        "books": 2,
+        "vocab_size": 256,
+    },
     "time_series": {"horizon": 5, "test_horizon": [3, 4], "segment_len": 5},
     "dna": {"length": 44, "test_length": [40, 50], "segment_len": 16},
     "language_modeling": {"segments": 3, "test_segments": [2, 4], "segment_len": 8, "books": 1, "vocab_size": 256},
@@ -71,7 +100,12 @@ for _name in ("memreasoner", "variable_tracking", "passkey"):
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 WRITES = {"rmt", "xl"}
 """Models that write the 150 tokens of an equation, which takes most of them seconds."""
-PAIRS = [(m, d) for name, m in LIT_MODULES.items() for task, d in LIT_DATA.items() if not (name in TEXT_ONLY and task == "time_series")]
+PAIRS = [
+    (m, d)
+    for name, m in LIT_MODULES.items()
+    for task, d in LIT_DATA.items()
+    if not (name in TEXT_ONLY and task == "time_series")
+]
 PAIRS = [(m, d) for m, d in PAIRS if d.task_name != "quadratic" or m.model_name in WRITES]
 modules_and_data = pytest.mark.parametrize(("lit", "data"), PAIRS, ids=lambda c: c.__name__)
 all_modules = pytest.mark.parametrize("lit", LIT_MODULES.values(), ids=LIT_MODULES)
@@ -83,7 +117,12 @@ def make_data(cls: type[LitData], **changes) -> LitData:
 
 
 def make_trainer(**options) -> L.Trainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return L.Trainer(accelerator="cpu", **{"max_steps": 2, **quiet, **options})
 
 
@@ -111,13 +150,21 @@ def test_everything_that_is_registered_has_a_public_name():
 
 @modules_and_data
 def test_fit_and_test_without_a_yaml(lit, data):
-    """Trainer's own inference mode comes first (the sanity check), and nothing that it cached may break the training."""
+    """Trainer's own inference mode comes first (the sanity check), and nothing that it cached may break the
+    training."""
     rotary_table.cache_clear()
     module, samples, trainer = lit(**small(lit), lr=1e-2), make_data(data), make_trainer()
     assert module.model is None
     trainer.fit(module, samples)
-    assert trainer.global_step == 2 and module.model.config.vocab_size == module.hparams["vocab_size"] == samples.task.vocab_size
-    metrics = {name for part in trainer.validate(module, samples, verbose=False) + trainer.test(module, samples, verbose=False) for name in part}
+    assert (
+        trainer.global_step == 2
+        and module.model.config.vocab_size == module.hparams["vocab_size"] == samples.task.vocab_size
+    )
+    metrics = {
+        name
+        for part in trainer.validate(module, samples, verbose=False) + trainer.test(module, samples, verbose=False)
+        for name in part
+    }
     expected = {f"test/{name}@{x}" for x, _ in samples.test_conditions for name in ("loss", samples.task.metrics[0])}
     assert metrics >= expected | {"valid/loss", f"valid/{samples.task.metrics[0]}"}
 
@@ -125,7 +172,11 @@ def test_fit_and_test_without_a_yaml(lit, data):
 @all_modules
 def test_a_checkpoint_round_trip(lit, tmp_path):
     """Hyper-parameters are plain, so that torch's safe loading suffices."""
-    module, data, trainer = lit(**small(lit), lr=1e-2, bptt=1), make_data(LIT_DATA["associative_retrieval"]), make_trainer()
+    module, data, trainer = (
+        lit(**small(lit), lr=1e-2, bptt=1),
+        make_data(LIT_DATA["associative_retrieval"]),
+        make_trainer(),
+    )
     trainer.fit(module, data)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     plain = torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]
@@ -133,7 +184,9 @@ def test_a_checkpoint_round_trip(lit, tmp_path):
     again = lit.load_from_checkpoint(tmp_path / "x.ckpt")
     assert dict(again.hparams) == dict(module.hparams) and again.hparams["lr"] == 1e-2 and again.hparams["width"] == 16
     assert again.state_dict().keys() == module.state_dict().keys()
-    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), module.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.state_dict().values(), module.state_dict().values(), strict=True)
+    )
     loss, before = (float(make_trainer().test(m, data, verbose=False)[0]["test/loss@2"]) for m in (again, module))
     assert loss == before
 
@@ -141,7 +194,10 @@ def test_a_checkpoint_round_trip(lit, tmp_path):
 @all_modules
 def test_unknown_arguments_of_a_module(lit):
     fields = load_class("model", lit.model_name).Config.__dataclass_fields__
-    for wrong, message in {"widht": "'widht'; did you mean 'width'", "learning_rat": f"'learning_rat'; expected one of {next(iter(fields))},"}.items():
+    for wrong, message in {
+        "widht": "'widht'; did you mean 'width'",
+        "learning_rat": f"'learning_rat'; expected one of {next(iter(fields))},",
+    }.items():
         with pytest.raises(TypeError, match=f"unknown argument {message}"):
             lit(**{wrong: 3})
     with pytest.raises(ValueError, match=r"width=-1: expected (at least 1|a multiple)"):
@@ -184,7 +240,9 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    each = {"dna": 1, "language_modeling": 23, "needle": 3, "passkey": 3, "quadratic": 150, "algorithmic": 8}.get(data.task_name, 2)
+    each = {"dna": 1, "language_modeling": 23, "needle": 3, "passkey": 3, "quadratic": 150, "algorithmic": 8}.get(
+        data.task_name, 2
+    )
     assert len(scored) == 3 * each * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     found = module.evaluate(batch, samples.task)
@@ -200,7 +258,11 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
 def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
     data = make_data(LIT_DATA["associative_retrieval"])
     batch, seen = data.task.batch(0, "train", 0, 2), []
-    monkeypatch.setattr(modules, "unroll", lambda *args, unroll=modules.unroll, **kw: seen.append((kw["bptt"], kw["schedule"])) or unroll(*args, **kw))
+    monkeypatch.setattr(
+        modules,
+        "unroll",
+        lambda *args, unroll=modules.unroll, **kw: seen.append((kw["bptt"], kw["schedule"])) or unroll(*args, **kw),
+    )
     gradients = []
     for options in ({}, {"bptt": 1}):
         torch.manual_seed(0)
@@ -208,7 +270,9 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
         module.training_step(batch, 0).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
     assert seen == [(None, "sequential"), (1, "sequential")]
-    assert lit.model_name in ("transformer", "xl") or not torch.equal(*gradients)  # no memory, and one that is detached anyway
+    assert lit.model_name in ("transformer", "xl") or not torch.equal(
+        *gradients
+    )  # no memory, and one that is detached anyway
     module = make_double(lit, data, unroll_schedule="diagonal")
     if issubclass(module.model_class, LayerRecurrent):
         module.training_step(batch, 0)
@@ -225,11 +289,14 @@ def test_the_optimizer_gets_its_settings():
     optimizer = lit_memory.LitARMT(**SMALL, vocab_size=19, lr=0.5, weight_decay=0.25).configure_optimizers()
     assert isinstance(optimizer, AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
-    assert len(optimizer.param_groups[0]["params"]) == len(list(lit_memory.LitARMT(**SMALL, vocab_size=19).parameters()))
+    assert len(optimizer.param_groups[0]["params"]) == len(
+        list(lit_memory.LitARMT(**SMALL, vocab_size=19).parameters())
+    )
 
 
 def test_weight_decay_spares_what_the_model_names():
-    """Spec 8: without ``wd_all`` a step without gradient leaves A, D and the bias of Delta as they are, and shrinks the rest."""
+    """Spec 8: without ``wd_all`` a step without gradient leaves A, D and the bias of Delta as they are, and shrinks the
+    rest."""
     for wd_all in (True, False):
         module = lit_memory.LitMamba(**SMALL, vocab_size=19, lr=0.5, weight_decay=0.25, wd_all=wd_all)
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -243,7 +310,9 @@ def test_weight_decay_spares_what_the_model_names():
 
 def test_frozen_parts_keep_their_weights():
     """They have no gradient and no weight decay; all others move."""
-    module = lit_memory.LitMemReasoner(width=16, heads=2, layers=2, vocab_size=19, lr=0.5, frozen=["encoder", "decoder.layers.0"])
+    module = lit_memory.LitMemReasoner(
+        width=16, heads=2, layers=2, vocab_size=19, lr=0.5, frozen=["encoder", "decoder.layers.0"]
+    )
     before = {name: p.detach().clone() for name, p in module.model.named_parameters()}
     optimizer = module.configure_optimizers()
     for p in module.parameters():
@@ -251,7 +320,10 @@ def test_frozen_parts_keep_their_weights():
     optimizer.step()
     kept = {name for name, p in module.model.named_parameters() if torch.equal(p, before[name])}
     assert kept == {name for name in before if name.startswith(("encoder.", "decoder.layers.0."))} != set()
-    with pytest.raises(ValueError, match=r"frozen='decoder\.layer': the model has no weights of that name; did you mean 'decoder.layers'"):
+    with pytest.raises(
+        ValueError,
+        match=r"frozen='decoder\.layer': the model has no weights of that name; did you mean 'decoder.layers'",
+    ):
         lit_memory.LitMemReasoner(width=16, heads=2, vocab_size=19, frozen=["decoder.layer"]).configure_optimizers()
 
 
@@ -275,7 +347,10 @@ def test_learning_rates(options, span, expected):
     assert {step: module.learning_rate(step) for step in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("limit", "rates"), [({"max_steps": 4}, [1, 0.75, 0.5, 0.25]), ({"max_steps": -1, "max_epochs": 2}, [1, 0.75, 0.5, 0.25])])
+@pytest.mark.parametrize(
+    ("limit", "rates"),
+    [({"max_steps": 4}, [1, 0.75, 0.5, 0.25]), ({"max_steps": -1, "max_epochs": 2}, [1, 0.75, 0.5, 0.25])],
+)
 def test_without_stages_the_schedule_spans_the_training(limit, rates):
     module, seen = lit_memory.LitRMT(**SMALL, lr=1.0, schedule="linear", final_lr=0), []
     module.on_before_optimizer_step = lambda optimizer: seen.append(optimizer.param_groups[0]["lr"])
@@ -286,7 +361,9 @@ def test_without_stages_the_schedule_spans_the_training(limit, rates):
 def test_a_share_of_endless_steps_is_an_error():
     for options in ({"schedule": "linear"}, {"warmup": 0.1}):
         with pytest.raises(ValueError, match=r"needs Trainer\(max_steps"):
-            make_trainer(max_steps=-1, max_epochs=-1).fit(lit_memory.LitRMT(**SMALL, **options), make_data(LIT_DATA["associative_retrieval"]))
+            make_trainer(max_steps=-1, max_epochs=-1).fit(
+                lit_memory.LitRMT(**SMALL, **options), make_data(LIT_DATA["associative_retrieval"])
+            )
 
 
 # Data
@@ -306,8 +383,12 @@ def test_loaders_have_their_sizes(data):
     values = DATA[data.task_name][f"test_{axis}"]
     assert [x for x, _ in samples.test_conditions] == values
     fewer = make_data(data, test_size=[5, 2], eval_batch_size=4).test_dataloader()
-    assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[4, 1], [2]] and equal(fewer[0].dataset[0], samples.test_dataloader()[0].dataset[0])
-    with pytest.raises(ValueError, match=rf"test_size=\[5\]: expected one number, or 2 of them, one for each of \{values}"):
+    assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[4, 1], [2]] and equal(
+        fewer[0].dataset[0], samples.test_dataloader()[0].dataset[0]
+    )
+    with pytest.raises(
+        ValueError, match=rf"test_size=\[5\]: expected one number, or 2 of them, one for each of \{values}"
+    ):
         make_data(data, test_size=[5])
     steps = samples.val_dataloader().dataset
     assert len(steps) == 2
@@ -320,15 +401,27 @@ def test_loaders_have_their_sizes(data):
 def test_item_k_of_a_loader_is_step_k_of_the_task(data):
     samples, seven = make_data(data), make_data(data, seed=7)
     for k, batch in enumerate(seven.train_dataloader()):
-        assert equal(batch, seven.task.batch(7, "train", k, 4)) and not equal(batch, samples.task.batch(0, "train", k, 4))
+        assert equal(batch, seven.task.batch(7, "train", k, 4)) and not equal(
+            batch, samples.task.batch(0, "train", k, 4)
+        )
     for devices, accumulated, first in [(1, 1, 5), (2, 3, 30)]:
         seven.trainer = SimpleNamespace(global_step=5, accumulate_grad_batches=accumulated, world_size=devices)
         loader = seven.train_dataloader()
-        assert len(loader) == 2 * devices * accumulated and equal(next(iter(loader)), seven.task.batch(7, "train", first, 4))
-    for ours, theirs in zip([samples.val_dataloader(), *samples.test_dataloader()], [seven.val_dataloader(), *seven.test_dataloader()], strict=True):
+        assert len(loader) == 2 * devices * accumulated and equal(
+            next(iter(loader)), seven.task.batch(7, "train", first, 4)
+        )
+    for ours, theirs in zip(
+        [samples.val_dataloader(), *samples.test_dataloader()],
+        [seven.val_dataloader(), *seven.test_dataloader()],
+        strict=True,
+    ):
         assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
     count = samples.task.count("valid")
-    first = samples.task.batch(0, "valid", 0, 4) if count is None else samples.task.take("valid", [i * count // 6 for i in range(4)])
+    first = (
+        samples.task.batch(0, "valid", 0, 4)
+        if count is None
+        else samples.task.take("valid", [i * count // 6 for i in range(4)])
+    )
     assert equal(next(iter(samples.val_dataloader())), first)
 
 
@@ -338,12 +431,17 @@ def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     before = next(iter(samples.test_dataloader()[1]))
     axis, (first, last) = samples.task.test_axis()
     samples.set_task(samples.whole_task.at(**{axis: first - 1}))
-    assert {int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader} == {first - 1}
+    assert {
+        int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader
+    } == {first - 1}
     assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == last
 
 
 def test_babi_is_babilong_without_noise():
-    bare, hidden = (lit_memory.BabiData(**{**SIZES, "segment_len": 128, "books": 2, "vocab_size": 256}, **options) for options in ({}, {"segments": 2}))
+    bare, hidden = (
+        lit_memory.BabiData(**{**SIZES, "segment_len": 128, "books": 2, "vocab_size": 256}, **options)
+        for options in ({}, {"segments": 2})
+    )
     assert (bare.task.config.segments, hidden.task.config.segments) == (0, 2) and bare.test_conditions[0][0] == 0
     text = bare.task.tokenizer.decode(next(iter(bare.train_dataloader())).ids_BT[0])
     assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
@@ -365,11 +463,15 @@ def test_segments_of_the_test_are_those_of_the_test_alone(data):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_segments_of_the_test_change_what_depends_on_segments(name):
-    """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does not."""
+    """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does
+    not."""
     data = make_data(LIT_DATA["associative_retrieval"])
     module, batch = make_double(LIT_MODULES[name], data), data.task.at(pairs=20).batch(0, "test", 0, 2)
     with torch.no_grad():
-        loss = [module.training_step(b, 0) for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))]
+        loss = [
+            module.training_step(b, 0)
+            for b in (batch, batch.recut([batch.segment_len]), batch.recut([0]), batch.recut([9, 1]))
+        ]
     assert abs(loss[0] - loss[1]) < 1e-10
     if name in ("mamba", "rwkv"):
         assert max(abs(loss[0] - other) for other in loss[2:]) < 1e-10
@@ -379,15 +481,26 @@ def test_segments_of_the_test_change_what_depends_on_segments(name):
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - TEXT_ONLY))
 def test_columns_that_nobody_reads_are_left_out(name):
-    """The last segments of a training batch are as wide as its longest; with the columns up to the task's own width losses and gradients are the same."""
+    """The last segments of a training batch are as wide as its longest; with the columns up to the task's own width
+    losses and gradients are the same."""
     data = make_data(LIT_DATA["babilong"], segments=3, vary=0.0, segment_len=48, margin=24)
     module, batch = make_double(LIT_MODULES[name], data), data.task.batch(0, "train", 0, 2)
     more = data.task.segment_len - batch.segment_len
     assert more >= 8 and batch.ids_BT.shape[1] == batch.segment_len
-    wide = replace(batch, segment_len=data.task.segment_len, ids_BT=F.pad(batch.ids_BT, (0, more)), targets_BT=F.pad(batch.targets_BT, (0, more), value=-100))
+    wide = replace(
+        batch,
+        segment_len=data.task.segment_len,
+        ids_BT=F.pad(batch.ids_BT, (0, more)),
+        targets_BT=F.pad(batch.targets_BT, (0, more), value=-100),
+    )
     losses = [module.loss(b) for b in (batch, wide)]
-    grads = [torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True) for loss in losses]
-    assert abs(losses[0] - losses[1]) < 1e-10 and all(torch.allclose(a, b, atol=1e-10) for a, b in zip(*grads, strict=True))
+    grads = [
+        torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
+        for loss in losses
+    ]
+    assert abs(losses[0] - losses[1]) < 1e-10 and all(
+        torch.allclose(a, b, atol=1e-10) for a, b in zip(*grads, strict=True)
+    )
 
 
 @all_data

@@ -1,4 +1,5 @@
-"""LitLarimar and LitMemReasoner on batches of lines: every loss against a twin, an answer from every hop, which lines were found, bad input.
+"""LitLarimar and LitMemReasoner on batches of lines: every loss against a twin, an answer from every hop, which lines
+were found, bad input.
 
 All comparisons are in fp64 on tiny models, with batches as a task in layout "lines" makes them.
 """
@@ -14,7 +15,17 @@ from lit_memory.recurrence.unroll import generate
 from lit_memory.tasks.base import Batch
 
 L, T, V, B = 5, 6, 19, 3  # tokens of a line and of a tail, vocabulary, samples
-SIZES = {"vocab_size": V, "width": 16, "layers": 1, "encoder_layers": 1, "heads": 2, "latent_width": 8, "slots": 9, "line_tokens": L, "pad_id": 0}
+SIZES = {
+    "vocab_size": V,
+    "width": 16,
+    "layers": 1,
+    "encoder_layers": 1,
+    "heads": 2,
+    "latent_width": 8,
+    "slots": 9,
+    "line_tokens": L,
+    "pad_id": 0,
+}
 SIZES |= {"init_std": 0.3, "embedding_std": 1.0, "positions": 64}
 LINES = (7, 4, 5)  # of the samples, with the question
 SUPPORT = torch.tensor([[2, 5], [0, 0], [4, 1]])
@@ -22,18 +33,23 @@ SUPPORT = torch.tensor([[2, 5], [0, 0], [4, 1]])
 
 def make(cls=lit_memory.LitMemReasoner, **options):
     torch.manual_seed(0)
-    module = cls(**{**SIZES, **({"hops": 2, "solver": "svd"} if cls is lit_memory.LitMemReasoner else {}), **options}).double()
+    module = cls(
+        **{**SIZES, **({"hops": 2, "solver": "svd"} if cls is lit_memory.LitMemReasoner else {}), **options}
+    ).double()
     module.log = lambda *args, **kwargs: None
     return module
 
 
 def make_batch(tails=2, test=False, support=SUPPORT, seed=5):
-    """Two segments of four lines; shorter samples have padding in front; one line is empty. Tails: two tokens of prompt, two of answer, EOS."""
+    """Two segments of four lines; shorter samples have padding in front; one line is empty. Tails: two tokens of
+    prompt, two of answer, EOS."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, V, (B, 8, L), generator=g)
     lengths = torch.randint(2, L + 1, (B, 8), generator=g)
     ids[0, 3], lengths[0, 3] = 0, 1
-    mask = (torch.arange(L) < lengths.unsqueeze(-1)) & (torch.arange(8) >= 8 - torch.tensor(LINES)[:, None]).unsqueeze(-1)
+    mask = (torch.arange(L) < lengths.unsqueeze(-1)) & (torch.arange(8) >= 8 - torch.tensor(LINES)[:, None]).unsqueeze(
+        -1
+    )
     context = tuple(zip(ids.flatten(1).split(4 * L, dim=1), mask.flatten(1).split(4 * L, dim=1), strict=True))
     tail = torch.randint(1, V, (B, tails, T), generator=g)
     targets = tail.masked_fill((torch.arange(T) < 2) | (torch.arange(T) > 4), -100)
@@ -65,7 +81,9 @@ def terms(model, ids, latent, first=1):
 
 
 def close(a, b):
-    return torch.allclose(torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    return torch.allclose(
+        torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize(("tails", "hops"), [(1, 2), (2, 2), (2, 1), (1, 1), (3, 3)])
@@ -78,11 +96,14 @@ def test_answers_slow_twin(tails, hops):
         for h, ids in enumerate(batch.ids_BT[b].view(tails, T)):
             latent = found.latents_BHC[0, h if tails == hops else -1]
             expected += terms(module.model, ids, latent)[1:4]
-    assert close(module.loss(batch), torch.stack(expected).mean()) and torch.equal(module.loss(batch), module.training_step(batch, 0))
+    assert close(module.loss(batch), torch.stack(expected).mean()) and torch.equal(
+        module.loss(batch), module.training_step(batch, 0)
+    )
 
 
 def test_losses_slow_twin():
-    """Order, auto-encoding and SF*, sample by sample and line by line; their weights; what the samples that tell nothing contribute."""
+    """Order, auto-encoding and SF*, sample by sample and line by line; their weights; what the samples that tell
+    nothing contribute."""
     names = ("answer", "order", "autoencoding", "support", "support_autoencoding")
     weights = dict(zip(names, (1.0, 2.0, 0.5, 3.0, 0.25), strict=True))
     module, batch = make(**{f"{name}_loss": weight for name, weight in weights.items()}), make_batch()
@@ -93,7 +114,9 @@ def test_losses_slow_twin():
         own += [term for line, latent in zip(lines, latents, strict=True) for term in terms(model, line, latent)]
         for h, back in enumerate(SUPPORT[b].tolist()):
             if back:
-                order.append(-(-found.distances_BHN[0, h]).log_softmax(-1)[len(lines) - back])  # behind the column of no line
+                order.append(
+                    -(-found.distances_BHN[0, h]).log_softmax(-1)[len(lines) - back]
+                )  # behind the column of no line
                 found_lines += terms(model, lines[-1 - back], found.latents_BHC[0, h])
                 told_lines += terms(model, lines[-1 - back], latents[-1 - back])
     losses = module.losses(batch)
@@ -112,7 +135,10 @@ def test_losses_slow_twin():
 def test_lines_apart_are_auto_encoded(cls):
     """With those of the context, and they change nothing else; shorter ones, too."""
     batch = make_batch(1)
-    module, apart_BNL = make(cls, autoencoding_loss=1.0), torch.randint(1, V, (B, 2, L - 1), generator=torch.Generator().manual_seed(3))
+    module, apart_BNL = (
+        make(cls, autoencoding_loss=1.0),
+        torch.randint(1, V, (B, 2, L - 1), generator=torch.Generator().manual_seed(3)),
+    )
     mask_BNL = torch.arange(L - 1) < torch.tensor([[2, 4], [3, 3], [4, 1]])[..., None]
     both = replace(batch, apart=(apart_BNL, mask_BNL))
     lines = [line for b in range(B) for line in sample_lines(batch, b)]
@@ -132,13 +158,18 @@ def test_auto_encoding_alone_reads_nothing():
 
 
 def test_every_loss_trains():
-    """Each loss alone reaches every parameter but those that it has nothing to do with; M_0 does not matter while lines are fewer than slots."""
+    """Each loss alone reaches every parameter but those that it has nothing to do with; M_0 does not matter while lines
+    are fewer than slots."""
     unread = ("decoder.layers", "decoder.norm", "decoder.head", "to_past", "to_rows")
     for name, spared in (("answer", ()), ("order", unread), ("support", ()), ("autoencoding", ("W_q", "gru"))):
-        module = make(**{f"{other}_loss": float(other == name) for other in ("answer", "order", "support", "autoencoding")})
+        module = make(
+            **{f"{other}_loss": float(other == name) for other in ("answer", "order", "support", "autoencoding")}
+        )
         module.loss(make_batch()).backward()
         reached = {n for n, p in module.model.named_parameters() if p.grad is not None and p.grad.any()}
-        assert reached | {"M_0"} == {n for n, _ in module.model.named_parameters() if not n.startswith(spared or "-")}, name
+        assert reached | {"M_0"} == {
+            n for n, _ in module.model.named_parameters() if not n.startswith(spared or "-")
+        }, name
 
 
 class Said:
@@ -157,7 +188,8 @@ class Said:
 
 @pytest.mark.parametrize("tails", [1, 2])
 def test_evaluation(tails):
-    """What is said after the prompt of every tail comes from its hop; ``hop<i>_support`` is measured where the line is told."""
+    """What is said after the prompt of every tail comes from its hop; ``hop<i>_support`` is measured where the line is
+    told."""
     module, task = make().eval(), Said()
     batch = make_batch(tails)
     with torch.no_grad():
@@ -182,11 +214,15 @@ def test_without_memory():
     module, task = make(memory=False, autoencoding_loss=1.0).eval(), Said()
     assert list(module.losses(make_batch(1))) == ["answer", "autoencoding"]
     module.loss(make_batch(1)).backward()
-    assert set(module.evaluate(make_batch(1, test=True), task)) == {"loss", "exact_match"} and task.said_BN.shape == (B, 3)
+    assert set(module.evaluate(make_batch(1, test=True), task)) == {"loss", "exact_match"} and task.said_BN.shape == (
+        B,
+        3,
+    )
 
 
 def test_larimar():
-    """The published losses with their weights, on contexts and on text that is written; answers need none of them, and they need no answers."""
+    """The published losses with their weights, on contexts and on text that is written; answers need none of them, and
+    they need no answers."""
     cls, batch = lit_memory.LitLarimar, make_batch(1)
     weights = {"memory_loss": 1.0, "autoencoding_loss": 2.0, "language_loss": 3.0, "keys_loss": 0.5}
     module = make(cls, answer_loss=0.0, **weights)
@@ -198,10 +234,14 @@ def test_larimar():
     text = torch.randint(1, V, (2, 3 * L))
     written = Batch(text, text, L)
     assert torch.equal(module.lines(written)[0], text.view(2, 3, L)) and module.lines(written)[1].all()
-    ragged = Batch(text[:, :L], text[:, :L], L, 1, context=(text[:1, :L], (text[:, L:], torch.ones(2, 2 * L, dtype=torch.bool))))
+    ragged = Batch(
+        text[:, :L], text[:, :L], L, 1, context=(text[:1, :L], (text[:, L:], torch.ones(2, 2 * L, dtype=torch.bool)))
+    )
     assert module.lines(ragged)[1].any(-1).tolist() == [[True] * 3, [False, True, True]]
     loose = make(cls, line_tokens=0)
-    assert loose.lines(Batch(text, text, 6))[0].shape == (2, 3, 6) and loose.lines(Batch(text, text, 6))[1].sum() == 6 * L
+    assert (
+        loose.lines(Batch(text, text, 6))[0].shape == (2, 3, 6) and loose.lines(Batch(text, text, 6))[1].sum() == 6 * L
+    )
     both = make(cls, autoencoding_loss=2.0)
     assert close(both.loss(batch), make(cls).loss(batch) + 2 * found["autoencoding"])
     metrics = make(cls).evaluate(make_batch(1, test=True), Said())
@@ -212,19 +252,25 @@ def test_losses_are_logged():
     module, seen = make(), {}
     module.log = lambda name, value, **_: seen.setdefault(name, value)
     total = module.training_step(make_batch(), 0)
-    assert list(seen) == ["train/loss", "train/answer_loss", "train/order_loss"] and torch.equal(total, seen["train/loss"])
+    assert list(seen) == ["train/loss", "train/answer_loss", "train/order_loss"] and torch.equal(
+        total, seen["train/loss"]
+    )
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match=r"order_loss=-1.0: expected a finite number, 0 or more"):
         make(order_loss=-1.0)
-    with pytest.raises(ValueError, match=r"answer_loss=0: expected more than 0 for it or for another one of answer_loss, memory_loss"):
+    with pytest.raises(
+        ValueError, match=r"answer_loss=0: expected more than 0 for it or for another one of answer_loss, memory_loss"
+    ):
         make(lit_memory.LitLarimar, answer_loss=0)
     with pytest.raises(ValueError, match=r"keys_loss=0.5: one-hot keys"):
         make(lit_memory.LitLarimar, keys="one_hot", keys_loss=0.5)
     with pytest.raises(TypeError, match=r"unknown argument 'oder_loss'"):
         make(oder_loss=1.0)
-    with pytest.raises(ValueError, match=r"read_only=3: expected 1 tail, which the last hop answers, or 2, one for each hop"):
+    with pytest.raises(
+        ValueError, match=r"read_only=3: expected 1 tail, which the last hop answers, or 2, one for each hop"
+    ):
         make().loss(make_batch(3))
     with pytest.raises(ValueError, match=r"support=6 of sample 2: expected one of the 4 lines before its question"):
         make().loss(make_batch(support=SUPPORT.clone().index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(6))))

@@ -1,4 +1,5 @@
-"""Mamba against its specification (spec 8), and what it shares with RWKV: any segmentation, and masked tokens that are skipped."""
+"""Mamba against its specification (spec 8), and what it shares with RWKV: any segmentation, and masked tokens that are
+skipped."""
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ CUTS = [[23], [1, 22], [2, 2, 19], [7, 1, 1, 9, 5], [3] * 7 + [2]]
 
 
 def same(a, b, tol=1e-10):
-    return all(torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True))
+    return all(
+        torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True)
+    )
 
 
 def read(model, ids, lengths, masks=None):
@@ -36,7 +39,9 @@ def test_chunk(build, tokens, name, lengths):
     found = []
     for hidden, state in runs:
         draw = torch.Generator().manual_seed(0)
-        loss = sum((t * torch.randn(t.shape, generator=draw, dtype=t.dtype)).sum() for t in (hidden, *state_tensors(state)))
+        loss = sum(
+            (t * torch.randn(t.shape, generator=draw, dtype=t.dtype)).sum() for t in (hidden, *state_tensors(state))
+        )
         found.append(torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True))
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*found, strict=True))
 
@@ -51,7 +56,8 @@ def test_step(build, tokens, name):
 @pytest.mark.parametrize("name", TOKEN_RECURRENT)
 @pytest.mark.parametrize("lengths", CUTS, ids=str)
 def test_masked_tokens_do_not_exist(build, tokens, name, lengths):
-    """Wherever the padding is and however the sequence is cut, hidden states and final state are those of the real tokens alone."""
+    """Wherever the padding is and however the sequence is cut, hidden states and final state are those of the real
+    tokens alone."""
     model, ids = build(name), tokens(4, 23)
     mask = torch.rand(4, 23, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[1], mask[2], mask[3] = torch.arange(23) < 10, torch.arange(23) >= 10, False
@@ -59,7 +65,11 @@ def test_masked_tokens_do_not_exist(build, tokens, name, lengths):
     assert hidden.isfinite().all()
     for i in range(4):
         mine = model.reorder(state, torch.tensor([i]))
-        alone = read(model, ids[i, mask[i]][None], [int(mask[i].sum())]) if mask[i].any() else (hidden[:1, :0], model.init_state(1))
+        alone = (
+            read(model, ids[i, mask[i]][None], [int(mask[i].sum())])
+            if mask[i].any()
+            else (hidden[:1, :0], model.init_state(1))
+        )
         assert same(hidden[i, mask[i]][None], alone[0]) and same(mine, alone[1])
 
 
@@ -92,14 +102,20 @@ def test_residual_stream_is_fp32_under_bf16_weights(build, tokens, name):
 def test_the_scan_is_outside_of_autocast(build, tokens, monkeypatch):
     """Its products of matrices would be in bf16."""
     model, seen = build("mamba").float(), []
-    monkeypatch.setattr("lit_memory.models.mamba.selective_scan", lambda *args: seen.append(torch.is_autocast_enabled("cpu")) or selective_scan(*args))
+    monkeypatch.setattr(
+        "lit_memory.models.mamba.selective_scan",
+        lambda *args: seen.append(torch.is_autocast_enabled("cpu")) or selective_scan(*args),
+    )
     with torch.autocast("cpu", torch.bfloat16):
-        assert all(t.dtype == torch.float32 for t in state_tensors(unroll(model, tokens(2, 20)).state)) and torch.is_autocast_enabled("cpu")
+        assert all(
+            t.dtype == torch.float32 for t in state_tensors(unroll(model, tokens(2, 20)).state)
+        ) and torch.is_autocast_enabled("cpu")
     assert seen == [False] * len(model.layers)
 
 
 def test_conv(build, tokens):
-    """T-MAMBA-conv: the first taps-1 tokens of a segment see the inputs that the state keeps, also where segments are shorter than that."""
+    """T-MAMBA-conv: the first taps-1 tokens of a segment see the inputs that the state keeps, also where segments are
+    shorter than that."""
     model, ids, seen = build("mamba", layers=1), tokens(2, 12), []
     model.layers[0].conv1d.register_forward_hook(lambda _, args, out: seen.append(out.mT))
     read(model, ids, [12])
@@ -131,9 +147,14 @@ def naive_layer(layer, rows, conv, h):
     return torch.stack(outs, 1), conv, h
 
 
-@pytest.mark.parametrize("settings", [{}, {"conv_taps": 1, "expand": 1, "dt_rank": 3, "state_dim": 2, "norm_eps": 0.1}], ids=["default", "other"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"conv_taps": 1, "expand": 1, "dt_rank": 3, "state_dim": 2, "norm_eps": 0.1}],
+    ids=["default", "other"],
+)
 def test_slow_twin(build, tokens, settings):
-    """Two segments equal spec 8 written out for one token at a time: hidden states, states and all gradients (1e-10)."""
+    """Two segments equal spec 8 written out for one token at a time: hidden states, states and all gradients
+    (1e-10)."""
     model, ids = build("mamba", tie_embeddings=False, **settings), tokens(2, 10)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -147,12 +168,16 @@ def test_slow_twin(build, tokens, settings):
     fast = [model.logits(hidden), *state_tensors(state)]
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
     draws = [torch.randn_like(t) for t in slow]
-    found = [torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters())) for ts in (fast, slow)]
+    found = [
+        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()))
+        for ts in (fast, slow)
+    ]
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*found, strict=True))
 
 
 def test_sizes():
-    """Spec 8 and 14: mamba-130m and the tiny model of associative retrieval; width * expand * (state_dim + 3) state floats per layer."""
+    """Spec 8 and 14: mamba-130m and the tiny model of associative retrieval; width * expand * (state_dim + 3) state
+    floats per layer."""
 
     def count(**sizes):
         with torch.device("meta"):
@@ -165,7 +190,8 @@ def test_sizes():
 
 
 def test_init():
-    """Spec 8: A = -(1..N) in every channel, D = 1, Delta of a token of zeros log-uniform in ``DELTA``, W_Delta uniform in +-R^-1/2."""
+    """Spec 8: A = -(1..N) in every channel, D = 1, Delta of a token of zeros log-uniform in ``DELTA``, W_Delta uniform
+    in +-R^-1/2."""
     layer = Mamba(Mamba.Config(vocab_size=3, width=512, layers=1)).layers[0]
     assert torch.allclose(-layer.A_log.exp(), -torch.arange(1.0, 17).expand(1024, -1)) and bool((layer.D == 1).all())
     log_delta = F.softplus(layer.dt_proj.bias.double()).log()

@@ -16,7 +16,11 @@ DOUBLE = {"dtype": torch.float64}
 FLAGS = [
     {"update": u, "gamma": g, "gamma_detach": d, "beta_on_z": b, "use_denom": use, "denom_floor": floor, "eps": 1e-2}
     for u, g, d, b, (use, floor) in itertools.product(
-        ("batch", "sequential"), ("clip", "raw", "off"), (True, False), (False, True), ((True, 0.0), (True, 0.7), (False, 0.0))
+        ("batch", "sequential"),
+        ("clip", "raw", "off"),
+        (True, False),
+        (False, True),
+        ((True, 0.0), (True, 0.7), (False, 0.0)),
     )
 ]
 
@@ -43,8 +47,13 @@ def one_hot(i, size=4, length=2.0):
 
 
 def random_inputs(batch=2, tokens=3, keys=5, width=2):
-    """A memory in use, keys, values and strengths, with gradients. The last z is negative, so that gamma is clipped at 1 as well as at 0."""
-    A, z, phi = torch.randn(batch, keys, width, **DOUBLE), torch.rand(batch, keys, **DOUBLE) + 0.2, torch.rand(batch, tokens, keys, **DOUBLE) * 2
+    """A memory in use, keys, values and strengths, with gradients. The last z is negative, so that gamma is clipped at
+    1 as well as at 0."""
+    A, z, phi = (
+        torch.randn(batch, keys, width, **DOUBLE),
+        torch.rand(batch, keys, **DOUBLE) + 0.2,
+        torch.rand(batch, tokens, keys, **DOUBLE) * 2,
+    )
     z[-1].neg_()
     v, beta = torch.randn(batch, tokens, width, **DOUBLE), torch.rand(batch, tokens, 1, **DOUBLE)
     return [t.requires_grad_() for t in (A, z, phi, v, beta)]
@@ -93,7 +102,8 @@ def test_dpfp_worked_example():
 
 
 def test_dpfp_facts():
-    """Spec 6.1: non-negative, of degree two, about a quarter non-zero, random keys have a cosine of 0.11-0.12, common sign changes cancel."""
+    """Spec 6.1: non-negative, of degree two, about a quarter non-zero, random keys have a cosine of 0.11-0.12, common
+    sign changes cancel."""
     x, y = torch.randn(2, 1, 4000, 32, **DOUBLE)
     phi_x, phi_y = dpfp(x), dpfp(y)
     assert (phi_x >= 0).all()
@@ -127,7 +137,8 @@ def test_armt_rewrite():
 
 @pytest.mark.parametrize("n", [10, 500])
 def test_armt_nogamma(n):
-    """T-ARMT-nogamma: without gamma alternating +-1 fade like 0.5/n and a repeated value decays to beta/(1+beta); with gamma neither does."""
+    """T-ARMT-nogamma: without gamma alternating +-1 fade like 0.5/n and a repeated value decays to beta/(1+beta); with
+    gamma neither does."""
     key = one_hot(0)
     signs = [(key, [(-1.0) ** i]) for i in range(n)]
     faded, kept = read(remember(*signs, gamma="off"), rows(key)), read(remember(*signs), rows(key))
@@ -162,9 +173,13 @@ def test_armt_orth(overlap):
 
 
 def test_armt_dup():
-    """T-ARMT-dup: the same key twice in one segment of an empty memory recalls the mean; sequentially, the second value."""
+    """T-ARMT-dup: the same key twice in one segment of an empty memory recalls the mean; sequentially, the second
+    value."""
     phi, v, beta = rows(one_hot(1), one_hot(1)), rows([4.0], [10.0]), torch.ones(1, 2, 1, **DOUBLE)
-    recalled = [read(write(empty(1, 4, 1, **DOUBLE), phi, v, beta, update=u), rows(one_hot(1))).item() for u in ("batch", "sequential")]
+    recalled = [
+        read(write(empty(1, 4, 1, **DOUBLE), phi, v, beta, update=u), rows(one_hot(1))).item()
+        for u in ("batch", "sequential")
+    ]
     assert recalled == pytest.approx([7.0, 10.0], abs=1e-4)
 
 
@@ -176,14 +191,16 @@ def test_armt_const():
 
 
 def test_armt_capacity():
-    """T-ARMT-capacity: as many orthogonal keys as there are features (6 * memory_dim = 24) are all recalled, after 24 writes."""
+    """T-ARMT-capacity: as many orthogonal keys as there are features (6 * memory_dim = 24) are all recalled, after 24
+    writes."""
     values = torch.randn(24, 3, **DOUBLE)
     state = remember(*[(one_hot(i, 24), values[i].tolist()) for i in range(24)], keys=24)
     assert torch.allclose(read(state, 2 * torch.eye(24, **DOUBLE)[None])[0], values, atol=1e-4)
 
 
 def test_armt_clipping_hazard():
-    """Spec 6.6: keys (10,0), then (1,1): gamma clips to 0 and query (0,1) gets 2 over eps. Three flags prevent it, each by its own means."""
+    """Spec 6.6: keys (10,0), then (1,1): gamma clips to 0 and query (0,1) gets 2 over eps. Three flags prevent it, each
+    by its own means."""
     keys, values, query = torch.tensor([[10.0, 0.0], [1.0, 1.0]]), [[1.0], [3.0]], rows([0.0, 1.0])
     state = remember(*zip(keys.tolist(), values, strict=True), keys=2)
     assert state.z_BK.tolist() == [[10.0, 0.0]]
@@ -195,7 +212,8 @@ def test_armt_clipping_hazard():
 
 
 def test_empty_memory():
-    """An empty memory recalls exactly 0, and its first write counts in full (gamma 1), even of a sample beside one that is in use."""
+    """An empty memory recalls exactly 0, and its first write counts in full (gamma 1), even of a sample beside one that
+    is in use."""
     phi, v, beta = torch.rand(2, 1, 4, **DOUBLE), torch.randn(2, 1, 3, **DOUBLE), torch.ones(2, 1, 1, **DOUBLE)
     used = remember((one_hot(0, length=9.0), [1.0, 1.0, 1.0]))
     state = AssociativeState(*(torch.cat([torch.zeros_like(t), t]) for t in used))
@@ -221,15 +239,22 @@ def test_write_slow_twin(start, flags):
         loss = sum((w * t).sum() for w, t in zip(weights, state, strict=True))
         return [*state, *torch.autograd.grad(loss, inputs, materialize_grads=True)]
 
-    fast, slow = outcome(write(AssociativeState(*inputs[:2]), *inputs[2:], **flags)), outcome(slow_write(*inputs, **flags))
+    fast, slow = (
+        outcome(write(AssociativeState(*inputs[:2]), *inputs[2:], **flags)),
+        outcome(slow_write(*inputs, **flags)),
+    )
     for a, b in zip(fast, slow, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("flags", [f for f in FLAGS if not f["gamma_detach"]], ids=flag_name)
 def test_write_gradcheck(flags):
-    """Analytic gradients of the written state equal finite differences (a detached gamma is no derivative, so it is left out)."""
-    assert torch.autograd.gradcheck(lambda A, z, *rest: tuple(write(AssociativeState(A, z), *rest, **flags)), random_inputs(batch=1, tokens=2, keys=3))
+    """Analytic gradients of the written state equal finite differences (a detached gamma is no derivative, so it is
+    left out)."""
+    assert torch.autograd.gradcheck(
+        lambda A, z, *rest: tuple(write(AssociativeState(A, z), *rest, **flags)),
+        random_inputs(batch=1, tokens=2, keys=3),
+    )
 
 
 @pytest.mark.parametrize("flags", [{}, {"denom_floor": 0.7}, {"use_denom": False}], ids=str)
@@ -238,11 +263,14 @@ def test_read_gradcheck(flags, normalize):
     """Gradients of recall, through the feature map, equal finite differences."""
     A, z, _, _, _ = random_inputs(batch=1, keys=12)
     x = torch.randn(1, 2, 3, **DOUBLE, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda A, z, x: read(AssociativeState(A, z), dpfp(x, 2, normalize), **flags), (A, z, x))
+    assert torch.autograd.gradcheck(
+        lambda A, z, x: read(AssociativeState(A, z), dpfp(x, 2, normalize), **flags), (A, z, x)
+    )
 
 
 def test_armt_detach():
-    """T-ARMT-detach: with gamma_detach the new z has the gradient of a constant gamma; without, it has more. The values are the same."""
+    """T-ARMT-detach: with gamma_detach the new z has the gradient of a constant gamma; without, it has more. The values
+    are the same."""
     A, _, _, v, beta = random_inputs(tokens=1)
     z = torch.rand(2, 5, **DOUBLE, requires_grad=True)
     phi = (torch.rand(2, 1, 5, **DOUBLE) * 4 + 2).requires_grad_()  # longer than z, so that gamma lies inside (0, 1)
@@ -257,7 +285,15 @@ def test_armt_detach():
 
 @pytest.mark.parametrize(
     "change",
-    [{"update": "sequential"}, {"gamma": "raw"}, {"gamma": "off"}, {"beta_on_z": True}, {"eps": 0.1}, {"denom_floor": 3.0}, {"use_denom": False}],
+    [
+        {"update": "sequential"},
+        {"gamma": "raw"},
+        {"gamma": "off"},
+        {"beta_on_z": True},
+        {"eps": 0.1},
+        {"denom_floor": 3.0},
+        {"use_denom": False},
+    ],
     ids=str,
 )
 def test_write_flags_matter(change):

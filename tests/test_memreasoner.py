@@ -1,6 +1,8 @@
-"""MemReasoner: hops against a twin that loops over samples and lines, the named facts of spec 12.7, the model without memory, bad input.
+"""MemReasoner: hops against a twin that loops over samples and lines, the named facts of spec 12.7, the model without
+    memory, bad input.
 
-All comparisons are in fp64 on tiny models. The contract of all models is in ``test_recurrence.py``, flags are in ``test_models.py``.
+All comparisons are in fp64 on tiny models. The contract of all models is in ``test_recurrence.py``, flags are in
+``test_models.py``.
 """
 
 import pytest
@@ -14,13 +16,27 @@ from lit_memory.models.episodic.memreasoner import MemReasoner, sinusoids
 from lit_memory.recurrence.unroll import generate, unroll
 
 N, V, C = 5, 19, 8  # tokens per line, vocabulary, width of a latent
-TINY = {"vocab_size": V, "layers": 2, "width": 16, "heads": 2, "latent_width": C, "slots": 12, "init_std": 0.3, "embedding_std": 1.0, "positions": 32}
+TINY = {
+    "vocab_size": V,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "latent_width": C,
+    "slots": 12,
+    "init_std": 0.3,
+    "embedding_std": 1.0,
+    "positions": 32,
+}
 ALL = ["none", "gru", "sinusoidal", "sinusoidal_from_end"]
 
 
 def make(cls=MemReasoner, **config):
     torch.manual_seed(0)
-    model = cls(cls.Config(**{**TINY, "line_tokens": N, **({"solver": "svd", "hops": 2} if cls is MemReasoner else {}), **config})).double()
+    model = cls(
+        cls.Config(
+            **{**TINY, "line_tokens": N, **({"solver": "svd", "hops": 2} if cls is MemReasoner else {}), **config}
+        )
+    ).double()
     if cls is MemReasoner and model.config.memory:
         model.W_q.data += 0.3 * torch.randn(C, C)
     return model
@@ -61,7 +77,12 @@ def naive(model, Z, asked, alpha):
     """Algorithm 1 for one sample: the chosen line of every hop, its latent, and what was read."""
     c, n = model.config, len(Z)
     places = torch.arange(n) if c.temporal == "sinusoidal" else torch.arange(n - 1, -1, -1)
-    waves = torch.tensor([[(torch.sin if j % 2 == 0 else torch.cos)(p / torch.tensor(1e4) ** (j // 2 * 2 / C)) for j in range(C)] for p in places])
+    waves = torch.tensor(
+        [
+            [(torch.sin if j % 2 == 0 else torch.cos)(p / torch.tensor(1e4) ** (j // 2 * 2 / C)) for j in range(C)]
+            for p in places
+        ]
+    )
     ordered = {"none": lambda: Z, "gru": lambda: naive_gru(model.gru, Z)}.get(c.temporal, lambda: Z + waves)()
     M = torch.linalg.pinv(ordered @ torch.linalg.pinv(model.M_0)) @ ordered
     reads, chosen = [], []
@@ -77,7 +98,8 @@ def naive(model, Z, asked, alpha):
 
 @pytest.mark.parametrize("temporal", ALL)
 def test_step_slow_twin(temporal):
-    """Sample by sample, line by line, hop by hop: what is read, which lines are chosen, what is decoded; ragged samples included."""
+    """Sample by sample, line by line, hop by hop: what is read, which lines are chosen, what is decoded; ragged samples
+    included."""
     model, ids, asked = make(temporal=temporal, alpha=2.0), ids_of(3, 7), ids_of(3, 1, seed=1)
     mask = torch.arange(7).repeat_interleave(N) >= torch.tensor([[0], [3], [5]])  # 6, 3 and 1 lines before the question
     state = unroll(model, ids, mask_BT=mask).state
@@ -94,12 +116,15 @@ def test_gradients_of_the_default_reach_all():
     """Answers alone train everything: encoder, GRU, M_0, W_q, decoder."""
     model, ids = make(), ids_of(2, 6)
     model.step(unroll(model, ids).state, ids[:, :N])[0].square().sum().backward()
-    assert all(p.grad is not None and p.grad.any() for name, p in model.named_parameters() if name != "decoder.head.weight")
+    assert all(
+        p.grad is not None and p.grad.any() for name, p in model.named_parameters() if name != "decoder.head.weight"
+    )
 
 
 @pytest.mark.parametrize("solver", ["svd", "newton_safe"])
 def test_mr_proj(solver):
-    """T-MR-proj: for no more lines than slots, what is read is the projection onto the span of the lines, and a line finds itself."""
+    """T-MR-proj: for no more lines than slots, what is read is the projection onto the span of the lines, and a line
+    finds itself."""
     model, state = make(temporal="none", hops=1, solver=solver, solver_steps=40), episode(5)
     model.W_q.data = torch.eye(C).double()
     Z = state.lines_BNE[:, 1:-1]
@@ -115,7 +140,8 @@ def test_mr_proj(solver):
 
 @pytest.mark.parametrize("temporal", ALL)
 def test_mr_hopscale(temporal):
-    """T-MR-hopscale: with W_q = I every hop reads (1 + alpha) times what the one before read; with another W_q it turns."""
+    """T-MR-hopscale: with W_q = I every hop reads (1 + alpha) times what the one before read; with another W_q it
+    turns."""
     model, state = make(temporal=temporal, alpha=3.0, hops=3), episode(5)
     Z, real = state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1]
     turned, _ = model.reads(state.lines_BNE[:, -1], Z, real)
@@ -129,17 +155,26 @@ def test_one_hop_without_order_is_larimar():
     model, larimar, state = make(temporal="none", hops=1), make(Larimar, solver="svd"), episode(6)
     model.W_q.data = torch.eye(C).double()
     larimar.M_0.data = model.M_0.data = torch.randn(12, C).double()
-    assert close(model.reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0][:, 0], larimar.read(state))
+    assert close(
+        model.reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0][:, 0],
+        larimar.read(state),
+    )
     found = larimar.readouts(state)
     assert torch.equal(found.latents_BHC[:, 0], larimar.read(state))
-    assert found.nearest_BH.tolist() == [[6 - int(i)] for i in (state.lines_BNE[:, 1:-1] - larimar.read(state)[:, None]).norm(dim=-1).argmin(1)]
+    assert found.nearest_BH.tolist() == [
+        [6 - int(i)] for i in (state.lines_BNE[:, 1:-1] - larimar.read(state)[:, None]).norm(dim=-1).argmin(1)
+    ]
 
 
 def test_tolerance():
-    """Hops end, sample by sample, with the first readout that moved by less than tau; the hops that are left repeat it."""
+    """Hops end, sample by sample, with the first readout that moved by less than tau; the hops that are left repeat
+    it."""
     state = episode(5)
     state.lines_BNE[1, -1] *= 0.01
-    moving, stopped = (make(hops=4, tolerance=tau).reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0] for tau in (0.0, 0.1))
+    moving, stopped = (
+        make(hops=4, tolerance=tau).reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0]
+        for tau in (0.0, 0.1)
+    )
     steps = (moving[:, 1:] - moving[:, :-1]).norm(dim=-1)
     assert steps[0].min() > 0.1 > steps[1, 0]
     assert torch.equal(stopped[0], moving[0])
@@ -151,7 +186,9 @@ def test_alpha_of_the_test():
     state = episode(5)
     plain, both = make(alpha=1.0), make(alpha=1.0, test_alpha=8.0)
     asked = (state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])
-    assert torch.equal(plain.reads(*asked)[0], both.reads(*asked)[0]) and torch.equal(plain.reads(*asked)[0], plain.eval().reads(*asked)[0])
+    assert torch.equal(plain.reads(*asked)[0], both.reads(*asked)[0]) and torch.equal(
+        plain.reads(*asked)[0], plain.eval().reads(*asked)[0]
+    )
     assert torch.equal(both.eval().reads(*asked)[0], make(alpha=8.0).reads(*asked)[0])
 
 
@@ -160,18 +197,22 @@ def test_alpha_of_the_test():
 
 @pytest.mark.parametrize("temporal", ALL)
 def test_mr_order(temporal):
-    """T-MR-order: another order of the lines changes their ordered latents, but not without P; there the same line is found."""
+    """T-MR-order: another order of the lines changes their ordered latents, but not without P; there the same line is
+    found."""
     model, state, order = make(temporal=temporal), episode(5), torch.tensor([3, 0, 4, 2, 1])
     Z, real = state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1]
     kept, moved = model.ordered(Z, real)[:, order], model.ordered(Z[:, order], real)
     assert close(kept, moved) == (temporal == "none")
     if temporal == "none":
-        shuffled = state._replace(lines_BNE=torch.cat([state.lines_BNE[:, :1], Z[:, order], state.lines_BNE[:, -1:]], dim=1))
+        shuffled = state._replace(
+            lines_BNE=torch.cat([state.lines_BNE[:, :1], Z[:, order], state.lines_BNE[:, -1:]], dim=1)
+        )
         assert torch.equal(model.readouts(shuffled).latents_BHC, model.readouts(state).latents_BHC)
 
 
 def test_mr_fromend():
-    """T-MR-fromend: lines in front change no code of the last lines, counted from the end; counted from the start they move all."""
+    """T-MR-fromend: lines in front change no code of the last lines, counted from the end; counted from the start they
+    move all."""
     Z = torch.zeros(1, 7, C, dtype=torch.float64)
     real = torch.ones(1, 7, dtype=torch.bool)
     for temporal, same in (("sinusoidal_from_end", True), ("sinusoidal", False)):
@@ -184,7 +225,8 @@ def test_mr_fromend():
 
 @pytest.mark.parametrize(("temporal", "bidirectional"), [(t, True) for t in ALL] + [("gru", False)])
 def test_mr_pad(temporal, bidirectional):
-    """T-MR-pad: what is no line, in front or between lines, changes no answer, for a GRU in either direction as well (the paper's moves it)."""
+    """T-MR-pad: what is no line, in front or between lines, changes no answer, for a GRU in either direction as well
+    (the paper's moves it)."""
     model, state = make(temporal=temporal, bidirectional=bidirectional, gru_layers=2), episode(4)
     plain = model.readouts(state)
     for columns in ([0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 0, 3, 0, 4, 5]):
@@ -192,28 +234,35 @@ def test_mr_pad(temporal, bidirectional):
         found = model.readouts(wide)
         assert close(found.latents_BHC, plain.latents_BHC) and torch.equal(found.nearest_BH, plain.nearest_BH)
         places = [i for i, c in enumerate(columns[:-1]) if c]
-        assert close(found.distances_BHN[..., places], plain.distances_BHN[..., 1:]) and found.distances_BHN[..., 0].isinf().all()
+        assert (
+            close(found.distances_BHN[..., places], plain.distances_BHN[..., 1:])
+            and found.distances_BHN[..., 0].isinf().all()
+        )
 
 
 # --- readout
 
 
 def test_mr_st():
-    """T-MR-st: forward, straight-through is the hard choice, bit for bit; backward it is the soft one, and the hard one trains neither P nor W_q."""
+    """T-MR-st: forward, straight-through is the hard choice, bit for bit; backward it is the soft one, and the hard one
+    trains neither P nor W_q."""
     state, weights = episode(5), torch.randn(2, 2, C, dtype=torch.float64)
     out, grad = {}, {}
     for readout in ("hard", "st", "soft"):
         model = make(readout=readout)
         lines = state.lines_BNE.clone().requires_grad_()
         out[readout] = model.readouts(state._replace(lines_BNE=lines)).latents_BHC
-        grad[readout] = torch.autograd.grad((out[readout] * weights).sum(), [model.W_q, model.gru.weight_ih_l0, lines], materialize_grads=True)
+        grad[readout] = torch.autograd.grad(
+            (out[readout] * weights).sum(), [model.W_q, model.gru.weight_ih_l0, lines], materialize_grads=True
+        )
     assert torch.equal(out["st"], out["hard"]) and not close(out["soft"], out["hard"], 1e-2)
     assert all(close(a, b) and a.any() for a, b in zip(grad["st"][:2], grad["soft"][:2], strict=True))
     assert not grad["hard"][0].any() and not grad["hard"][1].any() and grad["hard"][2].any()
 
 
 def test_mr_temp():
-    """T-MR-temp: the soft readout becomes the hard one as the temperature falls to 0, and the mean of all lines as it rises."""
+    """T-MR-temp: the soft readout becomes the hard one as the temperature falls to 0, and the mean of all lines as it
+    rises."""
     state, hard = episode(5), make(readout="hard").readouts(episode(5)).latents_BHC
     assert close(make(readout="soft", temperature=1e-4).readouts(state).latents_BHC, hard)
     errors = [(make(readout="soft", temperature=t).readouts(state).latents_BHC - hard).norm() for t in (1e-3, 0.1, 1.0)]
@@ -224,7 +273,8 @@ def test_mr_temp():
 
 @pytest.mark.parametrize("readout", ["hard", "st", "soft"])
 def test_readout_of_the_test(readout):
-    """Outside of training the decoder gets the nearest line as it is, however the choice was trained; or "soft", if it is told so."""
+    """Outside of training the decoder gets the nearest line as it is, however the choice was trained; or "soft", if it
+    is told so."""
     state, hard = episode(5), make(readout="hard").readouts(episode(5)).latents_BHC
     assert torch.equal(make(readout=readout, test_readout="hard").eval().readouts(state).latents_BHC, hard)
     soft = make(readout=readout, test_readout="soft").eval().readouts(state).latents_BHC
@@ -232,12 +282,15 @@ def test_readout_of_the_test(readout):
 
 
 def test_all_hops_are_found_again():
-    """``found`` is a state of which a given latent is read, bit for bit: every hop can be decoded by itself, token after token as well."""
+    """``found`` is a state of which a given latent is read, bit for bit: every hop can be decoded by itself, token
+    after token as well."""
     model, ids = make(), ids_of(2, 6)
     latents = model.readouts(unroll(model, ids).state).latents_BHC
     for h in range(2):
         state = model.found(latents[:, h])
-        assert torch.equal(model.read(state), latents[:, h]) and torch.equal(model.readouts(state).latents_BHC[:, -1], latents[:, h])
+        assert torch.equal(model.read(state), latents[:, h]) and torch.equal(
+            model.readouts(state).latents_BHC[:, -1], latents[:, h]
+        )
         assert torch.equal(model.step(state, ids[:, :N], write=False)[0], model.decode(ids[:, :N], latents[:, h]))
         first = model.logits(model.decode(ids[:, :3], latents[:, h]))[:, -1].argmax(-1)
         assert torch.equal(generate(model, ids[:, :3], 2, state=state)[:, 0], first)
@@ -247,7 +300,8 @@ def test_all_hops_are_found_again():
 
 
 def test_mr_iu_all():
-    """T-MR-iu-all: for no more lines than are kept the update does nothing, nor does it in training; that is each sample's own affair."""
+    """T-MR-iu-all: for no more lines than are kept the update does nothing, nor does it in training; that is each
+    sample's own affair."""
     state = episode(6)
     plain = make().eval().readouts(state)
     for eta in (6, 7, 1000):
@@ -256,7 +310,9 @@ def test_mr_iu_all():
     real = state.real_BN.clone()
     real[1, :4] = False
     ragged = state._replace(real_BN=real, lines_BNE=state.lines_BNE * real.unsqueeze(-1))
-    assert close(make(update_lines=3).eval().readouts(ragged).latents_BHC[1], make().eval().readouts(ragged).latents_BHC[1])
+    assert close(
+        make(update_lines=3).eval().readouts(ragged).latents_BHC[1], make().eval().readouts(ragged).latents_BHC[1]
+    )
 
 
 @pytest.mark.parametrize("temporal", ALL)
@@ -269,9 +325,13 @@ def test_update_slow_twin(temporal):
         kept = sorted(first.distances_BHN[b, -1].argsort()[:eta].tolist())
         columns = [0, *kept, 10]
         alone = model.readouts(Episode(*(t[b : b + 1, columns] for t in state)))
-        assert close(found.latents_BHC[b], alone.latents_BHC[0]) and close(found.distances_BHN[b][:, kept], alone.distances_BHN[0][:, 1:])
+        assert close(found.latents_BHC[b], alone.latents_BHC[0]) and close(
+            found.distances_BHN[b][:, kept], alone.distances_BHN[0][:, 1:]
+        )
         assert found.distances_BHN[b].isfinite().sum() == 2 * eta
-        assert torch.equal(found.nearest_BH[b], alone.nearest_BH[0]) and found.nearest_BH[b, -1] in [10 - column for column in kept]
+        assert torch.equal(found.nearest_BH[b], alone.nearest_BH[0]) and found.nearest_BH[b, -1] in [
+            10 - column for column in kept
+        ]
         assert not close(found.distances_BHN[b][:, kept], first.distances_BHN[b][:, kept], 1e-3)
 
 
@@ -279,7 +339,8 @@ def test_update_slow_twin(temporal):
 
 
 def test_mr_lossorder():
-    """T-MR-lossorder: 0 where the readout is the supporting line and the others are far; its value, and that it ignores what is not told."""
+    """T-MR-lossorder: 0 where the readout is the supporting line and the others are far; its value, and that it ignores
+    what is not told."""
     model, state = make(), episode(4)
     found = model.readouts(state)
     far = found._replace(distances_BHN=torch.full_like(found.distances_BHN, 1e4))
@@ -315,7 +376,8 @@ def test_order_loss_trains():
 
 
 def test_without_memory(monkeypatch):
-    """The decoder reads the context in front of its own tokens, and the latent of the question; padding takes no place."""
+    """The decoder reads the context in front of its own tokens, and the latent of the question; padding takes no
+    place."""
     model = make(memory=False, pad_id=0)
     ids, tail = ids_of(2, 4).clamp(min=1), ids_of(2, 1, seed=1).clamp(min=1)
     mask = torch.arange(4 * N).expand(2, -1) % N < torch.tensor([[4], [3]])
@@ -324,7 +386,9 @@ def test_without_memory(monkeypatch):
     state, decode, seen = unroll(model, ids, 2 * N, mask_BT=mask).state, model.decode, []
     monkeypatch.setattr(model, "decode", lambda ids, *args: seen.append(ids.shape[1]) or decode(ids, *args))
     hidden = model.step(state, tail, write=False)[0]
-    assert seen == [int((mask & (ids != 0)).sum(1).max()) + N]  # columns that are padding in all samples take no time, nor a place in GPT-2's table
+    assert seen == [
+        int((mask & (ids != 0)).sum(1).max()) + N
+    ]  # columns that are padding in all samples take no time, nor a place in GPT-2's table
     for b in range(2):
         context = ids[b][mask[b] & (ids[b] != 0)]
         asked = ids[b, 3 * N :][mask[b, 3 * N :]]
@@ -332,7 +396,10 @@ def test_without_memory(monkeypatch):
         assert close(hidden[b], whole[0, -N:])
     assert model.state_floats(state) == 0 and not hasattr(model, "gru")
     short = tail[:, :3]
-    assert torch.equal(generate(model, short, 2, state=state)[:, 0], model.logits(model.step(state, short, write=False)[0])[:, -1].argmax(-1))
+    assert torch.equal(
+        generate(model, short, 2, state=state)[:, 0],
+        model.logits(model.step(state, short, write=False)[0])[:, -1].argmax(-1),
+    )
     with pytest.raises(ValueError, match=r"memory=False: expected True"):
         model.readouts(state)
 
@@ -343,7 +410,8 @@ def test_without_memory(monkeypatch):
 @pytest.mark.parametrize("temporal", ALL)
 @pytest.mark.parametrize("solver", ["svd", "newton_safe"])
 def test_empty_episode(temporal, solver):
-    """Nothing before the question: its own latent, in every hop, from no line; also beside a sample that has lines. Gradients are finite."""
+    """Nothing before the question: its own latent, in every hop, from no line; also beside a sample that has lines.
+    Gradients are finite."""
     model, ids = make(temporal=temporal, solver=solver, update_lines=2), ids_of(2, 4)
     assert not model.read(model.init_state(2)).any()
     mask = torch.ones(2, 4 * N, dtype=torch.bool)
@@ -351,7 +419,11 @@ def test_empty_episode(temporal, solver):
     for mode in (True, False):
         found = model.train(mode).readouts(unroll(model, ids, mask_BT=mask).state)
         own = model.encode(ids[1:, 3 * N :])
-        assert close(found.latents_BHC[1], own.expand(2, -1)) and found.nearest_BH[1].tolist() == [0, 0] and found.nearest_BH[0].all()
+        assert (
+            close(found.latents_BHC[1], own.expand(2, -1))
+            and found.nearest_BH[1].tolist() == [0, 0]
+            and found.nearest_BH[0].all()
+        )
         alone = model.readouts(unroll(model, ids[:1], mask_BT=mask[:1]).state)
         assert close(found.latents_BHC[:1], alone.latents_BHC)
         grads = torch.autograd.grad(found.latents_BHC.square().sum(), list(model.parameters()), materialize_grads=True)
@@ -370,7 +442,8 @@ def test_more_lines_than_slots(temporal):
 
 
 def test_latent_that_is_no_number():
-    """A NaN is one line of error that names the line where it came from, not those that the GRU spread it to; that of a question as well."""
+    """A NaN is one line of error that names the line where it came from, not those that the GRU spread it to; that of a
+    question as well."""
     for line, message in ((2, "line 2 of episode 1: expected a finite latent"), (-1, "distances: expected numbers")):
         state = episode(4)
         state.lines_BNE[1, line, 3] = float("nan")
@@ -380,14 +453,20 @@ def test_latent_that_is_no_number():
 
 @pytest.mark.parametrize("solver", ["svd", "newton", "newton_safe"])
 def test_lines_that_are_alike(solver):
-    """A memory without full rank: six times the same line reads what one such line reads, and of equal lines the first is chosen."""
+    """A memory without full rank: six times the same line reads what one such line reads, and of equal lines the first
+    is chosen."""
     state = episode(6, scale=2.0)
     Z = state.lines_BNE[:, 1:2]
-    alike = state._replace(lines_BNE=torch.cat([state.lines_BNE[:, :1], Z.expand(-1, 6, -1), state.lines_BNE[:, -1:]], dim=1))
+    alike = state._replace(
+        lines_BNE=torch.cat([state.lines_BNE[:, :1], Z.expand(-1, 6, -1), state.lines_BNE[:, -1:]], dim=1)
+    )
     model = make(temporal="none", solver=solver, solver_steps=30)
     found, real = model.readouts(alike), state.real_BN[:, 1:-1]
     assert close(found.latents_BHC, Z.expand(-1, 2, -1)) and found.nearest_BH.tolist() == [[6, 6]] * 2
-    many, one = model.reads(alike.lines_BNE[:, -1], Z.expand(-1, 6, -1), real)[0], model.reads(alike.lines_BNE[:, -1], Z, real[:, :1])[0]
+    many, one = (
+        model.reads(alike.lines_BNE[:, -1], Z.expand(-1, 6, -1), real)[0],
+        model.reads(alike.lines_BNE[:, -1], Z, real[:, :1])[0],
+    )
     assert close(many, one, 1e-5)
 
 

@@ -16,7 +16,12 @@ from lit_memory.tasks.babi.files import PLACES, Question, interpret, load, parse
 from lit_memory.tasks.babi.reader import event_of
 from lit_memory.tasks.memreasoner import OTHER, SOFT, BabiEpisodes, with_gaps
 
-DATA = Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "babi" / "en-10k"
+DATA = (
+    Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+    / "data"
+    / "babi"
+    / "en-10k"
+)
 FACT = re.compile(r"(?:Daniel|John|Mary|Sandra) [a-z ]+\.")
 
 
@@ -38,25 +43,32 @@ CASES = [
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("config", CASES, ids=lambda c: "-".join(map(str, c.values())))
 def test_oracle(config, split):
-    """Whoever reads the lines that are facts answers every question; the prompt names whom it is about; support says which lines settle it."""
+    """Whoever reads the lines that are facts answers every question; the prompt names whom it is about; support says
+    which lines settle it."""
     task = make(**config, supporting=1.0)
     batch = task.batch(0, split, 0, 30)
     asked = "qa1" if split == "test" and "eval_task" in config else config["task"]
-    for texts, [(prompt, answer)], support in zip(texts_of(task, batch), tails_of(task, batch), batch.meta["support"].tolist(), strict=True):
+    for texts, [(prompt, answer)], support in zip(
+        texts_of(task, batch), tails_of(task, batch), batch.meta["support"].tolist(), strict=True
+    ):
         texts = [text.strip() for text in texts]
         facts = [text for text in texts if FACT.fullmatch(text)]
         subject = texts[-1].removeprefix("Where is ").removesuffix("?")
         assert interpret(facts, texts[-1])[0] == answer
         assert prompt.strip() == f"{subject[0].upper()}{subject[1:]} is in the"
         supporting = [texts[-1 - back] for back in support]
-        assert supporting == [facts[i] for i in interpret(facts, texts[-1])[1]] and len(supporting) == (1 if asked == "qa1" else 2)
+        assert supporting == [facts[i] for i in interpret(facts, texts[-1])[1]] and len(supporting) == (
+            1 if asked == "qa1" else 2
+        )
 
 
 def test_blind_solver():
     """An answer drawn without reading scores one in six."""
     task, draw = make(task="qa2"), np.random.Generator(np.random.PCG64(0))
     answers = [tails[0][1] for tails in tails_of(task, task.batch(0, "valid", 0, 600))]
-    assert abs(np.mean([draw.choice(PLACES) == answer for answer in answers]) - 1 / 6) < 0.05 and set(answers) == set(PLACES)
+    assert abs(np.mean([draw.choice(PLACES) == answer for answer in answers]) - 1 / 6) < 0.05 and set(answers) == set(
+        PLACES
+    )
 
 
 def test_text_is_what_the_contract_says():
@@ -86,7 +98,8 @@ STORY = """1 Mary moved to the bathroom.
 
 
 def test_earlier_questions_are_empty_lines(tmp_path):
-    """Spec 2.13 and 4.1: line k of an episode is line k of the file, where a question is empty; supports are the file's."""
+    """Spec 2.13 and 4.1: line k of an episode is line k of the file, where a question is empty; supports are the
+    file's."""
     for part in ("train", "test"):
         (tmp_path / f"qa2_two-supporting-facts_{part}.txt").write_text(STORY * 20)
     task, seen = make(task="qa2", stories=str(tmp_path), tokens=0), set()
@@ -100,7 +113,10 @@ def test_earlier_questions_are_empty_lines(tmp_path):
     bare = make(task="qa2", stories=str(tmp_path), empty_lines=False)
     assert all("" not in texts for texts in texts_of(bare, bare.batch(0, "test", 0, 12)))
     assert [q.earlier for q in parse(tmp_path / "qa2_two-supporting-facts_test.txt")[0]] == [(), (6,), (6, 8)]
-    with pytest.raises(ValueError, match=r"tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone",
+    ):
         make(task="qa2", stories=str(tmp_path), tokens=9).batch(0, "test", 0, 1)
 
 
@@ -149,7 +165,8 @@ def softened(task, question, rng):
 
 
 def test_worked_example_of_soft_noise(monkeypatch):
-    """Spec 4.3: before the move to the hallway anybody moves, behind it anybody but Sandra; what was there stays in order."""
+    """Spec 4.3: before the move to the hallway anybody moves, behind it anybody but Sandra; what was there stays in
+    order."""
     monkeypatch.setattr(memreasoner, "check_answer", lambda *_: None)  # nobody got the football here
     task, rng = make(noise="soft", tokens=120), np.random.Generator(np.random.PCG64(0))
     before, behind = Counter(), Counter()
@@ -167,9 +184,12 @@ def test_worked_example_of_soft_noise(monkeypatch):
 
 
 def test_soft_noise_lies_as_if_put_in_one_by_one():
-    """The slow twin: every sentence goes into a gap drawn from all that there are. Its share behind the third line, and where facts lie, agree."""
+    """The slow twin: every sentence goes into a gap drawn from all that there are. Its share behind the third line, and
+    where facts lie, agree."""
     rng, task = np.random.Generator(np.random.PCG64(1)), make(noise="soft", tokens=120)
-    moves = Question(tuple(f"{who} moved to the office." for who in ("Mary", "John", "Daniel")), "Where is John?", "office", (1,))
+    moves = Question(
+        tuple(f"{who} moved to the office." for who in ("Mary", "John", "Daniel")), "Where is John?", "office", (1,)
+    )
 
     def naive(count):
         lines = [0, 1, 2]
@@ -180,11 +200,16 @@ def test_soft_noise_lies_as_if_put_in_one_by_one():
     ours = []
     for _ in range(1500):
         order = task.softened(moves, [np.array([i, 900, 900, 900, 900, 900]) for i in range(3)], rng)[0]
-        where = [next(i for i, line in enumerate(order) if len(line) == 6 and line[1] == 900 and line[0] == n) for n in range(3)]
+        where = [
+            next(i for i, line in enumerate(order) if len(line) == 6 and line[1] == 900 and line[0] == n)
+            for n in range(3)
+        ]
         ours.append(np.array(where) / len(order))
         count = len(order) - 3
     theirs = np.array([np.array(naive(count)) / (count + 3) for _ in range(1500)])
-    assert np.allclose(np.mean(ours, 0), theirs.mean(0), atol=0.02) and np.allclose(np.std(ours, 0), theirs.std(0), atol=0.02)
+    assert np.allclose(np.mean(ours, 0), theirs.mean(0), atol=0.02) and np.allclose(
+        np.std(ours, 0), theirs.std(0), atol=0.02
+    )
 
 
 @pytest.mark.parametrize("name", ["qa1", "qa2"])
@@ -198,8 +223,13 @@ def test_soft_noise_keeps_every_answer(name):
         texts = [task.tokenizer.decode(line) for line in lines]
         assert interpret(list(filter(None, texts)), question.text)[0] == question.answer
         assert [texts[i] for i in support] == [question.facts[i] for i in question.support]
-    with pytest.raises(ValueError, match=r"question='Where is Mary\?': soft noise changed its answer from garden to office; expected the same"):
-        memreasoner.check_answer(["Mary moved to the garden.", "Mary moved to the office."], Question((), "Where is Mary?", "garden", ()))
+    with pytest.raises(
+        ValueError,
+        match=r"question='Where is Mary\?': soft noise changed its answer from garden to office; expected the same",
+    ):
+        memreasoner.check_answer(
+            ["Mary moved to the garden.", "Mary moved to the office."], Question((), "Where is Mary?", "garden", ())
+        )
 
 
 # --- other places, other tasks
@@ -211,9 +241,13 @@ def test_other_places(config):
     assert set(OTHER) == set(PLACES) and len(set(OTHER.values())) == 6 and not set(OTHER) & set(OTHER.values())
     same, other = make(task="qa2", **config), make(task="qa2", eval_places="other", **config)
     back = {new: old for old, new in OTHER.items()}
-    for ours, theirs in zip(texts_of(other, other.batch(0, "test", 0, 20)), texts_of(same, same.batch(0, "test", 0, 20)), strict=True):
+    for ours, theirs in zip(
+        texts_of(other, other.batch(0, "test", 0, 20)), texts_of(same, same.batch(0, "test", 0, 20)), strict=True
+    ):
         assert not set(" ".join(ours).replace(".", "").split()) & set(PLACES)
-        assert [" ".join(back.get(word.rstrip("."), word.rstrip(".")) for word in text.split()) for text in ours] == [t.replace(".", "") for t in theirs]
+        assert [" ".join(back.get(word.rstrip("."), word.rstrip(".")) for word in text.split()) for text in ours] == [
+            t.replace(".", "") for t in theirs
+        ]
     a, b = same.batch(0, "train", 0, 4), other.batch(0, "train", 0, 4)
     assert torch.equal(a.ids_BT, b.ids_BT) and all(map(torch.equal, a.context[0], b.context[0]))
     answers = {tails[0][1] for tails in tails_of(other, other.batch(0, "test", 0, 60))}
@@ -223,7 +257,10 @@ def test_other_places(config):
 def test_the_test_may_ask_another_task():
     """From two hops to one: the training has objects, the test asks for people."""
     task = make(task="qa2", eval_task="qa1")
-    kinds = [{event_of(text).kind for texts in texts_of(task, task.batch(0, split, 0, 20)) for text in texts[:-1] if text} for split in ("train", "test")]
+    kinds = [
+        {event_of(text).kind for texts in texts_of(task, task.batch(0, split, 0, 20)) for text in texts[:-1] if text}
+        for split in ("train", "test")
+    ]
     assert kinds == [{"move", "get", "drop"}, {"move"}]
     assert [task.batch(0, split, 0, 2).meta["support"].shape[1] for split in ("valid", "test")] == [2, 1]
 
@@ -233,7 +270,12 @@ def test_accuracy_is_the_first_word():
     batch, tokenizer = task.batch(0, "test", 0, 4), task.tokenizer
     answers = [tails[0][1] for tails in tails_of(task, batch)]
     said = torch.full((4, task.new_tokens), tokenizer.pad_id)
-    for row, text, end in zip(said, [answers[0], f"{answers[1]} garden", f"the {answers[2]}", answers[3]], [True, True, True, False], strict=True):
+    for row, text, end in zip(
+        said,
+        [answers[0], f"{answers[1]} garden", f"the {answers[2]}", answers[3]],
+        [True, True, True, False],
+        strict=True,
+    ):
         ids = [*tokenizer.encode(text).tolist(), *[tokenizer.eos_id] * end]
         row[: len(ids)] = torch.tensor(ids)
     scores = task.score_text(said, batch)
@@ -266,13 +308,25 @@ def test_accuracy_is_the_first_word():
 def test_every_knob_matters(field, other, tmp_path):
     """Each field of the configuration changes the batch."""
     for split in ("train", "test"):
-        (tmp_path / f"{split}.txt").write_text("The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60)
+        (tmp_path / f"{split}.txt").write_text(
+            "The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60
+        )
     given = {"task": "qa2", "segment_len": 80}
     given |= {"tokens": 150} if field in ("noise", "haystack", "books", "vocab_size", "vocabulary") else {}
     given |= {"layout": "text", "tokens": 150} if field == "margin" else {}
     split = "test" if field.startswith("eval_") else "train"
-    a, b = (make(**{**given, **c}).batch(0, split, 1, 4) for c in ({}, {field: str(tmp_path) if other == "books" else other}))
-    parts = [[t for p in (*x.context, x.ids_BT, x.meta.get("support", x.ids_BT)) for t in (p if isinstance(p, tuple) else (p,))] for x in (a, b)]
+    a, b = (
+        make(**{**given, **c}).batch(0, split, 1, 4)
+        for c in ({}, {field: str(tmp_path) if other == "books" else other})
+    )
+    parts = [
+        [
+            t
+            for p in (*x.context, x.ids_BT, x.meta.get("support", x.ids_BT))
+            for t in (p if isinstance(p, tuple) else (p,))
+        ]
+        for x in (a, b)
+    ]
     assert len(parts[0]) != len(parts[1]) or not all(torch.equal(one, two) for one, two in zip(*parts, strict=True))
 
 
@@ -301,10 +355,16 @@ def test_wrong_settings(config, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"segment_len": 5}, "segment_len=5: expected at least 6, the tokens of a question or prompt, its answer and EOS"),
+        (
+            {"segment_len": 5},
+            "segment_len=5: expected at least 6, the tokens of a question or prompt, its answer and EOS",
+        ),
         ({"layout": "text", "margin": 5}, "margin=5: expected at least 6"),
         ({"line_tokens": 3}, "line_tokens=3: expected at least 4, the tokens of a question"),
-        ({"tokens": 9}, "tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone"),
+        (
+            {"tokens": 9},
+            "tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone",
+        ),
         ({"tokens": 100, "haystack": "FOLDER"}, "no .txt file for split 'train'"),
         ({"stories": "FOLDER"}, "no qa1_single-supporting-fact_train.txt; expected the files of bAbI"),
     ],
@@ -312,15 +372,26 @@ def test_wrong_settings(config, message):
 def test_what_a_batch_tells(config, message, tmp_path):
     config = {key: str(tmp_path) if value == "FOLDER" else value for key, value in config.items()}
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
-        make(**config, **({} if "vocabulary" in config or "haystack" not in config else {"vocabulary": "noise"})).batch(0, "train", 0, 4)
+        make(**config, **({} if "vocabulary" in config or "haystack" not in config else {"vocabulary": "noise"})).batch(
+            0, "train", 0, 4
+        )
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("2 Where is Mary?\tspaceship\t1", "answer='spaceship': tokenizer 'word' has no such word; expected one of task and vocabulary, or another tokenizer"),
-        ("2 Who is Mary?\tgarden\t1", "question='Who is Mary?' with 1 supporting facts: expected 'Where is ...?' with 1, as in qa1"),
-        ("2 Mary left.\n3 Where is Mary?\tgarden\t1 2", "question='Where is Mary?' with 2 supporting facts: expected 'Where is ...?' with 1, as in qa1"),
+        (
+            "2 Where is Mary?\tspaceship\t1",
+            "answer='spaceship': tokenizer 'word' has no such word; expected one of task and vocabulary, or another tokenizer",
+        ),
+        (
+            "2 Who is Mary?\tgarden\t1",
+            "question='Who is Mary?' with 1 supporting facts: expected 'Where is ...?' with 1, as in qa1",
+        ),
+        (
+            "2 Mary left.\n3 Where is Mary?\tgarden\t1 2",
+            "question='Where is Mary?' with 2 supporting facts: expected 'Where is ...?' with 1, as in qa1",
+        ),
         ("2 Where is John?\tgarden\t1", "question='Where is John?': soft noise changed its answer from garden to "),
         ("2 Mary left.\n3 Where is Mary?\tgarden\t1", "fact='Mary left.': expected one of bAbI's QA1 to QA5"),
     ],
@@ -329,7 +400,10 @@ def test_stories_that_make_no_sense(line, message, tmp_path):
     """Stories of one's own: unknown words, questions of another kind, questions without an answer."""
     for part in ("train", "test"):
         (tmp_path / f"qa1_single-supporting-fact_{part}.txt").write_text(f"1 Mary moved to the garden.\n{line}\n" * 12)
-    task = make(stories=str(tmp_path), **({"noise": "soft", "tokens": 180} if message.startswith("fact") or "soft" in message else {}))
+    task = make(
+        stories=str(tmp_path),
+        **({"noise": "soft", "tokens": 180} if message.startswith("fact") or "soft" in message else {}),
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         task.batch(0, "train", 0, 1)
 

@@ -45,14 +45,23 @@ def hugging_face(family, config):
     else:
         rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": config.rotary_fraction}
         theirs = hf.GPTNeoXForCausalLM(
-            hf.GPTNeoXConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, rope_parameters=rope, **sizes)
+            hf.GPTNeoXConfig(
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                rope_parameters=rope,
+                **sizes,
+            )
         )
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return theirs.double().eval()
 
 
-@pytest.mark.parametrize(("family", "rotary_fraction"), [("gpt2", 0.5), ("gpt_neox", 0.5), ("gpt_neox", 0.4)])  # 0.4: an odd number of channels
+@pytest.mark.parametrize(
+    ("family", "rotary_fraction"), [("gpt2", 0.5), ("gpt_neox", 0.5), ("gpt_neox", 0.4)]
+)  # 0.4: an odd number of channels
 def test_rmt_hf(build, tokens, family, rotary_fraction):
     """T-RMT-hf: with read memory only, RMT is prompt tuning of the Hugging Face model whose weights it imports."""
     model, ids = build("rmt", family=family, positions=64, rotary_fraction=rotary_fraction), tokens(2, 9)
@@ -61,7 +70,9 @@ def test_rmt_hf(build, tokens, family, rotary_fraction):
     rows = torch.cat([model.memory.expand(2, -1, -1), theirs.get_input_embeddings()(ids)], dim=1)
     prompted = theirs(inputs_embeds=rows).logits[:, model.config.memory_tokens :]
     hidden, _ = model.step(model.init_state(2), ids, write=False)
-    assert torch.allclose(model.logits(hidden), prompted, rtol=1e-5, atol=1e-5)  # Hugging Face computes its rotary table in fp32
+    assert torch.allclose(
+        model.logits(hidden), prompted, rtol=1e-5, atol=1e-5
+    )  # Hugging Face computes its rotary table in fp32
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
@@ -78,7 +89,8 @@ def test_import_decoder_is_strict(build, family):
 
 @pytest.mark.parametrize("dims", [6, 5])
 def test_rotate_slow_twin(dims):
-    """Channel pairs (i, i+3) turn by position * 10000^(-2i/dims), the others stay; an odd number is rounded up to whole pairs."""
+    """Channel pairs (i, i+3) turn by position * 10000^(-2i/dims), the others stay; an odd number is rounded up to whole
+    pairs."""
     x = torch.randn(7, 10, dtype=torch.float64)
     out = rotate(x[None, None], dims)[0, 0]
     for position in range(7):
@@ -95,7 +107,8 @@ def test_attention_mask_worked_example():
 
 
 def test_parameter_counts():
-    """Spec 1 and 6.5: tiny NeoX 826,112, or 562,944 at ff_mult 2; ARMT adds 98,820 and its 4 memory tokens; GPT-2 small 124,439,808."""
+    """Spec 1 and 6.5: tiny NeoX 826,112, or 562,944 at ff_mult 2; ARMT adds 98,820 and its 4 memory tokens; GPT-2 small
+    124,439,808."""
 
     def count(module):
         return sum(p.numel() for p in module.parameters())
@@ -109,7 +122,8 @@ def test_parameter_counts():
 
 
 def test_position_table_is_checked(build, tokens):
-    """A segment longer than the position table raises, in the configuration and at run time; the message says what to do."""
+    """A segment longer than the position table raises, in the configuration and at run time; the message says what to
+    do."""
     model = build("rmt", family="gpt2", positions=8)
     model.config.check_segment(4)
     for too_long in (lambda: model.config.check_segment(5), lambda: unroll(model, tokens(1, 5))):
@@ -137,17 +151,21 @@ def test_decoder_needs_a_vocabulary():
 
 
 def test_sliding_window(build, tokens):
-    """T-SW: a window that covers the sequence reproduces full causal attention, whatever the segments; a shorter one does not."""
+    """T-SW: a window that covers the sequence reproduces full causal attention, whatever the segments; a shorter one
+    does not."""
     ids = tokens(2, 23)
     full = unroll(build("transformer", window=0), ids).hidden_BTD
     for segment_len in (1, 4, 23):
-        assert torch.allclose(unroll(build("transformer", window=22), ids, segment_len).hidden_BTD, full, rtol=1e-10, atol=1e-10)
+        assert torch.allclose(
+            unroll(build("transformer", window=22), ids, segment_len).hidden_BTD, full, rtol=1e-10, atol=1e-10
+        )
     assert not torch.allclose(unroll(build("transformer", window=6), ids, 4).hidden_BTD, full, atol=1e-3)
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 8])
 def test_window_slow_twin(build, tokens, window):
-    """A window equals one full pass in which each token sees its segment and the ``window`` tokens before the segment."""
+    """A window equals one full pass in which each token sees its segment and the ``window`` tokens before the
+    segment."""
     ids, position = tokens(2, 4 * N), torch.arange(4 * N)
     model = build("transformer", window=window)
     start = position // N * N
@@ -170,7 +188,8 @@ def test_rmt_m0(build, tokens):
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_rmt_one_seg(build, tokens, name):
-    """T-RMT-one-seg, T-ARMT-genmode: the write rows do not change what the tokens of their segment see; write=False returns the state as it was."""
+    """T-RMT-one-seg, T-ARMT-genmode: the write rows do not change what the tokens of their segment see; write=False
+    returns the state as it was."""
     model, ids = build(name), tokens(2, N)
     state = model.init_state(2)
     (writing, new), (reading, old) = (model.step(state, ids, write=w) for w in (True, False))
@@ -208,11 +227,21 @@ def test_rmt_slow_twin(build, tokens):
 def test_prmt_l1(build, tokens, after_norm):
     """T-PRMT-L1: one layer of PRMT is RMT if and only if RMT carries its memory from before the final norm."""
     prmt, rmt, ids = build("prmt", layers=1), build("rmt", layers=1), tokens(2, 3 * N)
-    rmt.decoder.load_state_dict({k.replace("layers.0.block.", "layers.0."): v for k, v in prmt.decoder.state_dict().items() if "memory" not in k})
+    rmt.decoder.load_state_dict(
+        {
+            k.replace("layers.0.block.", "layers.0."): v
+            for k, v in prmt.decoder.state_dict().items()
+            if "memory" not in k
+        }
+    )
     rmt.memory.data.copy_(prmt.layers[0].memory)
     hidden, memory = naive_rmt(rmt, ids, after_norm)
     out = unroll(prmt, ids, N)
-    assert torch.allclose(out.hidden_BTD, hidden, atol=1e-10) == torch.allclose(out.state[0], memory, atol=1e-10) == (not after_norm)
+    assert (
+        torch.allclose(out.hidden_BTD, hidden, atol=1e-10)
+        == torch.allclose(out.state[0], memory, atol=1e-10)
+        == (not after_norm)
+    )
 
 
 def test_prmt_local(build, tokens):
@@ -227,7 +256,8 @@ def test_prmt_local(build, tokens):
 
 
 def test_prmt_nograd(build, tokens):
-    """T-PRMT-nograd: what is embedded at the memory rows is overwritten and gets no gradient, and so PRMT has no unused parameter."""
+    """T-PRMT-nograd: what is embedded at the memory rows is overwritten and gets no gradient, and so PRMT has no unused
+    parameter."""
     model, ids = build("prmt"), tokens(2, N)
     rows = model.embed(ids).detach().requires_grad_()
     hidden = rows
@@ -270,15 +300,24 @@ def slow_armt_layer(layer, rows, A, z, m, sequential, eps, nu):
 
 @pytest.mark.parametrize(("update", "eps", "nu"), [("batch", 1e-5, 3), ("sequential", 1e-5, 3), ("batch", 0.1, 2)])
 def test_armt_slow_twin(build, tokens, update, eps, nu):
-    """ARMT equals spec 6.2 written out for one sample and one token at a time: hidden states, (A, z) and all gradients (1e-10)."""
+    """ARMT equals spec 6.2 written out for one sample and one token at a time: hidden states, (A, z) and all gradients
+    (1e-10)."""
     model, ids = build("armt", update=update, eps=eps, nu=nu), tokens(2, 4 * N)
     hidden, states = [], []
     for sample in ids:
-        memories, outs = [(torch.zeros(8 * nu, 16, dtype=torch.float64), torch.zeros(8 * nu, dtype=torch.float64)) for _ in model.layers], []
+        memories, outs = (
+            [
+                (torch.zeros(8 * nu, 16, dtype=torch.float64), torch.zeros(8 * nu, dtype=torch.float64))
+                for _ in model.layers
+            ],
+            [],
+        )
         for part in sample.split(N):
             rows = torch.cat([model.decoder.tokens(part), model.memory])
             for i, layer in enumerate(model.layers):
-                rows, *memories[i] = slow_armt_layer(layer, rows, *memories[i], m=2, sequential=update == "sequential", eps=eps, nu=nu)
+                rows, *memories[i] = slow_armt_layer(
+                    layer, rows, *memories[i], m=2, sequential=update == "sequential", eps=eps, nu=nu
+                )
             outs.append(model.decoder.norm(rows[:-2]))
         hidden.append(torch.cat(outs))
         states.append([t for memory in memories for t in memory])
@@ -306,7 +345,9 @@ def test_armt_zero_init(build, tokens, family):
 def test_armt_initgrad(build, tokens):
     """T-ARMT-initgrad: with W_v = 0 the gradient reaches W_v alone; once W_v has moved, also W_q, W_k and w_beta."""
     model, ids = build("armt", value_std=0.0), tokens(2, 3 * N)
-    parts = [layer.get_parameter(f"to_{part}.weight") for layer in model.layers for part in ("value", "query", "key", "beta")]
+    parts = [
+        layer.get_parameter(f"to_{part}.weight") for layer in model.layers for part in ("value", "query", "key", "beta")
+    ]
     for moved in (False, True):
         found = [bool(g.any()) for g in grads(weighted(unroll(model, ids, N).hidden_BTD), parts)]
         assert found == [True, moved, moved, moved] * 2
@@ -329,8 +370,12 @@ def test_armt_flags_reach_recall_and_write(build, tokens, change):
     """The flags that recall and write share act on both."""
     default, other = build("armt"), build("armt", **change)
     rows, state = default.embed(tokens(2, N)), unroll(default, tokens(2, 4 * N), N).state[0]
-    (recall_a, write_a), (recall_b, write_b) = ((m.layers[0].recall(rows, state, 2), m.layers[0].memorize(rows[:, -2:], state)) for m in (default, other))
-    assert not torch.allclose(recall_a, recall_b, rtol=1e-3) and not torch.allclose(write_a.A_BKD, write_b.A_BKD, rtol=1e-3)
+    (recall_a, write_a), (recall_b, write_b) = (
+        (m.layers[0].recall(rows, state, 2), m.layers[0].memorize(rows[:, -2:], state)) for m in (default, other)
+    )
+    assert not torch.allclose(recall_a, recall_b, rtol=1e-3) and not torch.allclose(
+        write_a.A_BKD, write_b.A_BKD, rtol=1e-3
+    )
 
 
 def test_armt_recall_on_mem_rows(build, tokens):
@@ -368,7 +413,9 @@ def test_tarm_alpha0(build, tokens):
     model.config.alpha = 0.0
     out = unroll(model, ids, N)
     assert torch.equal(out.state, model.init_state(2))
-    assert torch.equal(out.hidden_BTD, torch.cat([unroll(model, part).hidden_BTD for part in ids.split(N, dim=1)], dim=1))
+    assert torch.equal(
+        out.hidden_BTD, torch.cat([unroll(model, part).hidden_BTD for part in ids.split(N, dim=1)], dim=1)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.7])
@@ -378,7 +425,9 @@ def test_tarm_closed(build, tokens, alpha):
     update = model.update
     model.update = lambda old, new: written.append(new) or update(old, new)
     state = unroll(model, tokens(2, 5 * N), N).state
-    closed = (1 - alpha) ** 5 * model.init_state(2) + sum(alpha * (1 - alpha) ** (4 - i) * m for i, m in enumerate(written))
+    closed = (1 - alpha) ** 5 * model.init_state(2) + sum(
+        alpha * (1 - alpha) ** (4 - i) * m for i, m in enumerate(written)
+    )
     assert len(written) == 5 and torch.allclose(state, closed, rtol=1e-12)
 
 
@@ -407,63 +456,176 @@ def test_tarm_path(build):
 
 
 TITANS = ["lmm", "mac", "mag", "mal"]
-TITANS_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "norm_eps": 0.5, "persistent": 3, "chunk": 2, "memory_depth": 1}
-TITANS_FLIPS |= {"memory_expand": 2, "memory_heads": 2, "memory_activation": "gelu", "memory_residual": True, "memory_std": 0.1, "momentum": False}
-TITANS_FLIPS |= {"forget": False, "conv_taps": 0, "per_chunk_gates": True, "half_loss": False, "theta_max": 0.1, "damped": False, "normalized": False}
-TITANS_FLIPS |= {"alpha_init": 0.1, "eta_init": 0.9, "theta_init": 0.1, "output_gate": "sigmoid", "ff_mult": 0, "tie_embeddings": True, "embedding_std": 0.5}
-XL_FLIPS: dict[str, object] = {"vocab_size": 23, "layers": 3, "width": 24, "heads": 4, "head_width": 6, "ff_width": 24, "mem_len": 3, "clamp_len": 4}
+TITANS_FLIPS: dict[str, object] = {
+    "vocab_size": 23,
+    "layers": 3,
+    "width": 24,
+    "norm_eps": 0.5,
+    "persistent": 3,
+    "chunk": 2,
+    "memory_depth": 1,
+}
+TITANS_FLIPS |= {
+    "memory_expand": 2,
+    "memory_heads": 2,
+    "memory_activation": "gelu",
+    "memory_residual": True,
+    "memory_std": 0.1,
+    "momentum": False,
+}
+TITANS_FLIPS |= {
+    "forget": False,
+    "conv_taps": 0,
+    "per_chunk_gates": True,
+    "half_loss": False,
+    "theta_max": 0.1,
+    "damped": False,
+    "normalized": False,
+}
+TITANS_FLIPS |= {
+    "alpha_init": 0.1,
+    "eta_init": 0.9,
+    "theta_init": 0.1,
+    "output_gate": "sigmoid",
+    "ff_mult": 0,
+    "tie_embeddings": True,
+    "embedding_std": 0.5,
+}
+XL_FLIPS: dict[str, object] = {
+    "vocab_size": 23,
+    "layers": 3,
+    "width": 24,
+    "heads": 4,
+    "head_width": 6,
+    "ff_width": 24,
+    "mem_len": 3,
+    "clamp_len": 4,
+}
 XL_FLIPS |= {"tie_embeddings": False, "dropout": 0.5, "norm_eps": 0.5, "init_std": 0.3, "mem_detach": True}
 # (model, field, other value, further settings): the flip must be visible in sizes, logits or gradients.
 FLIPS = [
-    *[("transformer", field, value, {"window": 0}) for field, value in (("family", "gpt2"), ("tie_embeddings", True), ("dropout", 0.5), ("norm_eps", 0.5))],
-    *[("transformer", field, value, {}) for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("ff_mult", 2))],
-    *[("transformer", field, value, {}) for field, value in (("rotary_fraction", 0.25), ("init_std", 0.3), ("embedding_std", 0.5), ("window", 3))],
+    *[
+        ("transformer", field, value, {"window": 0})
+        for field, value in (("family", "gpt2"), ("tie_embeddings", True), ("dropout", 0.5), ("norm_eps", 0.5))
+    ],
+    *[
+        ("transformer", field, value, {})
+        for field, value in (("vocab_size", 23), ("layers", 3), ("width", 24), ("heads", 4), ("ff_mult", 2))
+    ],
+    *[
+        ("transformer", field, value, {})
+        for field, value in (("rotary_fraction", 0.25), ("init_std", 0.3), ("embedding_std", 0.5), ("window", 3))
+    ],
     ("transformer", "positions", 40, {"family": "gpt2", "window": 0}),
-    *[("transformer", field, value, {"family": "llama"}) for field, value in (("kv_heads", 1), ("qkv_bias", True), ("rotary_base", 500.0), ("ff_mult", 1.5))],
+    *[
+        ("transformer", field, value, {"family": "llama"})
+        for field, value in (("kv_heads", 1), ("qkv_bias", True), ("rotary_base", 500.0), ("ff_mult", 1.5))
+    ],
     *[(name, "wrap_pos", True, {"family": "gpt2"}) for name in MEMORY],
     ("transformer", "window_detach", True, {}),
     *[(name, "memory_tokens", 3, {}) for name in MEMORY],
     *[(name, field, value, {}) for name in ("xl", "rmt_xl") for field, value in XL_FLIPS.items()],
-    *[("rmt_r", field, value, {}) for field, value in (("retrieval", "top_1"), ("formula", "paper"), ("dropout", 0.5), ("norm_eps", 0.5))],
+    *[
+        ("rmt_r", field, value, {})
+        for field, value in (("retrieval", "top_1"), ("formula", "paper"), ("dropout", 0.5), ("norm_eps", 0.5))
+    ],
     *[(name, "cutoffs", [5, 11], {"tie_embeddings": False}) for name in ("xl", "rmt_xl")],
     ("tarm", "alpha", 0.7, {}),
     *[("rmt_xl", field, value, {}) for field, value in (("alpha", 0.7), ("memory_tokens", 3))],
-    *[("larimar", field, value, {}) for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))],
-    *[("larimar", field, value, {}) for field, value in (("line_tokens", 3), ("pad_id", 3), ("bos_id", 3), ("solver", "svd"), ("solver_steps", 3))],
-    *[("larimar", field, value, {}) for field, value in (("past", False), ("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))],
+    *[
+        ("larimar", field, value, {})
+        for field, value in (("encoder_layers", 1), ("latent_width", 7), ("slots", 3), ("keys", "one_hot"))
+    ],
+    *[
+        ("larimar", field, value, {})
+        for field, value in (("line_tokens", 3), ("pad_id", 3), ("bos_id", 3), ("solver", "svd"), ("solver_steps", 3))
+    ],
+    *[
+        ("larimar", field, value, {})
+        for field, value in (("past", False), ("embedding", False), ("write_noise", 0.1), ("read_noise", 0.1))
+    ],
     *[(name, "encoder_width", 12, {}) for name in ("larimar", "memreasoner")],
     *[(name, "encoder_heads", 4, {}) for name in ("larimar", "memreasoner")],
     *[("larimar", field, value, {"keys": "gaussian"}) for field, value in (("bandwidth", 0.3), ("prefix_tokens", 2))],
     ("larimar", "distinct", True, {"line_tokens": 1, "keys": "gaussian"}),
     *[
         ("memreasoner", field, value, {})
-        for field, value in (("encoder_layers", 1), ("latent_width", 6), ("slots", 3), ("line_tokens", 3), ("pad_id", 3), ("bos_id", 3))
+        for field, value in (
+            ("encoder_layers", 1),
+            ("latent_width", 6),
+            ("slots", 3),
+            ("line_tokens", 3),
+            ("pad_id", 3),
+            ("bos_id", 3),
+        )
     ],
-    *[("memreasoner", field, value, {}) for field, value in (("solver", "newton"), ("solver_steps", 3), ("past", False), ("embedding", False))],
-    *[("memreasoner", field, value, {}) for field, value in (("write_noise", 0.1), ("read_noise", 0.1), ("temporal", "none"), ("temporal", "sinusoidal"))],
-    *[("memreasoner", field, value, {}) for field, value in (("gru_layers", 2), ("bidirectional", False), ("hops", 2), ("readout", "st"))],
+    *[
+        ("memreasoner", field, value, {})
+        for field, value in (("solver", "newton"), ("solver_steps", 3), ("past", False), ("embedding", False))
+    ],
+    *[
+        ("memreasoner", field, value, {})
+        for field, value in (
+            ("write_noise", 0.1),
+            ("read_noise", 0.1),
+            ("temporal", "none"),
+            ("temporal", "sinusoidal"),
+        )
+    ],
+    *[
+        ("memreasoner", field, value, {})
+        for field, value in (("gru_layers", 2), ("bidirectional", False), ("hops", 2), ("readout", "st"))
+    ],
     ("memreasoner", "temperature", 0.3, {}),
     ("memreasoner", "temporal", "sinusoidal_from_end", {"temporal": "sinusoidal"}),
-    *[("memreasoner", field, value, {"hops": 3}) for field, value in (("alpha", 3.0), ("tolerance", 0.5), ("test_alpha", 3.0), ("update_lines", 2))],
+    *[
+        ("memreasoner", field, value, {"hops": 3})
+        for field, value in (("alpha", 3.0), ("tolerance", 0.5), ("test_alpha", 3.0), ("update_lines", 2))
+    ],
     ("memreasoner", "test_readout", "hard", {}),
     ("memreasoner", "memory", False, {"line_tokens": N}),
-    *[("armt", field, value, {}) for field, value in (("memory_dim", 5), ("nu", 2), ("update", "sequential"), ("gamma", "off"), ("gamma", "raw"))],
-    *[("armt", field, value, {}) for field, value in (("beta_on_z", True), ("eps", 0.5), ("denom_floor", 0.9), ("normalize_phi", True), ("use_denom", False))],
+    *[
+        ("armt", field, value, {})
+        for field, value in (("memory_dim", 5), ("nu", 2), ("update", "sequential"), ("gamma", "off"), ("gamma", "raw"))
+    ],
+    *[
+        ("armt", field, value, {})
+        for field, value in (
+            ("beta_on_z", True),
+            ("eps", 0.5),
+            ("denom_floor", 0.9),
+            ("normalize_phi", True),
+            ("use_denom", False),
+        )
+    ],
     *[("armt", field, value, {}) for field, value in (("recall_on_mem_rows", False), ("value_std", 0.2))],
     ("armt", "gamma_detach", False, {"gamma": "raw"}),
-    *[("mamba", field, value, {}) for field, value in (("state_dim", 3), ("expand", 3), ("conv_taps", 2), ("dt_rank", 2), ("norm_eps", 0.5))],
-    *[("mamba", field, value, {}) for field, value in (("tie_embeddings", False), ("embedding_std", 0.5), ("wd_all", False))],
-    *[("rwkv", field, value, {}) for field, value in (("heads", 4), ("ff_mult", 4.0), ("norm_eps", 0.5), ("embedding_std", 0.5))],
+    *[
+        ("mamba", field, value, {})
+        for field, value in (("state_dim", 3), ("expand", 3), ("conv_taps", 2), ("dt_rank", 2), ("norm_eps", 0.5))
+    ],
+    *[
+        ("mamba", field, value, {})
+        for field, value in (("tie_embeddings", False), ("embedding_std", 0.5), ("wd_all", False))
+    ],
+    *[
+        ("rwkv", field, value, {})
+        for field, value in (("heads", 4), ("ff_mult", 4.0), ("norm_eps", 0.5), ("embedding_std", 0.5))
+    ],
     ("rwkv", "zero_init", True, {}),
     *[(name, field, value, {}) for name in TITANS for field, value in TITANS_FLIPS.items()],
     *[(name, field, value, {}) for name in TITANS[1:] for field, value in (("heads", 4), ("window", 3))],
     *[(name, "fusion", "silu_prod", {}) for name in ("mac", "mag")],
-    *[("mac", field, value, {}) for field, value in (("long_tokens", 2), ("causal_read", False), ("write_prefix", True))],
+    *[
+        ("mac", field, value, {})
+        for field, value in (("long_tokens", 2), ("causal_read", False), ("write_prefix", True))
+    ],
 ]
 
 
 def observe(name, model, training=True):
-    """Sizes and who is spared by weight decay, logits (dropout on, fixed noise) and the gradient of the last segment's loss."""
+    """Sizes and who is spared by weight decay, logits (dropout on, fixed noise) and the gradient of the last segment's
+    loss."""
     model.train(training)
     segments = 4 if name in TITANS else 8  # they are slow, and many; gamma of ARMT leaves [0, 1] late
     ids = torch.randint(VOCAB, (2, segments * N), generator=torch.Generator().manual_seed(7))
@@ -482,7 +644,8 @@ def unflipped(name, settings, training):
 
 @pytest.mark.parametrize(("name", "field", "value", "settings"), FLIPS)
 def test_every_knob_matters(build, name, field, value, settings):
-    """A flipped field changes what the model computes, and nothing else was changed: weights of equal shape are the same."""
+    """A flipped field changes what the model computes, and nothing else was changed: weights of equal shape are the
+    same."""
     training = field not in ("test_alpha", "test_readout", "update_lines")
     default, (sizes, logits, gradient) = unflipped(name, tuple(settings.items()), training)
     flipped = build(name, **{**settings, field: value})
@@ -490,7 +653,9 @@ def test_every_knob_matters(build, name, field, value, settings):
     if not field.endswith(("_std", "_init")):
         weights = default.state_dict()
         own = flipped.state_dict()
-        flipped.load_state_dict({k: weights[k] if k in weights and weights[k].shape == v.shape else v for k, v in own.items()})
+        flipped.load_state_dict(
+            {k: weights[k] if k in weights and weights[k].shape == v.shape else v for k, v in own.items()}
+        )
     other_sizes, other_logits, other_gradient = observe(name, flipped, training)
     if sizes == other_sizes:
         changed = not torch.allclose(logits, other_logits, atol=1e-6)
@@ -500,15 +665,22 @@ def test_every_knob_matters(build, name, field, value, settings):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_knob_is_tested(name):
-    """No field without a flip: a new one has to be added to FLIPS. ``inputs``, which says what a token is, has tests/test_time_series.py."""
+    """No field without a flip: a new one has to be added to FLIPS. ``inputs``, which says what a token is, has
+    tests/test_time_series.py."""
     fields = {f.name for f in dataclasses.fields(load_class("model", name).Config)} - {"inputs"}
     shared = {f.name for f in dataclasses.fields(BackboneConfig)}
     assert fields <= {field for model, field, *_ in FLIPS if model == name or field in shared}
 
 
 INVALID = [
-    *[("transformer", field, 0) for field in ("layers", "width", "heads", "kv_heads", "ff_mult", "positions", "rotary_base")],
-    *[("transformer", field, -1.0) for field in ("rotary_fraction", "dropout", "norm_eps", "init_std", "embedding_std")],
+    *[
+        ("transformer", field, 0)
+        for field in ("layers", "width", "heads", "kv_heads", "ff_mult", "positions", "rotary_base")
+    ],
+    *[
+        ("transformer", field, -1.0)
+        for field in ("rotary_fraction", "dropout", "norm_eps", "init_std", "embedding_std")
+    ],
     *[("transformer", field, 1.5) for field in ("rotary_fraction", "dropout")],
     ("transformer", "width", 15),
     ("transformer", "kv_heads", 3),
@@ -528,7 +700,10 @@ INVALID = [
     *[("larimar", field, 0) for field in ("encoder_layers", "latent_width", "slots", "solver_steps", "bandwidth")],
     *[("larimar", field, -1) for field in ("prefix_tokens", "line_tokens", "write_noise", "read_noise")],
     *[("larimar", "bos_id", value) for value in (-2, VOCAB)],
-    *[("memreasoner", field, value) for field, value in (("encoder_width", -1), ("encoder_width", 13), ("encoder_heads", 3))],
+    *[
+        ("memreasoner", field, value)
+        for field, value in (("encoder_width", -1), ("encoder_width", 13), ("encoder_heads", 3))
+    ],
     *[("memreasoner", field, 0) for field in ("gru_layers", "hops", "temperature")],
     *[("memreasoner", field, -1) for field in ("tolerance", "alpha", "test_alpha", "update_lines")],
     ("memreasoner", "latent_width", 7),
@@ -543,7 +718,19 @@ INVALID = [
     *[("rwkv", field, -1.0) for field in ("vocab_size", "norm_eps", "embedding_std", "ff_mult")],
     ("rwkv", "width", 15),
     *[("lmm", field, 0) for field in ("layers", "width", "chunk", "memory_depth", "memory_expand", "memory_heads")],
-    *[("lmm", field, -1) for field in ("vocab_size", "norm_eps", "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")],
+    *[
+        ("lmm", field, -1)
+        for field in (
+            "vocab_size",
+            "norm_eps",
+            "persistent",
+            "conv_taps",
+            "memory_std",
+            "theta_max",
+            "ff_mult",
+            "embedding_std",
+        )
+    ],
     *[("lmm", field, value) for field in ("alpha_init", "eta_init", "theta_init") for value in (0.0, 1.0)],
     *[(name, field, 0) for name in ("mac", "mag", "mal") for field in ("heads", "window")],
     ("lmm", "memory_heads", 3),
@@ -574,7 +761,8 @@ def test_invalid_combinations(build):
 
 
 def test_memory_starts_like_embeddings(build):
-    """Spec 3 and 6.3: memory tokens are drawn with the standard deviation of the embedding table; W_v starts at 0 unless told otherwise."""
+    """Spec 3 and 6.3: memory tokens are drawn with the standard deviation of the embedding table; W_v starts at 0
+    unless told otherwise."""
     for std in (0.02, 1.0):
         for name in ("rmt", "tarm", "armt"):
             model = build(name, embedding_std=std, memory_tokens=400)
@@ -586,7 +774,8 @@ def test_memory_starts_like_embeddings(build):
 
 
 def test_fp32_follows_fp64(model, tokens):
-    """fp32 agrees with fp64 to a few 1e-5 of the norm over eight segments (ARMT's small denominators amplify rounding)."""
+    """fp32 agrees with fp64 to a few 1e-5 of the norm over eight segments (ARMT's small denominators amplify
+    rounding)."""
     single, ids = copy.deepcopy(model).float(), tokens(2, 8 * N)
     out, exact = unroll(single, ids, N).hidden_BTD, unroll(model, ids, N).hidden_BTD
     assert out.dtype == torch.float32
@@ -618,4 +807,6 @@ def test_state_precision(build, family):
             (torch.float64, None, torch.float64),
             (torch.float32, torch.float64, torch.float64),
         ):
-            assert {t.dtype for t in state_tensors(model.to(weights).init_state(1, dtype=asked)) if t.is_floating_point()} == {expected}
+            assert {
+                t.dtype for t in state_tensors(model.to(weights).init_state(1, dtype=asked)) if t.is_floating_point()
+            } == {expected}

@@ -21,21 +21,31 @@ CASES = [
 ]
 cases = pytest.mark.parametrize("config", CASES, ids=lambda c: "-".join(map(str, c.values())))
 NEEDLE = re.compile(r"One of the special magic (\w+)s for (\S+(?: - \S+)?) is: ([^.]+)\.")
-ASKED = re.compile(r"What is the special magic (\w+) for (.+) mentioned in the provided text\? The special magic \1 for \2 mentioned in the provided text is")
+ASKED = re.compile(
+    r"What is the special magic (\w+) for (.+) mentioned in the provided text\? The special magic \1 for \2 mentioned in the provided text is"
+)
 
 
 def make(**config) -> Needle:
-    return Needle(Needle.Config(**{"segments": 4, "segment_len": S, "margin": 68, "books": 2, "vocab_size": 1024, **config}))
+    return Needle(
+        Needle.Config(**{"segments": 4, "segment_len": S, "margin": 68, "books": 2, "vocab_size": 1024, **config})
+    )
 
 
 def told(task, batch):
     """Per sample its context, question and answer as text, read from the batch."""
     tokenizer, context = task.tokenizer, [list(segment) for segment in batch.context]
-    for i, (ids, targets, asked, prompt) in enumerate(zip(batch.ids_BT, batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True)):
+    for i, (ids, targets, asked, prompt) in enumerate(
+        zip(batch.ids_BT, batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True)
+    ):
         row = np.concatenate([*(s[i] for s in context if i < len(s)), ids[:asked]])
         answer = targets[targets != -100]
         assert answer[-1] == tokenizer.eos_id and (ids[prompt + len(answer) :] == tokenizer.pad_id).all()
-        yield tokenizer.decode(row.tolist()), tokenizer.decode(ids[asked:prompt].tolist()).strip(), tokenizer.decode(answer[:-1].tolist()).strip()
+        yield (
+            tokenizer.decode(row.tolist()),
+            tokenizer.decode(ids[asked:prompt].tolist()).strip(),
+            tokenizer.decode(answer[:-1].tolist()).strip(),
+        )
 
 
 @cases
@@ -71,16 +81,24 @@ def test_blind_solver(config):
 
 @cases
 def test_the_budget_is_exact(config):
-    """A context has T tokens; its needle is in front of a sentence, or behind the last whole one; without it the hay is in one piece."""
+    """A context has T tokens; its needle is in front of a sentence, or behind the last whole one; without it the hay is
+    in one piece."""
     task = make(**config)
     for segments in (2, 3, 9):
         for sample in task.at(segments=segments).samples(0, "valid", 0, 20):
             tokens = segments * task.config.segment_len - task.config.margin
-            row, start, end = sample.read(0, sample.context), int(sample.starts_F[-1]), int(sample.starts_F[-1]) + len(sample.facts[-1])
+            row, start, end = (
+                sample.read(0, sample.context),
+                int(sample.starts_F[-1]),
+                int(sample.starts_F[-1]) + len(sample.facts[-1]),
+            )
             assert sample.context == len(row) == tokens and end <= tokens
             assert np.array_equal(row[start:end], sample.facts[-1])
             note = sum(map(len, sample.facts[:-1]))
-            assert np.array_equal(np.concatenate([row[note:start], row[end:]]), sample.noise.tokens(sample.position, tokens - note - end + start))
+            assert np.array_equal(
+                np.concatenate([row[note:start], row[end:]]),
+                sample.noise.tokens(sample.position, tokens - note - end + start),
+            )
             assert (sample.position + start - note) % len(sample.noise) in sample.noise.starts_S
 
 
@@ -99,7 +117,9 @@ def test_depths():
     assert len(DEPTHS) == 40 and set(nearest.tolist()) == set(range(40))
     assert depths.min() == 0 and 99 < depths.max() <= 100 and abs(float(depths.mean()) - 50) < 4
     (sample,), depth = task.samples(0, "valid", 0, 1), task.batch(0, "valid", 0, 1).meta["depth"]
-    assert depth == pytest.approx(100 * (sample.starts_F[1] - len(sample.facts[0])) / (sample.context - sum(map(len, sample.facts))), rel=1e-5)
+    assert depth == pytest.approx(
+        100 * (sample.starts_F[1] - len(sample.facts[0])) / (sample.context - sum(map(len, sample.facts))), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("config", [{"digits": 2}, {"variant": "w", "value": "word"}], ids=["digits", "words"])
@@ -110,7 +130,9 @@ def test_splits_share_no_value_and_no_sentence(config):
         hay = load_hay(task.tokenizer, "noise", 2, split)
         seen[split] = {answer for _, _, answer in told(task, task.batch(0, split, 0, 300))}
         assert len(seen[split]) > (5 if "digits" in config else 250)
-        seen[split] |= {tuple(row) for row in np.split(hay.tokens_N, hay.starts_S[1:]) if len(row) > 20 and unknown not in row}
+        seen[split] |= {
+            tuple(row) for row in np.split(hay.tokens_N, hay.starts_S[1:]) if len(row) > 20 and unknown not in row
+        }
     assert not seen["train"] & seen["valid"] and not seen["train"] & seen["test"] and not seen["valid"] & seen["test"]
 
 
@@ -120,7 +142,9 @@ def test_books_lose_what_could_be_a_needle(tmp_path):
         (tmp_path / split).mkdir()
         text = f"The quick zebra of {split} jumped over ten lazy giraffes in Africa today. In 1745 there were 1 2 3 of them, it is said. "
         for book in range(3):
-            (tmp_path / split / f"{book}.txt").write_text((text + "A well-known zebra is what everybody in town would like to see. ") * 30)
+            (tmp_path / split / f"{book}.txt").write_text(
+                (text + "A well-known zebra is what everybody in town would like to see. ") * 30
+            )
     task = make(haystack=str(tmp_path), books=None)
     for context, *_ in told(task, task.batch(0, "test", 0, 3)):
         assert context.count("quick zebra") > 10 and "of them" not in context and "town" not in context
@@ -128,9 +152,13 @@ def test_books_lose_what_could_be_a_needle(tmp_path):
 
 
 def test_a_test_is_a_stream():
-    """What a test reads segment by segment is what is built at once, and 500,000 tokens take no more memory than a few."""
+    """What a test reads segment by segment is what is built at once, and 500,000 tokens take no more memory than a
+    few."""
     task = make(segments=6)
-    streamed, built = task.batch(0, "test", 0, 3), [sample.read(0, sample.context) for sample in task.samples(0, "test", 0, 3)]
+    streamed, built = (
+        task.batch(0, "test", 0, 3),
+        [sample.read(0, sample.context) for sample in task.samples(0, "test", 0, 3)],
+    )
     assert not isinstance(streamed.context, tuple) and streamed.prompt_B is not None
     whole = torch.cat([*streamed.context, streamed.ids_BT], dim=1)
     for row, expected in zip(whole, built, strict=True):
@@ -149,12 +177,26 @@ def test_a_test_is_a_stream():
 def test_workers_draw_the_same_bits():
     drawn = []
     for workers in (0, 1, 2):
-        data = NeedleData(segments=2, segment_len=S, margin=68, books=2, vocab_size=1024, batch_size=3, epoch_steps=3, workers=workers)
-        drawn.append([(batch.ids_BT, batch.targets_BT, *batch.context, *batch.meta.values()) for batch in data.train_dataloader()])
-    assert all(torch.equal(a, b) for other in drawn[1:] for one, two in zip(drawn[0], other, strict=True) for a, b in zip(one, two, strict=True))
+        data = NeedleData(
+            segments=2, segment_len=S, margin=68, books=2, vocab_size=1024, batch_size=3, epoch_steps=3, workers=workers
+        )
+        drawn.append(
+            [
+                (batch.ids_BT, batch.targets_BT, *batch.context, *batch.meta.values())
+                for batch in data.train_dataloader()
+            ]
+        )
+    assert all(
+        torch.equal(a, b)
+        for other in drawn[1:]
+        for one, two in zip(drawn[0], other, strict=True)
+        for a, b in zip(one, two, strict=True)
+    )
 
 
-@pytest.mark.parametrize(("said", "wanted", "score"), [("it is 1 2 3.", ["1 2 3"], 1), ("Red-Hat", ["red-hat", "x"], 0.5), ("", ["1"], 0)])
+@pytest.mark.parametrize(
+    ("said", "wanted", "score"), [("it is 1 2 3.", ["1 2 3"], 1), ("Red-Hat", ["red-hat", "x"], 0.5), ("", ["1"], 0)]
+)
 def test_string_match_all(said, wanted, score):
     assert string_match_all(said, wanted) == score
 
@@ -195,8 +237,13 @@ def test_metrics_of_what_a_model_says():
 def test_every_knob_matters(field, other, tmp_path):
     """Each field of the configuration changes the batch."""
     for split in ("train", "test"):
-        (tmp_path / f"{split}.txt").write_text("The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60)
-    a, b = (make(**{"margin": 90, "segment_len": 150, **c}).batch(0, "train", 1, 4) for c in ({}, {field: str(tmp_path) if other == "books" else other}))
+        (tmp_path / f"{split}.txt").write_text(
+            "The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60
+        )
+    a, b = (
+        make(**{"margin": 90, "segment_len": 150, **c}).batch(0, "train", 1, 4)
+        for c in ({}, {field: str(tmp_path) if other == "books" else other})
+    )
     parts = [(*a.context, a.ids_BT), (*b.context, b.ids_BT)]
     assert len(parts[0]) != len(parts[1]) or not all(torch.equal(one, two) for one, two in zip(*parts, strict=True))
 
@@ -208,7 +255,10 @@ def test_every_knob_matters(field, other, tmp_path):
         ({"value": "numbers"}, "value='numbers': expected one of auto, number, word, uuid"),
         ({"digits": 0}, "digits=0: expected 2 to 40"),
         ({"segments": 0}, "segments=0: expected at least 1"),
-        ({"segments": 1, "segment_len": 100}, "segments=1: 32 tokens are too few for note and needle, which take 46; raise segments or segment_len"),
+        (
+            {"segments": 1, "segment_len": 100},
+            "segments=1: 32 tokens are too few for note and needle, which take 46; raise segments or segment_len",
+        ),
         ({"vary": 1.0, "segment_len": 100}, "segments=1: 32 tokens are too few"),
         ({"margin": 37}, "margin=37: expected at least 38, the tokens of a question"),
         ({"margin": S}, f"margin={S}: expected less than segment_len={S}"),

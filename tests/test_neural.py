@@ -1,4 +1,5 @@
-"""The neural memory: closed forms against the rule token by token and against autograd; special cases; stability; what it may not do.
+"""The neural memory: closed forms against the rule token by token and against autograd; special cases; stability; what
+it may not do.
 
 All comparisons are in fp64. X = 2 samples times heads, keys of unit length.
 """
@@ -42,7 +43,15 @@ def gates_of(leaves, chunk):
 def run(form, leaves, chunk, **options):
     """Outputs, then weights and momentum, as a flat list."""
     q, k = (F.normalize(leaves[name], dim=-1) for name in "qk")
-    read = form(NeuralState(tuple(leaves["M"]), tuple(leaves["S"])), q, k, leaves["v"], gates_of(leaves, chunk), chunk, **options)
+    read = form(
+        NeuralState(tuple(leaves["M"]), tuple(leaves["S"])),
+        q,
+        k,
+        leaves["v"],
+        gates_of(leaves, chunk),
+        chunk,
+        **options,
+    )
     return [read.o_XTV, *read.state.M, *read.state.S]
 
 
@@ -71,7 +80,8 @@ def outcome(form, leaves, chunk, **options):
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize(("tokens", "chunk"), [(8, 4), (7, 3), (5, 9), (6, 1)])
 def test_by_chunk(depth, momentum, forget, tokens, chunk):
-    """T-TIT-chunk-lin, T-TIT-chunk-deep: the dual form equals the rule token by token in values, final state and all outer gradients."""
+    """T-TIT-chunk-lin, T-TIT-chunk-deep: the dual form equals the rule token by token in values, final state and all
+    outer gradients."""
     leaves = draw(depth, tokens, momentum, forget)
     (values, grads), (slow, slow_grads) = outcome(by_chunk, leaves, chunk), outcome(by_token, leaves, chunk)
     assert len(values) == 1 + depth * (1 + momentum) and values[0].shape == (2, tokens, K)
@@ -79,21 +89,33 @@ def test_by_chunk(depth, momentum, forget, tokens, chunk):
 
 
 @pytest.mark.parametrize(
-    "options", [{"activation": "gelu"}, {"residual": True}, {"normalized": True}, {"activation": "gelu", "residual": True, "normalized": True}], ids=str
+    "options",
+    [
+        {"activation": "gelu"},
+        {"residual": True},
+        {"normalized": True},
+        {"activation": "gelu", "residual": True, "normalized": True},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_by_chunk_options(depth, options):
-    """The same with each option, all of which change the result; without residual they do where there is an inner layer."""
+    """The same with each option, all of which change the result; without residual they do where there is an inner
+    layer."""
     leaves = draw(depth, 7)
     for W in leaves["M"]:
         W.data.mul_(2)
-    (values, grads), (slow, slow_grads) = outcome(by_chunk, leaves, 3, **options), outcome(by_token, leaves, 3, **options)
+    (values, grads), (slow, slow_grads) = (
+        outcome(by_chunk, leaves, 3, **options),
+        outcome(by_token, leaves, 3, **options),
+    )
     assert close(values, slow) and close(grads, slow_grads)
     assert torch.allclose(values[0], run(by_chunk, leaves, 3)[0]) == (depth == 1 and "residual" not in options)
 
 
 def by_autograd(leaves, chunk, activation="silu", residual=False):
-    """Section 3.1 with autograd's gradients of the inner loss at the weights of the chunk's start; one sample and head at a time."""
+    """Section 3.1 with autograd's gradients of the inner loss at the weights of the chunk's start; one sample and head
+    at a time."""
     out, q, k = [], F.normalize(leaves["q"], dim=-1), F.normalize(leaves["k"], dim=-1)
     log_keep, log_eta, theta = gates_of(leaves, chunk)
     act = F.silu if activation == "silu" else F.gelu
@@ -122,16 +144,20 @@ def by_autograd(leaves, chunk, activation="silu", residual=False):
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"activation": "gelu", "residual": True}], ids=str)
 def test_surprise_is_the_gradient(depth, chunk, options):
-    """T-TIT-b1: with chunks of one token, and of several, both forms equal a loop over tokens with autograd's inner gradients."""
+    """T-TIT-b1: with chunks of one token, and of several, both forms equal a loop over tokens with autograd's inner
+    gradients."""
     for momentum in (True, False):
         leaves = draw(depth, 7, momentum)
         slow = by_autograd(leaves, chunk, **options)
-        assert close(run(by_chunk, leaves, chunk, **options), slow) and close(run(by_token, leaves, chunk, **options), slow)
+        assert close(run(by_chunk, leaves, chunk, **options), slow) and close(
+            run(by_token, leaves, chunk, **options), slow
+        )
 
 
 @pytest.mark.parametrize("real", [None, 5])
 def test_coefficients(real):
-    """T-TIT-scan: the coefficients are those of the two recurrences, also where eta = 0 or alpha = 1 inside the chunk or a token is not real."""
+    """T-TIT-scan: the coefficients are those of the two recurrences, also where eta = 0 or alpha = 1 inside the chunk
+    or a token is not real."""
     T, generator = 7, torch.Generator().manual_seed(0)
     alpha, eta, theta = (torch.rand(2, 1, T, generator=generator, dtype=torch.float64) for _ in range(3))
     alpha[0, 0, 2], eta[0, 0, 4], eta[1, 0, 0], alpha[1, 0, 3] = 1, 0, 0, 0
@@ -154,8 +180,9 @@ def test_coefficients(real):
 
 
 def test_delta():
-    """T-TIT-delta: a matrix without momentum, token by token, is the delta rule; with alpha the erased part is relative to the undecayed
-    memory, which is the gated delta rule (decay first) once the gradient is taken at the decayed one."""
+    """T-TIT-delta: a matrix without momentum, token by token, is the delta rule; with alpha the erased part is relative
+    to the undecayed memory, which is the gated delta rule (decay first) once the gradient is taken at the decayed
+    one."""
     leaves, T = draw(1, 6, momentum=False), 6
     q, k, v = F.normalize(leaves["q"], dim=-1), F.normalize(leaves["k"], dim=-1), leaves["v"]
     for forget in (False, True):
@@ -175,13 +202,16 @@ def test_delta():
         for t in range(T):  # one token with alpha only, then its gradient without
             decayed = log_keep[:, t, None, None].exp() * decayed
             one = Gates(torch.zeros(2, 1), torch.zeros(2, 1), theta[:, t, None])
-            decayed = by_chunk(NeuralState((decayed,), ()), q[:, t, None], k[:, t, None], v[:, t, None], one, 1).state.M[0]
+            decayed = by_chunk(
+                NeuralState((decayed,), ()), q[:, t, None], k[:, t, None], v[:, t, None], one, 1
+            ).state.M[0]
         assert torch.allclose(decayed, gated, rtol=1e-12)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_ttt(depth):
-    """T-TIT-ttt: without momentum and forgetting a chunk is a step of gradient descent on the sum of its tokens' losses."""
+    """T-TIT-ttt: without momentum and forgetting a chunk is a step of gradient descent on the sum of its tokens'
+    losses."""
     leaves, chunk = draw(depth, 6, momentum=False, forget=False), 3
     k, theta = F.normalize(leaves["k"], dim=-1), gates_of(leaves, chunk).theta_XT
     M = [W.detach() for W in leaves["M"]]
@@ -206,13 +236,16 @@ def test_theta_zero(depth):
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("theta", [0.0, 0.1])
 def test_forget(depth, theta):
-    """T-TIT-forget: alpha = 1, eta = 0 and theta = 0 at the end of a chunk empty M and S exactly, and no gradient passes; with theta > 0
-    the surprise at the old weights stays. An emptied memory learns again if it is a matrix; at M = 0 a deeper one has no gradient."""
+    """T-TIT-forget: alpha = 1, eta = 0 and theta = 0 at the end of a chunk empty M and S exactly, and no gradient
+    passes; with theta > 0 the surprise at the old weights stays. An emptied memory learns again if it is a matrix; at M
+    = 0 a deeper one has no gradient."""
     leaves = draw(depth, 6)
     q, k = F.normalize(leaves["q"], dim=-1), F.normalize(leaves["k"], dim=-1)
     log_keep, log_eta, rate = gates_of(leaves, 3)
     last = torch.tensor([False] * 5 + [True])
-    gates = Gates(log_keep.masked_fill(last, -torch.inf), log_eta.masked_fill(last, -torch.inf), rate.masked_fill(last, theta))
+    gates = Gates(
+        log_keep.masked_fill(last, -torch.inf), log_eta.masked_fill(last, -torch.inf), rate.masked_fill(last, theta)
+    )
     state = by_chunk(NeuralState(tuple(leaves["M"]), tuple(leaves["S"])), q, k, leaves["v"], gates, 3).state
     assert all(not W.any() for W in (*state.M, *state.S)) == (theta == 0)
     grads = torch.autograd.grad(weighted([*state.M, *state.S]), flat(leaves), materialize_grads=True)
@@ -228,7 +261,9 @@ def test_exact_zeros_inside_a_chunk():
     for zero in (-torch.inf, -1e3):
         log_keep, log_eta, theta = gates_of(leaves, 3)
         gates = Gates(log_keep.masked_fill(inside, zero), log_eta.masked_fill(inside.roll(1), zero), theta)
-        read = by_chunk(NeuralState(tuple(leaves["M"]), tuple(leaves["S"])), leaves["q"], leaves["k"], leaves["v"], gates, 3)
+        read = by_chunk(
+            NeuralState(tuple(leaves["M"]), tuple(leaves["S"])), leaves["q"], leaves["k"], leaves["v"], gates, 3
+        )
         values = [read.o_XTV, *read.state.M, *read.state.S]
         found.append([*values, *torch.autograd.grad(weighted(values), flat(leaves))])
     assert all(t.isfinite().all() for t in found[0]) and close(*found, 1e-12)
@@ -237,7 +272,8 @@ def test_exact_zeros_inside_a_chunk():
 @pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize(("depth", "normalized"), [(1, False), (3, False), (3, True)])
 def test_grad(depth, momentum, normalized):
-    """T-TIT-grad: outer gradients equal finite differences, and so do second ones: the backward of the node is differentiable."""
+    """T-TIT-grad: outer gradients equal finite differences, and so do second ones: the backward of the node is
+    differentiable."""
     leaves = draw(depth, 3, momentum, inner=3, samples=1, width=2)
     for t in flat(leaves):
         t.data.mul_(2.0 if normalized else 0.7)
@@ -253,7 +289,9 @@ def test_grad(depth, momentum, normalized):
 def test_products_gradients_numerically():
     """First and second derivatives of both; gates of exactly 0 give 0 and no gradient that is not finite."""
     log_XNT = -torch.rand(2, 2, 5, dtype=torch.float64)
-    assert torch.autograd.gradcheck(products, log_XNT.requires_grad_()) and torch.autograd.gradgradcheck(products, log_XNT)
+    assert torch.autograd.gradcheck(products, log_XNT.requires_grad_()) and torch.autograd.gradgradcheck(
+        products, log_XNT
+    )
     apart = [torch.stack(products(one)[:1]) for one in log_XNT.unbind(0)]
     assert torch.equal(torch.func.vmap(lambda one: products(one)[0])(log_XNT), torch.cat(apart))
     closed = log_XNT.detach().index_fill(2, torch.tensor([2]), -torch.inf).requires_grad_()
@@ -263,9 +301,15 @@ def test_products_gradients_numerically():
 
 
 def test_padding():
-    """Tokens that are not real, at the end, leave state and gradients as those of the real ones alone; whole chunks of them too."""
+    """Tokens that are not real, at the end, leave state and gradients as those of the real ones alone; whole chunks of
+    them too."""
     leaves, lengths = draw(3, 8), [4, 7]
-    q, k, v, gates = F.normalize(leaves["q"], dim=-1), F.normalize(leaves["k"], dim=-1), leaves["v"], gates_of(leaves, 3)
+    q, k, v, gates = (
+        F.normalize(leaves["q"], dim=-1),
+        F.normalize(leaves["k"], dim=-1),
+        leaves["v"],
+        gates_of(leaves, 3),
+    )
     state = NeuralState(tuple(leaves["M"]), tuple(leaves["S"]))
     real = torch.arange(8) < torch.tensor(lengths)[:, None]
     for momentum in (True, False):
@@ -300,7 +344,9 @@ def test_vmap():
         def memory(a, b, c, d, q, k, v, *gates):
             return by_chunk(NeuralState((a, b), (c, d)), q, k, v, Gates(*gates), 3, normalized=True).o_XTV
 
-        looped = torch.stack([memory(*(t[i] if d == 0 else t for t, d in zip(args, dims, strict=True))) for i in range(2)])
+        looped = torch.stack(
+            [memory(*(t[i] if d == 0 else t for t, d in zip(args, dims, strict=True))) for i in range(2)]
+        )
         assert torch.allclose(torch.func.vmap(memory, in_dims=tuple(dims))(*args), looped, rtol=1e-12)
 
 
@@ -331,11 +377,14 @@ def test_no_weights_per_token(depth):
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_normalized(depth):
-    """No step corrects more than the share theta of its error, to first order, nor is it longer than theta times the error, or |v| + |W_L|; the
-    scale is 1 where that holds by itself, as in a matrix. A memory without an error has a scale and gradients that are finite."""
+    """No step corrects more than the share theta of its error, to first order, nor is it longer than theta times the
+    error, or |v| + |W_L|; the scale is 1 where that holds by itself, as in a matrix. A memory without an error has a
+    scale and gradients that are finite."""
     leaves = draw(depth, 50)
     k, v = F.normalize(leaves["k"], dim=-1), 10 * leaves["v"]
-    M = tuple((W * torch.tensor([0.1, 3.0])[:, None, None]).detach() for W in leaves["M"])  # one of small weights, one of large ones
+    M = tuple(
+        (W * torch.tensor([0.1, 3.0])[:, None, None]).detach() for W in leaves["M"]
+    )  # one of small weights, one of large ones
     inputs, grads = neural.surprise(M, k, v)
     scale = neural.shortening(inputs, grads)[..., 0]
     steps = [-scale[..., None, None] * a[..., :, None] * g[..., None, :] for a, g in zip(inputs, grads, strict=True)]
@@ -348,7 +397,9 @@ def test_normalized(depth):
     moved = torch.autograd.functional.jvp(output, before, tuple(steps))[1]
     corrected = -(moved * error).sum(-1) / error.square().sum(-1)
     assert torch.allclose(corrected, torch.where(scale < 1, 1.0, corrected)) and (corrected <= 1 + 1e-9).all()
-    assert (length <= (1 + 1e-9) * torch.minimum(error.norm(dim=-1), v.norm(dim=-1) + M[-1].norm(dim=(1, 2))[:, None])).all()
+    assert (
+        length <= (1 + 1e-9) * torch.minimum(error.norm(dim=-1), v.norm(dim=-1) + M[-1].norm(dim=(1, 2))[:, None])
+    ).all()
     short = scale < 1 - 1e-9
     assert short.any() == (depth > 1) and not short.all() and scale.shape == (2, 50)
     weights = tuple(W.requires_grad_() for W in M)
@@ -357,19 +408,28 @@ def test_normalized(depth):
 
 
 def chunk_map(alpha, eta, theta, hit):
-    """What one chunk makes of (M, S) along a unit key that the tokens ``hit`` have and to which the others are orthogonal, (2, 2)."""
+    """What one chunk makes of (M, S) along a unit key that the tokens ``hit`` have and to which the others are
+    orthogonal, (2, 2)."""
     T = len(hit)
-    gates = Gates(torch.full((1, 1, T), 1 - alpha, dtype=torch.float64).log(), torch.full((1, 1, T), eta, dtype=torch.float64).log(), theta * hit[None, None])
+    gates = Gates(
+        torch.full((1, 1, T), 1 - alpha, dtype=torch.float64).log(),
+        torch.full((1, 1, T), eta, dtype=torch.float64).log(),
+        theta * hit[None, None],
+    )
     beta, minus_G, f, mu, minus_c = (part[0, 0] for part in coefficients(gates, True))
     return torch.tensor([[beta[-1] + minus_G[-1].sum(), f[-1]], [minus_c.sum(), mu]])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 16, 64])
 def test_limit_of_stability(chunk):
-    """With chunk*theta <= 1 - eta and constant gates no chunk amplifies, whichever of its tokens share a key: the spectral radius is at
-    most 1. From 16 tokens on, four times that theta amplifies where all share one and nothing is forgotten."""
+    """With chunk*theta <= 1 - eta and constant gates no chunk amplifies, whichever of its tokens share a key: the
+    spectral radius is at most 1. From 16 tokens on, four times that theta amplifies where all share one and nothing is
+    forgotten."""
     draws = torch.Generator().manual_seed(0)
-    sets = [torch.ones(chunk), *(torch.rand(chunk, generator=draws) < share for share in torch.rand(20, generator=draws))]
+    sets = [
+        torch.ones(chunk),
+        *(torch.rand(chunk, generator=draws) < share for share in torch.rand(20, generator=draws)),
+    ]
     for eta in (0.0, 0.1, 0.5, 0.9, 0.99, 0.999):
         theta = (1 - eta) / chunk
         for alpha in (0.0, 0.01, 0.1, 0.5, 1.0):
@@ -380,10 +440,12 @@ def test_limit_of_stability(chunk):
 
 
 def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, normalized=False):
-    """The greatest |M| on the way, over 8 memories of (4, 4) layers for each of ``keys``, which read ``tokens`` tokens with one of so many keys
-    each and values of length ``length``. A matrix begins at 0, deeper ones with random weights.
+    """The greatest |M| on the way, over 8 memories of (4, 4) layers for each of ``keys``, which read ``tokens`` tokens
+    with one of so many keys each and values of length ``length``. A matrix begins at 0, deeper ones with random
+    weights.
 
-    theta, eta: functions that return the gates (X, T) of a chunk of so many memories and tokens; alpha is uniform in [0, 0.1].
+    theta, eta: functions that return the gates (X, T) of a chunk of so many memories and tokens; alpha is uniform in
+        [0, 0.1].
     """
     draws, X = torch.Generator().manual_seed(seed), 8 * len(keys)
     book = F.normalize(torch.randn(X, max(keys), 4, generator=draws, dtype=torch.float64), dim=-1)
@@ -405,11 +467,21 @@ def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, normal
 @pytest.mark.parametrize("chunk", [1, 4, 16])
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_deep_memories_stay_bounded(depth, chunk):
-    """A matrix's limit holds for deeper memories whose values are about as long as their keys, and ``normalized`` changes nothing there; where values are
-    longer, weights then grow no more than they do, and without it the memory diverges."""
-    options = {"theta": lambda e: (1 - e) / chunk, "eta": eta_per_chunk, "tokens": 400, "keys": [1, 3, 50], "depth": depth}
+    """A matrix's limit holds for deeper memories whose values are about as long as their keys, and ``normalized``
+    changes nothing there; where values are longer, weights then grow no more than they do, and without it the memory
+    diverges."""
+    options = {
+        "theta": lambda e: (1 - e) / chunk,
+        "eta": eta_per_chunk,
+        "tokens": 400,
+        "keys": [1, 3, 50],
+        "depth": depth,
+    }
     assert longest(chunk, **options) == pytest.approx(longest(chunk, normalized=True, **options), rel=0.1)
-    assert longest(chunk, normalized=True, **options) < 8 and longest(chunk, length=30, normalized=True, **options) < 8 * 30
+    assert (
+        longest(chunk, normalized=True, **options) < 8
+        and longest(chunk, length=30, normalized=True, **options) < 8 * 30
+    )
     assert chunk > 1 or longest(chunk, length=30, **options) > 1e9
 
 
@@ -426,10 +498,17 @@ def eta_on_or_off(X, chunk, draws):
 
 
 @pytest.mark.parametrize(
-    ("eta", "chunk"), [(e, n) for e in (eta_per_token, eta_per_chunk, eta_on_or_off) for n in (1, 2, 5, 16, 64) if e != eta_on_or_off or n > 2]
+    ("eta", "chunk"),
+    [
+        (e, n)
+        for e in (eta_per_token, eta_per_chunk, eta_on_or_off)
+        for n in (1, 2, 5, 16, 64)
+        if e != eta_on_or_off or n > 2
+    ],
 )
 def test_random_gates_stay_bounded(chunk, eta):
-    """Under the documented limit, theta = (1 - eta) / chunk, random gates, chunks and keys keep |M| of the order of the values' length, 1.
+    """Under the documented limit, theta = (1 - eta) / chunk, random gates, chunks and keys keep |M| of the order of the
+    values' length, 1.
 
     Left out: an eta that jumps between 0 and 0.9 with every token or two, which makes rare large excursions.
     """
@@ -442,14 +521,21 @@ def test_undamped_gates_do_not():
 
 
 def test_beyond_the_limit():
-    """Spec 10.9: eta 0.9 and chunks of 16 equal keys diverge at theta 0.05 and not at 0.005; without momentum 1.1 / chunk is beyond what
-    0.9 / chunk is within, for the loss without 1/2 (twice theta)."""
+    """Spec 10.9: eta 0.9 and chunks of 16 equal keys diverge at theta 0.05 and not at 0.005; without momentum 1.1 /
+    chunk is beyond what 0.9 / chunk is within, for the loss without 1/2 (twice theta)."""
 
     def repeated(theta, eta, chunk=16, tokens=1600):
         key = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64).expand(1, tokens, -1)
         ones = torch.ones(1, tokens, dtype=torch.float64)
-        state = NeuralState((torch.full((1, 2, 2), 0.5, dtype=torch.float64),), (torch.zeros(1, 2, 2, dtype=torch.float64),))
-        return by_chunk(state, key, key, key, Gates(0 * ones, (eta * ones).log(), theta * ones), chunk).state.M[0].norm().item()
+        state = NeuralState(
+            (torch.full((1, 2, 2), 0.5, dtype=torch.float64),), (torch.zeros(1, 2, 2, dtype=torch.float64),)
+        )
+        return (
+            by_chunk(state, key, key, key, Gates(0 * ones, (eta * ones).log(), theta * ones), chunk)
+            .state.M[0]
+            .norm()
+            .item()
+        )
 
     assert repeated(2 * 0.05, 0.9) > 1e6 and repeated(2 * 0.005, 0.9) < 2
     assert repeated(2 * 1.1 / 16, 0.0) > 1e6 and repeated(2 * 0.9 / 16, 0.0) < 2
@@ -465,4 +551,6 @@ def test_fp32_follows_fp64():
     for name in "qkv":
         single[name] = leaves[name].detach().float().requires_grad_()
     for found, exact in zip(outcome(by_chunk, single, 16), outcome(by_chunk, leaves, 16), strict=True):
-        assert all(a.dtype == torch.float32 and (a - b).norm() <= 1e-5 * b.norm() for a, b in zip(found, exact, strict=True))
+        assert all(
+            a.dtype == torch.float32 and (a - b).norm() <= 1e-5 * b.norm() for a, b in zip(found, exact, strict=True)
+        )

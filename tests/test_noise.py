@@ -93,11 +93,41 @@ def test_spelling(books):
 @pytest.mark.parametrize(
     ("word", "ending", "form"),
     [
-        *[("carry", "ed", "carried"), ("play", "ed", "played"), ("scrub+", "ed", "scrubbed"), ("hire", "ed", "hired"), ("mend", "ed", "mended")],
-        *[("carry", "ing", "carrying"), ("scrub+", "ing", "scrubbing"), ("hire", "ing", "hiring"), ("scrub+", "", "scrub"), ("mend", "", "mend")],
-        *[("scrub+", "s", "scrubs"), ("carry", "s", "carries"), ("ferryman", "s", "ferrymen"), ("knife", "s", "knives"), ("box", "s", "boxes")],
-        *[("gentle", "ly", "gently"), ("pale", "ly", "palely"), ("dull", "ly", "dully"), ("happy", "ly", "happily"), ("calm", "ly", "calmly")],
-        *[("happy", "ness", "happiness"), ("pale", "ness", "paleness"), ("bench", "s", "benches"), ("lamp", "s", "lamps"), ("play", "s", "plays")],
+        *[
+            ("carry", "ed", "carried"),
+            ("play", "ed", "played"),
+            ("scrub+", "ed", "scrubbed"),
+            ("hire", "ed", "hired"),
+            ("mend", "ed", "mended"),
+        ],
+        *[
+            ("carry", "ing", "carrying"),
+            ("scrub+", "ing", "scrubbing"),
+            ("hire", "ing", "hiring"),
+            ("scrub+", "", "scrub"),
+            ("mend", "", "mend"),
+        ],
+        *[
+            ("scrub+", "s", "scrubs"),
+            ("carry", "s", "carries"),
+            ("ferryman", "s", "ferrymen"),
+            ("knife", "s", "knives"),
+            ("box", "s", "boxes"),
+        ],
+        *[
+            ("gentle", "ly", "gently"),
+            ("pale", "ly", "palely"),
+            ("dull", "ly", "dully"),
+            ("happy", "ly", "happily"),
+            ("calm", "ly", "calmly"),
+        ],
+        *[
+            ("happy", "ness", "happiness"),
+            ("pale", "ness", "paleness"),
+            ("bench", "s", "benches"),
+            ("lamp", "s", "lamps"),
+            ("play", "s", "plays"),
+        ],
     ],
 )
 def test_inflection(word, ending, form):
@@ -110,7 +140,11 @@ def slowly(split: str, index: int) -> str:
     for line in GRAMMAR.replace("\n  ", " ").strip().split("\n"):
         head, alternatives = line.split(" = ")
         rules[head] = [(int(body.split()[0]), body.split()[1:]) for body in alternatives.split(" | ")]
-    words = {name: inflected(name) for name in chain.from_iterable(body for rule in rules.values() for _, body in rule) if inflected(name)}
+    words = {
+        name: inflected(name)
+        for name in chain.from_iterable(body for rule in rules.values() for _, body in rule)
+        if inflected(name)
+    }
     bits = PCG64(mixed_seed(index, f"noise/{split}", 0))
 
     def choose(options, weights):
@@ -123,7 +157,13 @@ def slowly(split: str, index: int) -> str:
 
     text = ["PARAGRAPH"] * PARAGRAPHS
     while set(text) & rules.keys():
-        text = [s for symbol in text for s in (choose([b for _, b in rules[symbol]], [w for w, _ in rules[symbol]]) if symbol in rules else [symbol])]
+        text = [
+            s
+            for symbol in text
+            for s in (
+                choose([b for _, b in rules[symbol]], [w for w, _ in rules[symbol]]) if symbol in rules else [symbol]
+            )
+        ]
     turns = {name: bits.random_raw() % len(options) * (name in LOCAL) for name, options in words.items()}
     for i, name in enumerate(text):
         if name in words:

@@ -17,7 +17,9 @@ def test_paper_values_are_those_of_the_specification():
     if not SHARED.is_dir():
         pytest.skip("../shared is absent")
     for path in paper.PAPER_VALUES.glob("*.csv"):
-        ours, theirs = (list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) for file in (path, SHARED / path.name))
+        ours, theirs = (
+            list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) for file in (path, SHARED / path.name)
+        )
         assert ours and [row | {"note": ""} for row in ours] == [row | {"note": ""} for row in theirs]
 
 
@@ -25,7 +27,11 @@ def test_paper_values_are_those_of_the_specification():
 def test_notes_say_what_a_number_is(path):
     """Not in whose files it was found; and what is printed as an image has none."""
     rows = paper.paper_rows(path.stem)
-    assert not [row["note"] for row in rows if re.search(r"\bseed \d|read_file|GitHub|text copy|this machine|dash in", row["note"])]
+    assert not [
+        row["note"]
+        for row in rows
+        if re.search(r"\bseed \d|read_file|GitHub|text copy|this machine|dash in", row["note"])
+    ]
     assert not [row for row in rows if row["value"] and row["note"].startswith(paper.IMAGE)]
 
 
@@ -35,7 +41,11 @@ def paper_page(monkeypatch, tmp_path, rows):
         csv.writer(file).writerows([["table", "arm", "condition", "metric", "value", "std", "note"], *rows])
     monkeypatch.setattr(paper, "PAPER_VALUES", tmp_path)
     lines = paper.section(paper.paper_rows("made")).splitlines()
-    return [[cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else line for line in lines if line and "---" not in line]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else line
+        for line in lines
+        if line and "---" not in line
+    ]
 
 
 def test_the_papers_tables_have_the_layout_of_ours(monkeypatch, tmp_path):
@@ -48,16 +58,45 @@ def test_the_papers_tables_have_the_layout_of_ours(monkeypatch, tmp_path):
     ]
     grid = ["Table 1, accuracy %; columns: QA1", ["model", "1k", "2k"], ["a", "99", "98 ± 0.5"], ["b", "–", "7"]]
     rest = [["where", "model", "condition", "metric", "value"], ["text", "a", "QA1; 9k", "accuracy %", "50"]]
-    assert paper_page(monkeypatch, tmp_path, rows) == [*grid, *rest, "- b QA1; 2k: the best of three.", "- text: roughly."]
-    rows = [["Table 5", arm, "400M", metric, value, "", "all alike"] for arm, metric, value in zip("aabb", ["ppl", "acc"] * 2, "3456", strict=True)]
-    assert paper_page(monkeypatch, tmp_path, rows) == ["Table 5; columns: 400M", ["model", "ppl", "acc"], ["a", "3", "4"], ["b", "5", "6"], "- all alike."]
+    assert paper_page(monkeypatch, tmp_path, rows) == [
+        *grid,
+        *rest,
+        "- b QA1; 2k: the best of three.",
+        "- text: roughly.",
+    ]
+    rows = [
+        ["Table 5", arm, "400M", metric, value, "", "all alike"]
+        for arm, metric, value in zip("aabb", ["ppl", "acc"] * 2, "3456", strict=True)
+    ]
+    assert paper_page(monkeypatch, tmp_path, rows) == [
+        "Table 5; columns: 400M",
+        ["model", "ppl", "acc"],
+        ["a", "3", "4"],
+        ["b", "5", "6"],
+        "- all alike.",
+    ]
 
 
-@pytest.mark.parametrize("rows", [[("a", "x"), ("b", "y")], [("a", "x"), ("a", "y")], [("a", "x"), ("b", "x")], [*itertools.product("ab", "xy"), ("a", "x")]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", "x"), ("b", "y")],
+        [("a", "x"), ("a", "y")],
+        [("a", "x"), ("b", "x")],
+        [*itertools.product("ab", "xy"), ("a", "x")],
+    ],
+)
 def test_what_is_no_grid_stays_a_list(monkeypatch, tmp_path, rows):
-    found = paper_page(monkeypatch, tmp_path, [["Table 1", arm, condition, "acc", "1", "", ""] for arm, condition in rows])
-    assert found == [["where", "model", "condition", "metric", "value"], *(["Table 1", arm, condition, "acc", "1"] for arm, condition in rows)]
+    found = paper_page(
+        monkeypatch, tmp_path, [["Table 1", arm, condition, "acc", "1", "", ""] for arm, condition in rows]
+    )
+    assert found == [
+        ["where", "model", "condition", "metric", "value"],
+        *(["Table 1", arm, condition, "acc", "1"] for arm, condition in rows),
+    ]
 
 
 def test_an_image_is_told_once(monkeypatch, tmp_path):
-    assert paper_page(monkeypatch, tmp_path, [["Table 3", arm, "all", "", "", "", paper.IMAGE] for arm in "abc"]) == ["- Table 3: printed only as an image."]
+    assert paper_page(monkeypatch, tmp_path, [["Table 3", arm, "all", "", "", "", paper.IMAGE] for arm in "abc"]) == [
+        "- Table 3: printed only as an image."
+    ]

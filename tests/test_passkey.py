@@ -34,16 +34,26 @@ def make(**config) -> Passkey:
 @cases
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_oracle_of_lines(config, split):
-    """One line is the needle, and what it says is the answer; the question is how the line begins, and so is the tail."""
+    """One line is the needle, and what it says is the answer; the question is how the line begins, and so is the
+    tail."""
     task = make(**config)
     batch, pattern = task.batch(0, split, 0, 20), NEEDLES[task.config.needle]
     for texts, ((prompt, answer),) in zip(texts_of(task, batch), tails_of(task, batch), strict=True):
         texts = [text.strip() for text in texts]
         ((at, found),) = [(i, found[1]) for i, text in enumerate(texts) if (found := pattern.fullmatch(text))]
-        assert found == answer and texts[-1] == prompt and texts[at].startswith(prompt) and answer not in " ".join(texts[:at])
+        assert (
+            found == answer
+            and texts[-1] == prompt
+            and texts[at].startswith(prompt)
+            and answer not in " ".join(texts[:at])
+        )
         if task.config.needle == "passkey":
             block = re.findall(r"[^.]+\.", LINE)
-            assert texts[:3] == list(NOTE) and texts[at + 1 : at + 3] == ["Remember it.", f"{answer} is the pass key."] and texts[-2] == "What is the pass key?"
+            assert (
+                texts[:3] == list(NOTE)
+                and texts[at + 1 : at + 3] == ["Remember it.", f"{answer} is the pass key."]
+                and texts[-2] == "What is the pass key?"
+            )
             rest = texts[3:at] + texts[at + 3 : -2]
             assert rest == [line.strip() for line in block] * (len(rest) // 5) and (at - 3) % 5 == 0
 
@@ -57,17 +67,23 @@ def test_oracle_of_text(config):
         batch, samples = task.batch(0, split, 0, 12), sorted(task.samples(0, split, 0, 12), key=lambda s: -s.segments)
         for sample, ((prompt, answer),) in zip(samples, tails_of(task, batch), strict=True):
             assert pattern.findall(task.tokenizer.decode(sample.read(0, sample.context).tolist())) == [answer]
-            assert re.search(r"(What is the pass key\? The pass key is|The magic number is|The best thing to do in San Francisco is)$", prompt)
+            assert re.search(
+                r"(What is the pass key\? The pass key is|The magic number is|The best thing to do in San Francisco is)$",
+                prompt,
+            )
             assert sample.context <= task.config.tokens
 
 
 @pytest.mark.parametrize("needle", NEEDLES)
 def test_lines_do_not_depend_on_length_and_depth(needle):
-    """Claim L1: a longer passkey context has the same distinct lines; the needle is the same sentence wherever it lies."""
+    """Claim L1: a longer passkey context has the same distinct lines; the needle is the same sentence wherever it
+    lies."""
     short, long = (make(needle=needle, tokens=n, depth=d) for n, d in ((200, 10), (900, 80)))
     lines = [set(next(texts_of(task, task.batch(0, "test", 0, 1)))) for task in (short, long)]
     if needle == "passkey":
-        assert {line for line in lines[0] if not re.search(r"\d", line)} == {line for line in lines[1] if not re.search(r"\d", line)}
+        assert {line for line in lines[0] if not re.search(r"\d", line)} == {
+            line for line in lines[1] if not re.search(r"\d", line)
+        }
     assert all(sum(bool(NEEDLES[needle].fullmatch(line)) for line in part) == 1 for part in lines)
 
 
@@ -87,21 +103,42 @@ def test_depths(needle):
 
 def test_splits_share_no_number():
     task = make(digits=3, tokens=100)
-    seen = [{tails[0][1] for tails in tails_of(task, task.batch(0, split, 0, 300))} for split in ("train", "valid", "test")]
-    assert all(len(values) > 50 for values in seen) and not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+    seen = [
+        {tails[0][1] for tails in tails_of(task, task.batch(0, split, 0, 300))} for split in ("train", "valid", "test")
+    ]
+    assert (
+        all(len(values) > 50 for values in seen)
+        and not seen[0] & seen[1]
+        and not seen[0] & seen[2]
+        and not seen[1] & seen[2]
+    )
 
 
 def test_numbers_of_several_lengths():
-    """All of ``train_digits`` in training and validation, each where its hash says; those of a test are as long as it asks."""
+    """All of ``train_digits`` in training and validation, each where its hash says; those of a test are as long as it
+    asks."""
     task, tests = make(train_digits=[1, 2, 4], tokens=100), {}
     for split in ("train", "valid", "test"):
-        batch = task.at(test_digits=[2, 4]).test_conditions()[1][1].batch(0, split, 0, 60) if split == "test" else task.batch(0, split, 0, 60)
+        batch = (
+            task.at(test_digits=[2, 4]).test_conditions()[1][1].batch(0, split, 0, 60)
+            if split == "test"
+            else task.batch(0, split, 0, 60)
+        )
         answers = [tails[0][1].replace(" ", "") for tails in tails_of(task, batch)]
         tests[split] = {answer for answer in answers if len(answer) > 1}
-        assert set(map(len, answers)) == ({4} if split == "test" else {1, 2, 4}) and batch.meta["digits"].tolist() == [*map(len, answers)]
+        assert set(map(len, answers)) == ({4} if split == "test" else {1, 2, 4}) and batch.meta["digits"].tolist() == [
+            *map(len, answers)
+        ]
     assert not tests["train"] & tests["valid"] and not tests["train"] & tests["test"]
-    seen = SimpleNamespace(trained=SimpleNamespace(task={"digits": 3, "train_digits": [1, 8, 2]}, stages=[{"task": {"tokens": 64}}]))
-    assert Job.train_x(SimpleNamespace(experiment=SimpleNamespace(report=SimpleNamespace(x="test_digits")), everything=[seen])) == 8
+    seen = SimpleNamespace(
+        trained=SimpleNamespace(task={"digits": 3, "train_digits": [1, 8, 2]}, stages=[{"task": {"tokens": 64}}])
+    )
+    assert (
+        Job.train_x(
+            SimpleNamespace(experiment=SimpleNamespace(report=SimpleNamespace(x="test_digits")), everything=[seen])
+        )
+        == 8
+    )
     with pytest.raises(ValueError, match=r"train_digits=\[3, 0\]: expected 1 to 15"):
         make(train_digits=[3, 0])
 
@@ -156,12 +193,20 @@ def test_blind_solver():
     assert task.score(other, batch)["recall"].sum() == 0
 
 
-@pytest.mark.parametrize(("field", "other"), [("needle", "magic"), ("digits", 3), ("depth", 0), ("tokens", 400), ("haystack", "books"), ("books", 1)])
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("needle", "magic"), ("digits", 3), ("depth", 0), ("tokens", 400), ("haystack", "books"), ("books", 1)],
+)
 def test_every_knob_matters(field, other, tmp_path):
     for split in ("train", "test"):
-        (tmp_path / f"{split}.txt").write_text("The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60)
+        (tmp_path / f"{split}.txt").write_text(
+            "The quick brown zebras jumped over ten lazy giraffes in Africa today. " * 60
+        )
     given = {"needle": "magic"} if field in ("haystack", "books") else {}
-    a, b = (make(**{**given, **c}).batch(0, "train", 1, 4) for c in ({}, {field: str(tmp_path) if other == "books" else other}))
+    a, b = (
+        make(**{**given, **c}).batch(0, "train", 1, 4)
+        for c in ({}, {field: str(tmp_path) if other == "books" else other})
+    )
     parts = [[t for p in (*x.context, x.ids_BT) for t in (p if isinstance(p, tuple) else (p,))] for x in (a, b)]
     assert len(parts[0]) != len(parts[1]) or not all(torch.equal(one, two) for one, two in zip(*parts, strict=True))
 
@@ -174,7 +219,10 @@ def test_every_knob_matters(field, other, tmp_path):
         ({"digits": 16}, "digits=16: expected 1 to 15"),
         ({"depth": 101}, "depth=101: expected 0 to 100 percent"),
         ({"tokens": -1}, "tokens=-1: expected 0 or more"),
-        ({"test_digits": [2], "test_depth": [0]}, "test_depth=[0]: a test varies one field; expected none where test_digits is given"),
+        (
+            {"test_digits": [2], "test_depth": [0]},
+            "test_depth=[0]: a test varies one field; expected none where test_digits is given",
+        ),
     ],
 )
 def test_wrong_settings(config, message):
@@ -186,7 +234,10 @@ def test_what_a_batch_tells(tmp_path):
     for config, message in (
         ({"tokens": 30}, "tokens=30: expected at least 5\\d, those of the sentences that matter"),
         ({"needle": "magic", "haystack": str(tmp_path), "vocabulary": "noise"}, "no .txt file for split 'train'"),
-        ({"segment_len": 8}, "segment_len=8: expected at least 10, the tokens of a question or prompt, its answer and EOS"),
+        (
+            {"segment_len": 8},
+            "segment_len=8: expected at least 10, the tokens of a question or prompt, its answer and EOS",
+        ),
         ({"needle": "san_francisco", "line_tokens": 8}, "line_tokens=8: expected at least 9, the tokens of a question"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -196,7 +247,10 @@ def test_what_a_batch_tells(tmp_path):
 def test_golden_sample():
     """The sampler never changes silently: old results would no longer be comparable."""
     ((texts,), (tails,)) = (
-        f(task, batch) for task in [make(needle="magic", tokens=40)] for batch in [task.batch(0, "train", 0, 1)] for f in (texts_of, tails_of)
+        f(task, batch)
+        for task in [make(needle="magic", tokens=40)]
+        for batch in [task.batch(0, "train", 0, 1)]
+        for f in (texts_of, tails_of)
     )
     told = "The magic number is 8 1 6 2 9. | The <unk> of Galdale seemed heavy and heavy; the churchyard was stubborn in winter and honest in summer."
     assert " | ".join(texts).startswith(told) and tails[0][1] == "8 1 6 2 9"

@@ -1,4 +1,5 @@
-"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and everything that must be refused."""
+"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and everything that must be
+refused."""
 
 import dataclasses
 import json
@@ -41,7 +42,8 @@ WRAPPING = [name for name in MODELS if around_a_decoder(name)]
 
 
 def test_round_trip(model, tmp_path):
-    """Every registered model comes back as it was: class, configuration, weights, precision and tied weights; in eval mode."""
+    """Every registered model comes back as it was: class, configuration, weights, precision and tied weights; in eval
+    mode."""
     for folder in (tmp_path / "new" / "folder", tmp_path):  # made where it is missing
         model.save_pretrained(folder)
         for cls in (type(model), SegmentRecurrent):
@@ -82,7 +84,9 @@ def test_only_registered_classes_are_saved(tmp_path):
         pass
 
     refused(ValueError, ("Mine", "MODELS"), Mine(build_model("rmt").config).save_pretrained, tmp_path)
-    refused(ValueError, "SegmentRecurrent is not registered", SegmentRecurrent.from_pretrained, _folder(tmp_path, "gpt2"))
+    refused(
+        ValueError, "SegmentRecurrent is not registered", SegmentRecurrent.from_pretrained, _folder(tmp_path, "gpt2")
+    )
 
 
 def _folder(tmp_path, backbone, **settings):
@@ -92,7 +96,8 @@ def _folder(tmp_path, backbone, **settings):
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_pretrained_decoders_get_a_memory(tmp_path, backbone):
-    """A Hugging Face folder, which has no tokenizer, serves every architecture around a decoder; its own folder serves as well."""
+    """A Hugging Face folder, which has no tokenizer, serves every architecture around a decoder; its own folder serves
+    as well."""
     folder = _folder(tmp_path, backbone)
     assert sorted(os.listdir(folder)) == ["config.json", "generation_config.json", "model.safetensors"]
     assert {"transformer", "rmt", "prmt", "armt", "tarm"} <= set(WRAPPING)
@@ -111,12 +116,16 @@ def test_memory_sizes(tmp_path):
     folder, armt, rmt = _folder(tmp_path, "gpt2"), load_class("model", "armt"), load_class("model", "rmt")
     model = armt.from_pretrained(folder, memory_tokens=5, memory_dim=6)
     assert model.memory.shape == (5, 16) and model.layers[0].to_key.weight.shape == (6, 16)
-    refused(ValueError, (str(folder), "memory_tokens=0: expected at least 1"), armt.from_pretrained, folder, memory_tokens=0)
+    refused(
+        ValueError, (str(folder), "memory_tokens=0: expected at least 1"), armt.from_pretrained, folder, memory_tokens=0
+    )
     plain = load_class("model", "transformer").from_pretrained(folder)
     assert torch.equal(logits(rmt.from_pretrained(folder, memory_tokens=0)), logits(plain))
     ids = IDS.repeat(1, 3)  # 36 tokens, and 20 positions
     assert model.generate(ids, 4, segment_len=10).shape == (2, 4)
-    refused(ValueError, ("36 rows", "20", "shorter segments"), model.generate, ids, 4)  # one segment of prompt and continuation: too long
+    refused(
+        ValueError, ("36 rows", "20", "shorter segments"), model.generate, ids, 4
+    )  # one segment of prompt and continuation: too long
     small = rmt.from_pretrained(folder, memory_tokens=2)
     refused(ValueError, ("40 rows", "20", "shorter segments"), small.step, small.init_state(2), ids)
 
@@ -132,7 +141,13 @@ def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
     from tokenizers import models, normalizers, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    sizes = {"vocab_size": len(BERT_WORDS), "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    sizes = {
+        "vocab_size": len(BERT_WORDS),
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 48,
+    }
     model = BertModel(BertConfig(**sizes, max_position_embeddings=11, layer_norm_eps=1e-5)).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -140,8 +155,13 @@ def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
             parameter.normal_(std=0.4, generator=generator)
     model.save_pretrained(tmp_path / "bert")
     backend = Backend(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token=cls_token).save_pretrained(tmp_path / "bert")
+    backend.normalizer, backend.pre_tokenizer = (
+        normalizers.BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token=cls_token).save_pretrained(
+        tmp_path / "bert"
+    )
     return tmp_path / "bert", model
 
 
@@ -159,12 +179,14 @@ def make_decoder(tmp_path):
 @pytest.mark.parametrize("name", ["larimar", "memreasoner"])
 @pytest.mark.parametrize("old", [False, True])
 def test_bert_becomes_the_encoder(tmp_path, name, old):
-    """Where every token is one piece, latents are those of BERT's pooled rows; a token of two pieces has the mean of their embeddings, and what BERT
-    drops is unknown to it. ``old``: a file with a head, a prefix and TensorFlow's names of norms."""
+    """Where every token is one piece, latents are those of BERT's pooled rows; a token of two pieces has the mean of
+    their embeddings, and what BERT drops is unknown to it. ``old``: a file with a head, a prefix and TensorFlow's names
+    of norms."""
     (bert, theirs), decoder, cls = make_bert(tmp_path), make_decoder(tmp_path), load_class("model", name)
     if old:
         weights = {
-            f"bert.{k}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t for k, t in theirs.state_dict().items()
+            f"bert.{k}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+            for k, t in theirs.state_dict().items()
         }
         safetensors.torch.save_file(weights | {"cls.predictions.bias": torch.zeros(9)}, bert / "model.safetensors")
     model = cls.from_pretrained(decoder, encoder=bert, latent_width=12)
@@ -174,7 +196,9 @@ def test_bert_becomes_the_encoder(tmp_path, name, old):
     with torch.no_grad():
         assert torch.allclose(model.encode(lines), theirs(pieces).pooler_output, atol=1e-12)
         rows = theirs.embeddings.word_embeddings.weight
-        assert torch.allclose(model.encoder.tokens.weight[3], rows[6:8].mean(0)) and torch.equal(model.encoder.tokens.weight[[5, 22]], rows[[1, 1]])
+        assert torch.allclose(model.encoder.tokens.weight[3], rows[6:8].mean(0)) and torch.equal(
+            model.encoder.tokens.weight[[5, 22]], rows[[1, 1]]
+        )
         fresh = pretrained.from_pretrained(cls, decoder, latent_width=12)
         assert torch.equal(model.decoder.tokens.weight, fresh.decoder.tokens.weight) and fresh.encoder.tokens is None
     model.save_pretrained(tmp_path / "ours")
@@ -198,21 +222,48 @@ def test_a_llama_with_an_encoder(tmp_path):
 
 
 def test_wrong_encoders(tmp_path):
-    (bert, _), decoder, larimar, rmt = make_bert(tmp_path), make_decoder(tmp_path), load_class("model", "larimar"), load_class("model", "rmt")
+    (bert, _), decoder, larimar, rmt = (
+        make_bert(tmp_path),
+        make_decoder(tmp_path),
+        load_class("model", "larimar"),
+        load_class("model", "rmt"),
+    )
     refused(ValueError, ("rmt has no encoder",), rmt.from_pretrained, decoder, encoder=bert, memory_tokens=2)
-    refused(ValueError, (f"{decoder}", "model_type='gpt2': expected bert"), larimar.from_pretrained, decoder, encoder=decoder)
-    refused(ValueError, ("encoder_width=24: expected 12, as in", "bert"), larimar.from_pretrained, decoder, encoder=bert, encoder_width=24)
+    refused(
+        ValueError,
+        (f"{decoder}", "model_type='gpt2': expected bert"),
+        larimar.from_pretrained,
+        decoder,
+        encoder=decoder,
+    )
+    refused(
+        ValueError,
+        ("encoder_width=24: expected 12, as in", "bert"),
+        larimar.from_pretrained,
+        decoder,
+        encoder=bert,
+        encoder_width=24,
+    )
     refused(FileNotFoundError, ("no/such",), larimar.from_pretrained, decoder, encoder=Path("no/such"))
     larimar.from_pretrained(decoder).save_pretrained(tmp_path / "ours")
-    refused(ValueError, ("expected none with a model of ours",), larimar.from_pretrained, tmp_path / "ours", encoder=bert)
+    refused(
+        ValueError, ("expected none with a model of ours",), larimar.from_pretrained, tmp_path / "ours", encoder=bert
+    )
     _edit(bert, hidden_act="relu")
     refused(ValueError, ("hidden_act='relu'",), larimar.from_pretrained, decoder, encoder=bert)
     _edit(bert, hidden_act="gelu", num_hidden_layers=3)
-    refused(ValueError, ("missing weights", "encoder.layer.2", "3 layers"), larimar.from_pretrained, decoder, encoder=bert)
+    refused(
+        ValueError, ("missing weights", "encoder.layer.2", "3 layers"), larimar.from_pretrained, decoder, encoder=bert
+    )
     _edit(bert, num_hidden_layers=2, hidden_size=24)
-    refused(ValueError, ("has shape", "expected rows of 24 as in the model"), larimar.from_pretrained, decoder, encoder=bert)
+    refused(
+        ValueError, ("has shape", "expected rows of 24 as in the model"), larimar.from_pretrained, decoder, encoder=bert
+    )
     _edit(bert, hidden_size=12)
-    for changes, message in (({"cls_token": None}, "without [UNK] or [CLS]"), ({"words": [*BERT_WORDS, "word6"]}, "has 9 rows, and the tokenizer an id 9")):
+    for changes, message in (
+        ({"cls_token": None}, "without [UNK] or [CLS]"),
+        ({"words": [*BERT_WORDS, "word6"]}, "has 9 rows, and the tokenizer an id 9"),
+    ):
         make_bert(tmp_path, **changes)
         refused(ValueError, (str(bert), message), larimar.from_pretrained, decoder, encoder=bert)
     (bert / "tokenizer.json").unlink()
@@ -227,21 +278,26 @@ def test_architectures_without_a_decoder_are_refused(tmp_path):
 
 
 def test_mamba_comes_from_its_own_folders(tmp_path):
-    """``Mamba.from_pretrained`` on a folder of Hugging Face's, with or without its head, and on what it then writes; flags that change no weight pass."""
+    """``Mamba.from_pretrained`` on a folder of Hugging Face's, with or without its head, and on what it then writes;
+    flags that change no weight pass."""
     mamba = load_class("model", "mamba")
     for tied in (True, False):
         theirs = hugging_face_mamba(tie_word_embeddings=tied)
         theirs.save_pretrained(tmp_path / "theirs")
         model = mamba.from_pretrained(tmp_path / "theirs")
         with torch.no_grad():
-            torch.testing.assert_close(logits(model, 5), theirs(IDS).logits.double(), rtol=0, atol=1e-5)  # Hugging Face computes its norms in fp32
+            torch.testing.assert_close(
+                logits(model, 5), theirs(IDS).logits.double(), rtol=0, atol=1e-5
+            )  # Hugging Face computes its norms in fp32
         assert type(model) is mamba and equal(model, load_huggingface(theirs, "mamba")) and not model.training
         model.save_pretrained(tmp_path / "ours")
         again = mamba.from_pretrained(tmp_path / "ours")
         assert again.config == model.config and equal(again, model)
         assert torch.equal(again.generate(IDS, 5, segment_len=4), model.generate(IDS, 5))
     assert not mamba.from_pretrained(tmp_path / "theirs", wd_all=False).config.wd_all
-    refused(ValueError, (str(tmp_path), "width=32", "leave it out"), mamba.from_pretrained, tmp_path / "theirs", width=32)
+    refused(
+        ValueError, (str(tmp_path), "width=32", "leave it out"), mamba.from_pretrained, tmp_path / "theirs", width=32
+    )
     refused(TypeError, "'memory_tokens'", mamba.from_pretrained, tmp_path / "theirs", memory_tokens=3)
     (tmp_path / "theirs" / "model.safetensors").unlink()
     refused(FileNotFoundError, "model.safetensors", mamba.from_pretrained, tmp_path / "theirs")
@@ -251,7 +307,12 @@ def test_mamba_comes_from_its_own_folders(tmp_path):
 def test_no_memory_goes_around_a_mamba(tmp_path, name):
     """``ARMT.from_pretrained`` and the like on a folder with a Mamba: one line that names both."""
     hugging_face_mamba().save_pretrained(tmp_path)
-    refused(ValueError, (str(tmp_path), "model_type='mamba'", f"arch={name!r}", "check arch and source"), load_class("model", name).from_pretrained, tmp_path)
+    refused(
+        ValueError,
+        (str(tmp_path), "model_type='mamba'", f"arch={name!r}", "check arch and source"),
+        load_class("model", name).from_pretrained,
+        tmp_path,
+    )
 
 
 # --- what is wrong with a folder
@@ -269,7 +330,9 @@ def _cut(folder, share):
 
 def _reshape(folder, name):
     weights = safetensors.torch.load_file(folder / "model.safetensors")
-    safetensors.torch.save_file(weights | {name: torch.cat([weights[name], weights[name][:1]])}, folder / "model.safetensors")
+    safetensors.torch.save_file(
+        weights | {name: torch.cat([weights[name], weights[name][:1]])}, folder / "model.safetensors"
+    )
 
 
 def _shard(folder, lost):
@@ -287,7 +350,10 @@ BOTH = [  # (what happens to a folder, error, words)
     (lambda f: _edit(f, model_type=None), ValueError, "model_type=None"),
     (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "model.safetensors"),
     (lambda f: (f / "model.safetensors").write_bytes(b""), ValueError, ("model.safetensors", "cannot be read")),
-    *[(lambda f, share=share: _cut(f, share), ValueError, ("model.safetensors", "cannot be read")) for share in (0.01, 0.5, 0.99)],
+    *[
+        (lambda f, share=share: _cut(f, share), ValueError, ("model.safetensors", "cannot be read"))
+        for share in (0.01, 0.5, 0.99)
+    ],
 ]
 OURS = [
     *BOTH,
@@ -301,9 +367,17 @@ THEIRS = [
     (lambda f: _edit(f, num_attention_heads=3), ValueError, "config.json"),
     (lambda f: _edit(f, num_hidden_layers=3), ValueError, ("missing", "layers.2")),
     (lambda f: _edit(f, tie_word_embeddings=True), ValueError, ("lm_head", "tied")),
-    (lambda f: _reshape(f, "model.layers.1.self_attn.k_proj.weight"), ValueError, ("layers.1.self_attn.k_proj.weight", "(9, 16)", "(8, 16)")),
+    (
+        lambda f: _reshape(f, "model.layers.1.self_attn.k_proj.weight"),
+        ValueError,
+        ("layers.1.self_attn.k_proj.weight", "(9, 16)", "(8, 16)"),
+    ),
     (lambda f: _shard(f, lost=True), FileNotFoundError, "model-00002-of"),
-    (lambda f: (_shard(f, lost=False), (f / "model.safetensors.index.json").write_text("{}")), ValueError, "weight_map"),
+    (
+        lambda f: (_shard(f, lost=False), (f / "model.safetensors.index.json").write_text("{}")),
+        ValueError,
+        "weight_map",
+    ),
 ]
 
 
@@ -311,14 +385,24 @@ THEIRS = [
 def test_broken_folders_of_ours(tmp_path, spoil, error, words):
     build_model("armt").save_pretrained(tmp_path)
     spoil(tmp_path)
-    refused(error, (str(tmp_path), *([words] if isinstance(words, str) else words)), load_class("model", "armt").from_pretrained, tmp_path)
+    refused(
+        error,
+        (str(tmp_path), *([words] if isinstance(words, str) else words)),
+        load_class("model", "armt").from_pretrained,
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize(("spoil", "error", "words"), THEIRS)
 def test_broken_folders_of_hugging_face(tmp_path, spoil, error, words):
     folder = _folder(tmp_path, "llama")
     spoil(folder)
-    refused(error, (str(folder), *([words] if isinstance(words, str) else words)), load_class("model", "armt").from_pretrained, folder)
+    refused(
+        error,
+        (str(folder), *([words] if isinstance(words, str) else words)),
+        load_class("model", "armt").from_pretrained,
+        folder,
+    )
 
 
 def test_shards(tmp_path):
@@ -383,5 +467,10 @@ def test_offline(tmp_path):
     folder.rename(cache / "snapshots" / commit)
     folder.symlink_to(cache / "snapshots" / commit)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-W", "error", "-c", OFFLINE, folder, tmp_path / "ours"], env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", OFFLINE, folder, tmp_path / "ours"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr

@@ -41,7 +41,10 @@ def test_claims():
 def test_two_commands():
     """Two commands set everything up; the first runs the main experiment, the second passes the tests."""
     commands = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    assert commands == ["pip install -e . && python run.py experiments/armt_ablation_gamma.yaml\n", "pip install -e '.[test]' && pytest\n"]
+    assert commands == [
+        "pip install -e . && python run.py experiments/armt_ablation_gamma.yaml\n",
+        "pip install -e '.[test]' && pytest\n",
+    ]
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"experiments/\w+\.yaml", README))))
@@ -90,8 +93,17 @@ def test_the_experiment_plans(tmp_path):
         experiment = load(path).at(scale)
         specs = experiment.plan()
         experiment.check_report(specs)
-        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [5, 10, 20]
-        assert (specs[0].model["width"], specs[0].train["lr"], specs[3].train["lr"], specs[6].train["lr"]) == (width, rate, rate, 1e-3)
+        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [
+            5,
+            10,
+            20,
+        ]
+        assert (specs[0].model["width"], specs[0].train["lr"], specs[3].train["lr"], specs[6].train["lr"]) == (
+            width,
+            rate,
+            rate,
+            1e-3,
+        )
 
 
 def test_new_model_and_task_fit_together():
@@ -141,9 +153,16 @@ print(sorted(tracker.results(tracker.find(spec.key))))
 
 def test_a_new_model_and_task_run(tmp_path):
     """One line in each registry is all that a run of the two "add" sections needs."""
-    for name, text in {"average.py": SNIPPETS[-2], "copying.py": SNIPPETS[-1], "ours.yaml": OURS, "run.py": RUN}.items():
+    for name, text in {
+        "average.py": SNIPPETS[-2],
+        "copying.py": SNIPPETS[-1],
+        "ours.yaml": OURS,
+        "run.py": RUN,
+    }.items():
         (tmp_path / name).write_text(text)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "('exact_match', 4," in done.stdout and "('exact_match', 8," in done.stdout

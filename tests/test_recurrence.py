@@ -1,7 +1,7 @@
 """The contract of every registered model, and ``unroll``, the only loop over segments.
 
-All comparisons are in fp64. ``model`` runs over the whole registry, ``layered`` over the models whose recurrence lies inside
-their layers.
+All comparisons are in fp64. ``model`` runs over the whole registry, ``layered`` over the models whose recurrence lies
+inside their layers.
 """
 
 import copy
@@ -25,7 +25,9 @@ NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", nam
 
 def same(a, b, tol=1e-10):
     """Two tensors, or two states, agree to ``tol``."""
-    return all(torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True))
+    return all(
+        torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True)
+    )
 
 
 def gradients(model, out):
@@ -51,7 +53,8 @@ def naive(model, ids, lengths, read_only=0, masks=None):
 
 @pytest.mark.parametrize(("align", "lengths"), [("left", [4, 4, 2]), ("right", [2, 4, 4]), ("center", [4, 3, 3])])
 def test_seg_roundtrip(align, lengths):
-    """T-SEG-roundtrip: every alignment cuts a sequence into segments that join to it again; none is empty or too long."""
+    """T-SEG-roundtrip: every alignment cuts a sequence into segments that join to it again; none is empty or too
+    long."""
     assert segment_lengths(10, 4, align) == lengths
     for total in range(1, 30):
         ids = torch.arange(total)
@@ -62,7 +65,8 @@ def test_seg_roundtrip(align, lengths):
 
 @pytest.mark.parametrize("align", ["left", "right", "center"])
 def test_unroll_is_the_loop(model, tokens, align):
-    """T-SEG-boundary: the joined hidden states are those of the segments in order, so the last token of one predicts the first of the next."""
+    """T-SEG-boundary: the joined hidden states are those of the segments in order, so the last token of one predicts
+    the first of the next."""
     ids = tokens(2, 3 * N + 2)
     out = unroll(model, ids, N, align=align)
     hidden, state = naive(model, ids, segment_lengths(ids.shape[1], N, align))
@@ -76,9 +80,12 @@ def test_seg_boundary_prediction(model, tokens):
     assert torch.equal(generate(model, ids[:, : 2 * N], 1, segment_len=N)[:, 0], logits[:, 2 * N - 1].argmax(-1))
 
 
-@pytest.mark.parametrize(("name", "empty"), [("rmt", {"memory_tokens": 0}), ("tarm", {"memory_tokens": 0}), ("transformer", {"window": 0})])
+@pytest.mark.parametrize(
+    ("name", "empty"), [("rmt", {"memory_tokens": 0}), ("tarm", {"memory_tokens": 0}), ("transformer", {"window": 0})]
+)
 def test_seg_shift(build, tokens, name, empty):
-    """T-SEG-shift: without memory and with one segment, the loss is exactly that of the plain backbone, shifted by one."""
+    """T-SEG-shift: without memory and with one segment, the loss is exactly that of the plain backbone, shifted by
+    one."""
     model, ids = build(name, **empty), tokens(3, 9)
     backbone = Decoder(model.config).double()
     backbone.load_state_dict({k.replace(".block.", "."): v for k, v in model.decoder.state_dict().items()})
@@ -94,11 +101,14 @@ def test_state_passing(model, tokens):
     ids = tokens(3, 4 * N)
     whole, first = unroll(model, ids, N), unroll(model, ids[:, : 2 * N], N)
     second = unroll(model, ids[:, 2 * N :], N, state=first.state)
-    assert same(torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1), whole.hidden_BTD) and same(second.state, whole.state)
+    assert same(torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1), whole.hidden_BTD) and same(
+        second.state, whole.state
+    )
 
 
 def test_state_pure(model, tokens):
-    """T-STATE-pure: interleaved samples equal separate ones; the same state twice gives the same bits; no state stays behind."""
+    """T-STATE-pure: interleaved samples equal separate ones; the same state twice gives the same bits; no state stays
+    behind."""
     a, b = tokens(2, 2 * N).chunk(2)
     before = copy.deepcopy(model.state_dict())
     (state_a, state_b), hidden = (model.init_state(1), model.init_state(1)), {}
@@ -112,7 +122,10 @@ def test_state_pure(model, tokens):
     first, again = model.step(state_a, b[:, :N]), model.step(state_a, b[:, :N])
     assert torch.equal(first[0], again[0]) and same(first[1], again[1], 0)
     assert all(torch.equal(x, y) for x, y in zip(kept, state_tensors(state_a), strict=True))
-    assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and before.keys() == model.state_dict().keys()
+    assert (
+        all(torch.equal(v, model.state_dict()[k]) for k, v in before.items())
+        and before.keys() == model.state_dict().keys()
+    )
 
 
 def test_batch_rows_are_independent(model, tokens):
@@ -125,14 +138,17 @@ def test_batch_rows_are_independent(model, tokens):
 
 @pytest.mark.parametrize("changed", [0, 3, 7, 12])
 def test_causal(model, tokens, changed):
-    """T-CAUSAL: another token at j changes no hidden state before j, the one at j, and, through the memory, those of later segments."""
+    """T-CAUSAL: another token at j changes no hidden state before j, the one at j, and, through the memory, those of
+    later segments."""
     ids = tokens(2, 4 * N)
     other = ids.clone()
     other[:, changed] = (ids[:, changed] + 1) % 19
     moved = (unroll(model, ids, N).hidden_BTD - unroll(model, other, N).hidden_BTD).abs().amax((0, 2))
     assert (moved[:changed] < 1e-12).all() and moved[changed] > 1e-3
     end = (changed // N + 1) * N
-    if type(model).__name__ == "MemReasoner" and end == 2 * N:  # its second line asks about the first, and finds that, whatever it asks
+    if (
+        type(model).__name__ == "MemReasoner" and end == 2 * N
+    ):  # its second line asks about the first, and finds that, whatever it asks
         end += N
     assert (moved[end : end + N] > 1e-9).all() == (model.state_floats(model.init_state(1)) > 0)
 
@@ -141,7 +157,8 @@ def test_causal(model, tokens, changed):
 
 
 def test_seg_mask(model, tokens):
-    """T-SEG-mask: padding changes no hidden state of a real token, nor the state of a sample that ended with a segment."""
+    """T-SEG-mask: padding changes no hidden state of a real token, nor the state of a sample that ended with a
+    segment."""
     lengths = [3, 2 * N, 2 * N + 3, 4 * N]
     ids = tokens(len(lengths), 4 * N)
     mask = torch.arange(4 * N) < torch.tensor(lengths)[:, None]
@@ -159,7 +176,9 @@ def test_leading_padding_segments(model, tokens):
     ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
     mask[1, :N] = False
     late, alone = unroll(model, ids, N, mask_BT=mask), unroll(model, ids[1:, N:], N)
-    assert same(late.hidden_BTD[1:, N:], alone.hidden_BTD) and same(model.reorder(late.state, torch.tensor([1])), alone.state)
+    assert same(late.hidden_BTD[1:, N:], alone.hidden_BTD) and same(
+        model.reorder(late.state, torch.tensor([1])), alone.state
+    )
 
 
 def test_full_mask_is_no_mask(model, tokens):
@@ -185,7 +204,8 @@ def test_masked_token_is_invisible(model, tokens):
 
 @pytest.mark.parametrize(("bptt", "read_only"), [(None, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 1), (3, 1)])
 def test_gradient_reach(model, bptt, read_only):
-    """T-RMT-grad, T-ARMT-bptt: the last segment's loss reaches ``bptt`` segments (all by default), and the others get exactly 0."""
+    """T-RMT-grad, T-ARMT-bptt: the last segment's loss reaches ``bptt`` segments (all by default), and the others get
+    exactly 0."""
     ids = torch.arange(4).repeat_interleave(N).expand(2, -1)  # segment s is made of token s
     hidden = unroll(model, ids, N, bptt=bptt, read_only=read_only).hidden_BTD[:, LAST]
     loss = (hidden * torch.randn_like(hidden)).sum()
@@ -197,7 +217,8 @@ def test_gradient_reach(model, bptt, read_only):
 
 @pytest.mark.parametrize("read_only", [0, 2])
 def test_bptt_values_and_full_length(model, tokens, read_only):
-    """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial memory included."""
+    """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial
+    memory included."""
     ids = tokens(2, 4 * N)
     full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only) for b in (None, 1, 4))
     assert torch.equal(full.hidden_BTD, cut.hidden_BTD) and same(full.state, cut.state, 0)
@@ -206,7 +227,8 @@ def test_bptt_values_and_full_length(model, tokens, read_only):
 
 
 def test_bptt_counts_readers_once(model):
-    """However many segments only read, they are one of the ``bptt`` levels: with 2, each of them reaches the last write."""
+    """However many segments only read, they are one of the ``bptt`` levels: with 2, each of them reaches the last
+    write."""
     ids = torch.arange(5).repeat_interleave(N).expand(2, -1)
     hidden = unroll(model, ids, N, bptt=2, read_only=2).hidden_BTD[:, LAST]
     (grad,) = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), model.decoder.tokens.weight)
@@ -221,7 +243,11 @@ def test_bptt_cuts_a_given_state(model, tokens):
     carried = [t for t in state_tensors(state) if t.requires_grad]
     for bptt in (2, 3):
         hidden = unroll(model, ids[:, N:], N, state=state, bptt=bptt).hidden_BTD
-        grads = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), carried, materialize_grads=True) if carried else []
+        grads = (
+            torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), carried, materialize_grads=True)
+            if carried
+            else []
+        )
         assert any(g.any() for g in grads) == (bptt == 3 and bool(carried))
 
 
@@ -234,11 +260,15 @@ def test_activation_checkpointing(model, tokens):
     plain = unroll(model, ids, N)
     recomputed = plain._replace(hidden_BTD=torch.cat(hidden, dim=1), state=state)
     assert torch.equal(recomputed.hidden_BTD, plain.hidden_BTD)
-    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(gradients(model, recomputed), gradients(model, plain), strict=True))
+    assert all(
+        torch.allclose(a, b, rtol=1e-12)
+        for a, b in zip(gradients(model, recomputed), gradients(model, plain), strict=True)
+    )
 
 
 def test_inference_mode_leaves_no_trace(build, tokens):
-    """Validation under ``inference_mode`` at a new length does not break training at that length (cached rotary tables)."""
+    """Validation under ``inference_mode`` at a new length does not break training at that length (cached rotary
+    tables)."""
     model, ids = build("transformer"), tokens(1, 13)
     with torch.inference_mode():
         unroll(model, ids, 13)
@@ -250,12 +280,16 @@ def test_inference_mode_leaves_no_trace(build, tokens):
 
 
 def test_state_floats(model, tokens):
-    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but for RMT-R and the readers of lines."""
+    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but
+    for RMT-R and the readers of lines."""
     short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
     real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
     assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
     fresh = model.state_floats(model.init_state(1))
-    assert (model.state_floats(short), model.state_floats(long)) == (fresh + model.state_growth, fresh + 9 * model.state_growth)
+    assert (model.state_floats(short), model.state_floats(long)) == (
+        fresh + model.state_growth,
+        fresh + 9 * model.state_growth,
+    )
     assert bool(model.state_growth) == (type(model).__name__ in ("RMTR", "Larimar", "MemReasoner"))
 
 
@@ -299,7 +333,8 @@ def test_tuple_of_segments(model, tokens, options):
 
 @pytest.mark.parametrize("schedule", ["sequential", "diagonal"])
 def test_samples_that_begin_later(model, tokens, schedule):
-    """Samples of 4, 2 and 1 segments that end together equal each by itself: hidden states, state and all gradients (1e-10)."""
+    """Samples of 4, 2 and 1 segments that end together equal each by itself: hidden states, state and all gradients
+    (1e-10)."""
     if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
         pytest.skip("no diagonal schedule")
     ids, counts = tokens(3, 4 * N), (4, 2, 1)
@@ -308,19 +343,25 @@ def test_samples_that_begin_later(model, tokens, schedule):
     joined = unroll(model, segments, keep=1, schedule=schedule)
     alone = [unroll(model, ids[i : i + 1, (4 - count) * N :], N, keep=1) for i, count in enumerate(counts)]
     assert same(joined.hidden_BTD, torch.cat([one.hidden_BTD for one in alone]))
-    asked = unroll(model, ids, N, state=unroll(model, segments[:3], keep=0).state, read_only=4, keep=1)  # the third begins with a question
+    asked = unroll(
+        model, ids, N, state=unroll(model, segments[:3], keep=0).state, read_only=4, keep=1
+    )  # the third begins with a question
     assert same(asked.hidden_BTD, joined.hidden_BTD)
     following = tokens(3, 5 * N)[:, 4 * N :]
     after = model.step(joined.state, following)[0]
     expected = torch.cat([model.step(one.state, following[i : i + 1])[0] for i, one in enumerate(alone)])
     assert same(after, expected)
-    got, wanted = (torch.autograd.grad(h.square().sum(), list(model.parameters()), materialize_grads=True) for h in (after, expected))
+    got, wanted = (
+        torch.autograd.grad(h.square().sum(), list(model.parameters()), materialize_grads=True)
+        for h in (after, expected)
+    )
     for a, b in zip(got, wanted, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 def test_segments_may_have_masks(model, tokens):
-    """Pairs of ids and a mask, in an iterator or a tuple, read as one tensor with its mask does, and samples may begin in one."""
+    """Pairs of ids and a mask, in an iterator or a tuple, read as one tensor with its mask does, and samples may begin
+    in one."""
     ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
     mask[0, 2:N] = mask[1, N + 1 : 2 * N] = False
     first, second, third = zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True)
@@ -340,7 +381,8 @@ def test_segments_may_have_masks(model, tokens):
 
 @pytest.mark.parametrize(("read_only", "total"), [(1, 5 * N - 2), (3, 5 * N), (3, 5 * N - 2), (5, 5 * N - 2)])
 def test_read_only_slow_twin(model, tokens, read_only, total):
-    """Read-only segments, folded into the batch, equal the loop with write=False: values, state and all gradients (1e-10)."""
+    """Read-only segments, folded into the batch, equal the loop with write=False: values, state and all gradients
+    (1e-10)."""
     ids = tokens(2, total)
     folded, lengths = unroll(model, ids, N, read_only=read_only), segment_lengths(total, N)
     looped = folded._replace(**dict(zip(("hidden_BTD", "state"), naive(model, ids, lengths, read_only), strict=True)))
@@ -369,7 +411,8 @@ def test_keep(model, tokens, read_only):
 
 
 def test_advance(model, tokens):
-    """``advance`` gives the state that ``step`` gives, and ``unroll`` uses it for all that is not kept: a reader of lines decodes nothing there."""
+    """``advance`` gives the state that ``step`` gives, and ``unroll`` uses it for all that is not kept: a reader of
+    lines decodes nothing there."""
     ids, mask, seen = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool), []
     mask[0, 2:N] = mask[1, 3 * N + 1 :] = False
     state = unroll(model, ids[:, :N], N, mask_BT=mask[:, :N]).state
@@ -392,7 +435,8 @@ def test_advance(model, tokens):
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
 def test_diagonal_equals_sequential(layered, tokens, segments):
-    """T-DIAG-eq, T-ARMT-diag, T-PRMT-diag: hidden states, final state and all gradients equal the sequential schedule's."""
+    """T-DIAG-eq, T-ARMT-diag, T-PRMT-diag: hidden states, final state and all gradients equal the sequential
+    schedule's."""
     ids = tokens(2, segments * N)
     diagonal, sequential = unroll(layered, ids, N, schedule="diagonal"), unroll(layered, ids, N)
     assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
@@ -417,7 +461,9 @@ def test_diagonal_ragged(layered, tokens, align):
     for keep in (None, 1, 2):
         diagonal = unroll(layered, ids, N, align=align, keep=keep, schedule="diagonal")
         kept = sum(lengths[-keep:] if keep else lengths)
-        assert diagonal.hidden_BTD.shape[1] == kept and same(diagonal.hidden_BTD, sequential.hidden_BTD[:, -kept:]), keep
+        assert diagonal.hidden_BTD.shape[1] == kept and same(diagonal.hidden_BTD, sequential.hidden_BTD[:, -kept:]), (
+            keep
+        )
         assert same(diagonal.state, sequential.state), keep
 
 
@@ -425,13 +471,16 @@ def test_diagonal_with_readers_and_state(layered, tokens):
     """The diagonal schedule starts from a given state and serves read-only segments."""
     ids = tokens(2, 6 * N)
     state = unroll(layered, ids[:, : 2 * N], N).state
-    diagonal, sequential = (unroll(layered, ids[:, 2 * N :], N, state=state, read_only=2, schedule=s) for s in ("diagonal", "sequential"))
+    diagonal, sequential = (
+        unroll(layered, ids[:, 2 * N :], N, state=state, read_only=2, schedule=s) for s in ("diagonal", "sequential")
+    )
     assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
 
 
 @pytest.mark.parametrize("name", NOT_LAYERED)
 def test_diagonal_refused(build, tokens, name):
-    """T-DIAG-refuse: RMT, RMT-R, TARM and whatever else hands memory from the top to the bottom has no diagonal schedule."""
+    """T-DIAG-refuse: RMT, RMT-R, TARM and whatever else hands memory from the top to the bottom has no diagonal
+    schedule."""
     assert {"rmt", "rmt_r", "tarm"} <= set(NOT_LAYERED)
     with pytest.raises(ValueError, match=f"{type(build(name)).__name__} .*diagonal.*sequential"):
         unroll(build(name), tokens(1, 2 * N), N, schedule="diagonal")
@@ -473,7 +522,8 @@ def logits_of(model, call):
 @pytest.mark.parametrize("segment_len", [N, None])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_generate_slow_twin(model, tokens, side, segment_len):
-    """T-cached-generate: in a ragged batch, every step's logits are those of a full pass over that sample alone, without padding (1e-10)."""
+    """T-cached-generate: in a ragged batch, every step's logits are those of a full pass over that sample alone,
+    without padding (1e-10)."""
     ids, mask = padded(tokens, side)
     new, steps = logits_of(model, lambda: generate(model, ids, 2 * N + 1, segment_len=segment_len, mask_BT=mask))
     assert new.shape == (len(LENGTHS), 2 * N + 1) and len(steps) == 2 * N + 1
@@ -487,7 +537,9 @@ def test_generate_goes_on_from_a_state(model, tokens):
     """The memory of what was read before can be passed in; the method is the function."""
     ids = tokens(3, 3 * N + 2)
     state = unroll(model, ids[:, : 2 * N], N).state
-    assert torch.equal(model.generate(ids[:, 2 * N :], 8, segment_len=N, state=state), generate(model, ids, 8, segment_len=N))
+    assert torch.equal(
+        model.generate(ids[:, 2 * N :], 8, segment_len=N, state=state), generate(model, ids, 8, segment_len=N)
+    )
     assert model.generate(ids).shape == (3, 20)
 
 
@@ -495,13 +547,17 @@ def test_generate_where_some_samples_begin(model, tokens):
     """A state of the first samples: the others begin with their prompts, as they do by themselves."""
     ids = tokens(3, 2 * N)
     state = unroll(model, ids[:2, :N], N, keep=0).state
-    own = model.generate(ids[:2, N:], 6, segment_len=N + 2, state=state), model.generate(ids[2:, N:], 6, segment_len=N + 2)
+    own = (
+        model.generate(ids[:2, N:], 6, segment_len=N + 2, state=state),
+        model.generate(ids[2:, N:], 6, segment_len=N + 2),
+    )
     assert torch.equal(model.generate(ids[:, N:], 6, segment_len=N + 2, state=state), torch.cat(own))
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_generate_stops(model, tokens, several):
-    """After a stop token a sample repeats it; before, and in the other samples, nothing changes; once all have ended nothing is computed."""
+    """After a stop token a sample repeats it; before, and in the other samples, nothing changes; once all have ended
+    nothing is computed."""
     ids = tokens(4, 7)
     free = generate(model, ids, 9, segment_len=N)
     stops = [free[0, 3].item(), free[1, 5].item()] if several else [free[0, 3].item()]
@@ -510,11 +566,14 @@ def test_generate_stops(model, tokens, several):
         end = next((i for i, token in enumerate(expected) if token in stops), 8)
         assert sample == expected[:end] + [expected[end]] * (9 - end)
     short, steps = logits_of(model, lambda: generate(model, ids[:1], 9, segment_len=N, stop=stops))
-    assert torch.equal(short, stopped[:1]) and len(steps) == 1 + min(free[0].tolist().index(stop) for stop in stops if stop in free[0])
+    assert torch.equal(short, stopped[:1]) and len(steps) == 1 + min(
+        free[0].tolist().index(stop) for stop in stops if stop in free[0]
+    )
 
 
 def test_generate_samples(build, tokens):
-    """The generator decides the draw; top_k 1 and a temperature near 0 are greedy; the draws follow softmax(logits / temperature)."""
+    """The generator decides the draw; top_k 1 and a temperature near 0 are greedy; the draws follow softmax(logits /
+    temperature)."""
     model, ids = build("rmt"), tokens(2, 4)
 
     def draw(seed, **options):
@@ -529,7 +588,10 @@ def test_generate_samples(build, tokens):
     assert torch.equal(torch.get_rng_state(), state)
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     for top_k, kept in ((None, [0, 1, 2, 3]), (2, [1, 2])):
-        drawn = choose(logits.expand(40_000, -1), 1.5, top_k, torch.Generator().manual_seed(0)).bincount(minlength=4) / 40_000
+        drawn = (
+            choose(logits.expand(40_000, -1), 1.5, top_k, torch.Generator().manual_seed(0)).bincount(minlength=4)
+            / 40_000
+        )
         expected = torch.zeros(4).index_copy(0, torch.tensor(kept), (logits[kept] / 1.5).softmax(0))
         assert torch.allclose(drawn, expected, atol=0.01)
 
@@ -583,7 +645,10 @@ def test_unroll_errors(build, tokens, options, message):
         unroll(build("armt"), tokens(1, 3 * N), N, **options)
 
 
-@pytest.mark.parametrize("options", [{"read_only": 1}, {"bptt": 2}, {"schedule": "diagonal"}, {"mask_BT": torch.ones(1, N, dtype=torch.bool)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"read_only": 1}, {"bptt": 2}, {"schedule": "diagonal"}, {"mask_BT": torch.ones(1, N, dtype=torch.bool)}],
+)
 def test_iterator_errors(build, tokens, options):
     """What needs the number of segments is refused for an iterator."""
     with pytest.raises(ValueError, match="iterator"):

@@ -9,7 +9,9 @@ from lit_memory.memory import scan
 from lit_memory.memory.scan import CHUNK, decayed_attention, linear_scan, selective_scan, with_kernel
 
 LENGTHS = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK - 5]
-PRECISIONS = pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["fp64", "fp32"])
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["fp64", "fp32"]
+)
 
 
 def selective_inputs(T, dtype=torch.float64, B=2, E=5, N=3):
@@ -32,7 +34,9 @@ def naive_selective(x, delta, A, B, C, h):
     """Eq. 2a with eq. 4, one token after another."""
     ys = []
     for t in range(x.shape[1]):
-        h = torch.exp(torch.einsum("be,en->ben", delta[:, t], A)) * h + torch.einsum("be,bn,be->ben", delta[:, t], B[:, t], x[:, t])
+        h = torch.exp(torch.einsum("be,en->ben", delta[:, t], A)) * h + torch.einsum(
+            "be,bn,be->ben", delta[:, t], B[:, t], x[:, t]
+        )
         ys.append(torch.einsum("ben,bn->be", h, C[:, t]))
     return torch.stack(ys, 1), h
 
@@ -75,7 +79,9 @@ def test_samples_that_the_cache_does_not_hold(rows, monkeypatch):
     monkeypatch.setattr(scan, "CACHE", rows * CHUNK * inputs[2].numel())
     apply = scan._SelectiveScan.apply
     monkeypatch.setattr(scan._SelectiveScan, "apply", lambda x, *rest: seen.append(len(x)) or apply(x, *rest))
-    assert agree(values_and_gradients(selective_scan, inputs), whole, 1e-12) and seen == [rows] * (5 // rows) + [5 % rows] * (5 % rows > 0)
+    assert agree(values_and_gradients(selective_scan, inputs), whole, 1e-12) and seen == [rows] * (5 // rows) + [
+        5 % rows
+    ] * (5 % rows > 0)
 
 
 @PRECISIONS
@@ -88,7 +94,8 @@ def test_decayed_attention_slow_twin(T, dtype, tol):
 @PRECISIONS
 @pytest.mark.parametrize("T", LENGTHS)
 def test_kernel_with_a_state_slow_twin(T, dtype, tol):
-    """A kernel without initial state and whose final state has no gradient serves both, by the tokens around the sequence."""
+    """A kernel without initial state and whose final state has no gradient serves both, by the tokens around the
+    sequence."""
     inputs, calls = selective_inputs(T, dtype), []
 
     def kernel(x, delta, A, B, C):
@@ -96,7 +103,10 @@ def test_kernel_with_a_state_slow_twin(T, dtype, tol):
         y, _ = naive_selective(x.mT, delta.mT, A, B.mT, C.mT, x.new_zeros(len(x), *A.shape))
         return y.mT
 
-    fast, slow = values_and_gradients(lambda *args: with_kernel(kernel, *args), inputs), values_and_gradients(naive_selective, inputs)
+    fast, slow = (
+        values_and_gradients(lambda *args: with_kernel(kernel, *args), inputs),
+        values_and_gradients(naive_selective, inputs),
+    )
     assert agree(fast, slow, tol) and calls == [(2, 5, T + 2 * 3)]
 
 
@@ -151,7 +161,8 @@ class Written(TorchDispatchMode):
 
 @pytest.mark.parametrize(("fn", "make"), [(selective_scan, selective_inputs), (decayed_attention, attention_inputs)])
 def test_work_is_linear_in_length(fn, make):
-    """Forward and backward of four times the tokens write four times the numbers (slicing step by step would write up to 16 times)."""
+    """Forward and backward of four times the tokens write four times the numbers (slicing step by step would write up
+    to 16 times)."""
     totals = []
     for T in (8 * CHUNK, 32 * CHUNK):
         inputs = make(T)
@@ -176,7 +187,9 @@ def test_lti():
     T = 2 * CHUNK + 6
     x, delta, A, b, c, _ = (t.detach() for t in selective_inputs(T))
     delta, b, c = (t[:1, :1] for t in (delta, b, c))
-    y, _ = selective_scan(x, delta.expand_as(x), A, b.expand(2, T, -1), c.expand(2, T, -1), torch.zeros(2, *A.shape, dtype=x.dtype))
+    y, _ = selective_scan(
+        x, delta.expand_as(x), A, b.expand(2, T, -1), c.expand(2, T, -1), torch.zeros(2, *A.shape, dtype=x.dtype)
+    )
     j = torch.arange(T)[:, None, None]
     kernel_TE = (c[0] * torch.exp(delta[0].mT * A * j) * delta[0].mT * b[0]).sum(-1)
     convolved = torch.stack([(kernel_TE[: t + 1].flip(0) * x[:, : t + 1]).sum(1) for t in range(T)], 1)

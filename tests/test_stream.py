@@ -1,4 +1,5 @@
-"""Streams: columns of a text, the memory that goes on from batch to batch, and runs that are killed in the middle of one."""
+"""Streams: columns of a text, the memory that goes on from batch to batch, and runs that are killed in the middle of
+one."""
 
 import itertools
 import math
@@ -34,7 +35,9 @@ W = 12  # tokens of a window
 @pytest.fixture
 def numbered(monkeypatch):
     """``numbered(n)``: every split is a text of n tokens, 100, 101, ..."""
-    return lambda n: monkeypatch.setattr(LanguageModeling, "text", lambda self, split: Stream(np.arange(100, 100 + n), n))
+    return lambda n: monkeypatch.setattr(
+        LanguageModeling, "text", lambda self, split: Stream(np.arange(100, 100 + n), n)
+    )
 
 
 # Columns
@@ -43,8 +46,8 @@ def numbered(monkeypatch):
 @pytest.mark.parametrize("length", [61, 75, 100])
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_training_columns(numbered, length, size):
-    """Column c of batch k is window k of the c-th part of the text, which begins at the place of the epoch; a batch begins with the last token of the
-    one before, and all that follow a token are scored."""
+    """Column c of batch k is window k of the c-th part of the text, which begins at the place of the epoch; a batch
+    begins with the last token of the one before, and all that follow a token are scored."""
     numbered(length)
     task, steps = make(stream=True), (length - 1) // size // W
     assert task.stream_steps("train", size) == steps
@@ -54,10 +57,15 @@ def test_training_columns(numbered, length, size):
         starts.append(int(first.ids_BT[0, 0]))
         for k in range(steps):
             batch = task.batch(7, "train", epoch * steps + k, size)
-            expected = [[100 + (starts[-1] - 100 + c * ((length - 1) // size) + k * W + j) % length for j in range(W + 1)] for c in range(size)]
+            expected = [
+                [100 + (starts[-1] - 100 + c * ((length - 1) // size) + k * W + j) % length for j in range(W + 1)]
+                for c in range(size)
+            ]
             assert batch.ids_BT.tolist() == expected and batch.continues == (k > 0)
             assert torch.equal(batch.targets_BT[:, 1:], batch.ids_BT[:, 1:]) and (batch.targets_BT[:, 0] == -100).all()
-    assert len(set(starts)) == 3 and len({int(task.batch(seed, "train", 0, size).ids_BT[0, 0]) for seed in range(5)}) > 2
+    assert (
+        len(set(starts)) == 3 and len({int(task.batch(seed, "train", 0, size).ids_BT[0, 0]) for seed in range(5)}) > 2
+    )
 
 
 @pytest.mark.parametrize("length", [61, 62, 73, 100])
@@ -80,7 +88,9 @@ def test_the_loss_is_that_of_the_whole_text(source, eval_batch_size):  # noqa: F
     model, data = bigram(), make_data(source, stream=True, eval_batch_size=eval_batch_size)
     tokens = data.task.text("test").tokens_N.astype(int)
     found = measure(model, data)
-    assert found["loss@3"] == pytest.approx(np.mean([-float(model.table_VV[a, b]) for a, b in itertools.pairwise(tokens)]), rel=1e-12)
+    assert found["loss@3"] == pytest.approx(
+        np.mean([-float(model.table_VV[a, b]) for a, b in itertools.pairwise(tokens)]), rel=1e-12
+    )
     assert found["perplexity@3"] == pytest.approx(math.exp(found["loss@3"]), rel=1e-6)
     assert found.keys() == {"loss@3", "perplexity@3", "bits_per_byte@3"}  # no curve by segment
 
@@ -117,7 +127,8 @@ CARRIERS = ["transformer", "xl", "rmt", "rmt_xl", "rmt_r", "prmt", "armt", "tarm
 
 @pytest.mark.parametrize("name", CARRIERS)
 def test_the_memory_goes_on_and_the_gradient_does_not(name):
-    """Losses and gradients of every batch against one reading of the stream, whose state is cut from its graph where a batch ends."""
+    """Losses and gradients of every batch against one reading of the stream, whose state is cut from its graph where a
+    batch ends."""
     module = module_of(name)
     model, state = module.model, None
     for batch in stream_of(3):
@@ -125,7 +136,10 @@ def test_the_memory_goes_on_and_the_gradient_does_not(name):
         hidden, state = unroll(model, batch.ids_BT[:, :-1], 4, state=state)
         slow = torch.nn.functional.cross_entropy(model.logits(hidden).flatten(0, 1), batch.ids_BT[:, 1:].flatten())
         torch.testing.assert_close(fast, slow, rtol=1e-12, atol=0)
-        for a, b in zip(*(torch.autograd.grad(x, list(model.parameters()), materialize_grads=True) for x in (fast, slow)), strict=True):
+        for a, b in zip(
+            *(torch.autograd.grad(x, list(model.parameters()), materialize_grads=True) for x in (fast, slow)),
+            strict=True,
+        ):
             assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
         state = detach(state)
     alone = next(stream_of(1))
@@ -153,7 +167,9 @@ def test_validation_has_a_memory_of_its_own():
     assert torch.equal(disturbed.training_step(first, 0), expected[0])
     with torch.no_grad():
         values = [disturbed.eval().evaluate(batch, make(stream=True))["loss"][0] for batch in (first, second, first)]
-    assert values[0] == values[2] == pytest.approx(expected[0].item(), rel=1e-12) and torch.equal(disturbed.train().training_step(second, 0), expected[1])
+    assert values[0] == values[2] == pytest.approx(expected[0].item(), rel=1e-12) and torch.equal(
+        disturbed.train().training_step(second, 0), expected[1]
+    )
 
 
 @pytest.mark.parametrize("name", CARRIERS)
@@ -163,7 +179,10 @@ def test_a_checkpoint_holds_the_memory(name):
     module.training_step(first, 0)
     saved = {}
     module.on_save_checkpoint(saved)
-    assert all(type(t) is torch.Tensor and not t.requires_grad and t.untyped_storage().nbytes() == t.nbytes for t in saved["carried"])
+    assert all(
+        type(t) is torch.Tensor and not t.requires_grad and t.untyped_storage().nbytes() == t.nbytes
+        for t in saved["carried"]
+    )
     again = module_of(name)
     again.on_load_checkpoint(saved)
     assert torch.equal(again.training_step(second, 0), module.training_step(second, 0))
@@ -181,10 +200,14 @@ def test_a_checkpoint_holds_the_memory(name):
 
 @pytest.fixture
 def stream_spec(make_spec, source):  # noqa: F811
-    """Three batches an epoch, validations at steps 4, 8 and 10: a run is killed in the middle of streams, and of epochs."""
+    """Three batches an epoch, validations at steps 4, 8 and 10: a run is killed in the middle of streams, and of
+    epochs."""
 
     def make(name):
-        sizes = {"rmt": "heads: 2, memory_tokens: 2", "rmt_xl": "heads: 2, head_width: 8, ff_width: 32, mem_len: 20, alpha: 0.3, dropout: 0.2"}[name]
+        sizes = {
+            "rmt": "heads: 2, memory_tokens: 2",
+            "rmt_xl": "heads: 2, head_width: 8, ff_width: 32, mem_len: 20, alpha: 0.3, dropout: 0.2",
+        }[name]
         return make_spec(
             f"model={{name: {name}, layers: 2, width: 16, {sizes}}}",
             f"task={{name: language_modeling, source: {source}, stream: true, tokenizer: char, segments: 3, segment_len: 32}}",
@@ -195,13 +218,16 @@ def stream_spec(make_spec, source):  # noqa: F811
 
 
 def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch):
-    """After kill -9 at several places, a checkpoint after every step, the run ends with the same weights, rows and carried memory, bit for bit."""
+    """After kill -9 at several places, a checkpoint after every step, the run ends with the same weights, rows and
+    carried memory, bit for bit."""
     spec = stream_spec("rmt_xl")
     monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
     whole, root = make_root("whole"), make_root("killed")
     assert forked(lambda: train(spec, whole))() == 0
     for place in [("StepSeed.on_train_batch_start", 3), ("FiniteGuard.on_before_optimizer_step", 3), ("save", 3)]:
-        assert forked(lambda: train(spec, root), (f"lit_memory.run.engine:{place[0]}", place[1], die))() == -signal.SIGKILL
+        assert (
+            forked(lambda: train(spec, root), (f"lit_memory.run.engine:{place[0]}", place[1], die))() == -signal.SIGKILL
+        )
     assert forked(lambda: train(spec, root))() == 0
     assert_same(outcome(spec, root), outcome(spec, whole))
     carried = [torch.load(checkpoint.saved(spec.folder(r))[0], weights_only=True)["carried"] for r in (root, whole)]
@@ -212,10 +238,15 @@ def test_a_lost_memory_would_be_seen(stream_spec, make_root):
     """The twin of the test before: a run that goes on with an empty memory ends elsewhere."""
     spec, roots = stream_spec("rmt"), [make_root("whole"), make_root("killed")]
     assert forked(lambda: train(spec, roots[0]))() == 0
-    assert forked(lambda: train(spec, roots[1]), ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6, die))() == -signal.SIGKILL
+    assert (
+        forked(lambda: train(spec, roots[1]), ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6, die))()
+        == -signal.SIGKILL
+    )
 
     def forgetful():
-        LIT_MODULES["rmt"].on_load_checkpoint = lambda self, saved: self.carried.update({True: [torch.zeros_like(t) for t in saved["carried"]]})
+        LIT_MODULES["rmt"].on_load_checkpoint = lambda self, saved: self.carried.update(
+            {True: [torch.zeros_like(t) for t in saved["carried"]]}
+        )
         train(spec, roots[1])
 
     assert forked(forgetful)() == 0
@@ -236,7 +267,9 @@ def test_a_column_that_is_too_short(source, split):  # noqa: F811
     """Told before the training, of every split."""
     sizes = {"batch_size": 1000} if split == "train" else {"batch_size": 1, "eval_batch_size": 1000}
     message = "segments=3: a window has 48 tokens, a column of .*text, split %s, in 1,000 columns, 1; expected fewer, or more text"
-    trainer = L.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = L.Trainer(
+        accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     with pytest.raises(ValueError, match=message % ("valid" if split == "test" else split)):
         trainer.fit(LIT_MODULES["rmt"](width=16, layers=1), make_data(source, stream=True, **sizes))
     assert trainer.global_step == 0
@@ -245,8 +278,14 @@ def test_a_column_that_is_too_short(source, split):  # noqa: F811
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("train.bptt=4", "train.bptt: 4: a batch of the stream has 3 segments, and no gradient leaves it; expected that many at most, or more task.segments"),
-        ("train.stages=[{task.segments: 2}]", "train.stages[0].task.segments: a stage of a stream cannot change what its memory comes from"),
+        (
+            "train.bptt=4",
+            "train.bptt: 4: a batch of the stream has 3 segments, and no gradient leaves it; expected that many at most, or more task.segments",
+        ),
+        (
+            "train.stages=[{task.segments: 2}]",
+            "train.stages[0].task.segments: a stage of a stream cannot change what its memory comes from",
+        ),
         ("train.stages=[{steps: 2, batch_size: 8}]", "train.stages[0].batch_size: a stage of a stream cannot change"),
     ],
 )
@@ -261,7 +300,9 @@ def test_what_a_stream_does_not_allow(make_spec, settings, message):
 def test_a_stream_has_one_device(source):  # noqa: F811
     data = make_data(source, stream=True)
     data.trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=1, world_size=2)
-    with pytest.raises(ValueError, match=r"^devices: 2 of them would each skip the batches of the others; expected 1 for a stream$"):
+    with pytest.raises(
+        ValueError, match=r"^devices: 2 of them would each skip the batches of the others; expected 1 for a stream$"
+    ):
         data.train_dataloader()
 
 
@@ -272,7 +313,10 @@ def test_a_stream_has_one_device(source):  # noqa: F811
 def test_diagnostics_follow_the_stream(source, tmp_path, monkeypatch, stream, most, count):  # noqa: F811
     """Over the batches of a stream as if they were one, and over the first windows; up to so many memories."""
     monkeypatch.setattr(modules, "MOST_TRACED", most)
-    module, data = LIT_MODULES["rmt"](width=16, layers=1, heads=2, memory_tokens=2), make_data(source, stream=stream, valid_size=16, eval_batch_size=4)
+    module, data = (
+        LIT_MODULES["rmt"](width=16, layers=1, heads=2, memory_tokens=2),
+        make_data(source, stream=stream, valid_size=16, eval_batch_size=4),
+    )
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(accelerator="cpu", max_steps=1, limit_train_batches=1, logger=CSVLogger(tmp_path), **quiet)
     trainer.fit(module, data)

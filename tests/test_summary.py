@@ -19,12 +19,17 @@ SUMMARIES = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if S
 
 @pytest.fixture
 def place(tree, tmp_path, monkeypatch):
-    """An experiment ``tiny`` with arms a and b, its report for two seeds, and a summary of it; nothing comes with the project."""
+    """An experiment ``tiny`` with arms a and b, its report for two seeds, and a summary of it; nothing comes with the
+    project."""
     monkeypatch.setattr(module, "PROJECT", tmp_path / "project")
     tree |= {"experiment": "tiny", "seeds": [0, 1]}
     tree["base"]["task"]["test_pairs"] = [2, 4]
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
-    rows = ["arm,x,metric,mean,std,n,seed_0,seed_1", "a,2,exact_match,0.95,0,2,0.9,1.0", "a,4,exact_match,0.9,0,2,0.9,0.9"]
+    rows = [
+        "arm,x,metric,mean,std,n,seed_0,seed_1",
+        "a,2,exact_match,0.95,0,2,0.9,1.0",
+        "a,4,exact_match,0.9,0,2,0.9,0.9",
+    ]
     rows += ["b,2,exact_match,0.5,0,2,0.4,0.6", "b,4,exact_match,0.5,0,1,0.5,"]
     (tmp_path / "reports" / "tiny").mkdir(parents=True)
     (tmp_path / "reports" / "tiny" / "table.csv").write_text("\n".join(rows) + "\n")
@@ -37,7 +42,11 @@ def write(place, **changes):
         "Length extrapolation": {"experiment": "tiny", "+": "model[last] >= 0.8"},
     }
     marks = {"paper_values": "armt_table2_abilities", "models": {"a": "ARMT", "b": "RMT"}, "abilities": abilities}
-    tree = {"experiment": "marks", "paper": {"title": "A paper", "item": "Table 2", "claim": "a has more"}, "marks": marks | changes}
+    tree = {
+        "experiment": "marks",
+        "paper": {"title": "A paper", "item": "Table 2", "claim": "a has more"},
+        "marks": marks | changes,
+    }
     (place / "marks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     return str(place / "marks.yaml")
 
@@ -56,7 +65,11 @@ def test_a_mark_is_the_strongest_whose_lines_hold(place):
 
 @pytest.mark.parametrize(
     ("least", "verdict"),
-    [({"+": "model[2] >= 0.4"}, "REPRODUCED"), ({"++": "model[2] >= 0.4"}, "NOT REPRODUCED"), ({"+": "model[4] >= 0.4"}, "INCOMPLETE")],
+    [
+        ({"+": "model[2] >= 0.4"}, "REPRODUCED"),
+        ({"++": "model[2] >= 0.4"}, "NOT REPRODUCED"),
+        ({"+": "model[4] >= 0.4"}, "INCOMPLETE"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_verdict_compares_with_the_paper(place, capsys, least, verdict):
@@ -66,7 +79,14 @@ def test_the_verdict_compares_with_the_paper(place, capsys, least, verdict):
     out = capsys.readouterr().out
     assert "marks (scale default): from 1 report, 0 missing" in out and verdict in out.splitlines()
     folder = place / "reports" / "marks"
-    assert {p.name for p in folder.iterdir()} == {"README.md", "figure.png", "figure.pdf", "table.csv", "table.md", "verdict.json"}
+    assert {p.name for p in folder.iterdir()} == {
+        "README.md",
+        "figure.png",
+        "figure.pdf",
+        "table.csv",
+        "table.md",
+        "verdict.json",
+    }
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == verdict
     tracker = Tracker(place)
     assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict
@@ -84,7 +104,10 @@ def test_a_report_that_does_not_exist_yet_is_named(place, capsys):
     ("changes", "message"),
     [
         ({"models": {"c": "ARMT"}}, "marks.abilities.Working Memory: expect[0] 'c[2] >= 0.9': no arm 'c'"),
-        ({"abilities": {"A": {"experiment": "tiny"}}}, 'marks.abilities.A: expected an experiment and at least one of "+" and "++"'),
+        (
+            {"abilities": {"A": {"experiment": "tiny"}}},
+            'marks.abilities.A: expected an experiment and at least one of "+" and "++"',
+        ),
         ({"abilities": {"A": {"experiment": "tiny", "+++": "model[2] > 0"}}}, "marks.abilities.A.+++: unknown key"),
         ({"abilities": {"A": {"experiment": "tinny", "+": "model[2] > 0"}}}, "no such file; did you mean"),
         ({"abilities": {"A": {"experiment": "tiny", "+": "model[3] > 0"}}}, "a[3]: 3 is not tested"),

@@ -1,4 +1,5 @@
-"""Tasks: pure samplers that an oracle solves and a blind solver does not. Registered tasks are covered by an entry in TASK_CASES.
+"""Tasks: pure samplers that an oracle solves and a blind solver does not. Registered tasks are covered by an entry in
+    TASK_CASES.
 
 A solver sees ``ids_BT`` with the answers removed (-1), and returns the ids at the scored positions.
 """
@@ -23,31 +24,123 @@ TASK_CASES = {
     ],
     "babilong": [
         {"task": "qa1", "segments": 8, "segment_len": 48, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
-        {"task": "qa5", "segments": 9, "segment_len": 32, "margin": 12, "books": 2, "vocab_size": 256, "vary": 0.5, "test_segments": [9]},
+        {
+            "task": "qa5",
+            "segments": 9,
+            "segment_len": 32,
+            "margin": 12,
+            "books": 2,
+            "vocab_size": 256,
+            "vary": 0.5,
+            "test_segments": [9],
+        },
     ],
     "needle": [
-        {"variant": "pk", "digits": 4, "note": False, "segments": 8, "segment_len": 64, "margin": 38, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
-        {"variant": "w", "segments": 7, "segment_len": 160, "books": 2, "vocab_size": 512, "vary": 0.5, "test_segments": [7]},
+        {
+            "variant": "pk",
+            "digits": 4,
+            "note": False,
+            "segments": 8,
+            "segment_len": 64,
+            "margin": 38,
+            "books": 2,
+            "vocab_size": 512,
+            "test_segments": [2, 8],
+        },
+        {
+            "variant": "w",
+            "segments": 7,
+            "segment_len": 160,
+            "books": 2,
+            "vocab_size": 512,
+            "vary": 0.5,
+            "test_segments": [7],
+        },
     ],
     "memreasoner": [
-        {"task": "qa2", "tokens": 150, "line_tokens": 12, "segment_lines": 8, "segment_len": 24, "books": 2, "vocab_size": 512, "test_tokens": [0, 150]},
-        {"task": "qa2", "layout": "text", "tokens": 200, "noise": "soft", "segment_len": 32, "margin": 16, "books": 2, "vocab_size": 256},
+        {
+            "task": "qa2",
+            "tokens": 150,
+            "line_tokens": 12,
+            "segment_lines": 8,
+            "segment_len": 24,
+            "books": 2,
+            "vocab_size": 512,
+            "test_tokens": [0, 150],
+        },
+        {
+            "task": "qa2",
+            "layout": "text",
+            "tokens": 200,
+            "noise": "soft",
+            "segment_len": 32,
+            "margin": 16,
+            "books": 2,
+            "vocab_size": 256,
+        },
     ],
     "variable_tracking": [
-        {"hops": 2, "statements": 8, "line_tokens": 24, "segment_lines": 8, "segment_len": 40, "books": 2, "vocab_size": 512, "test_statements": [4, 8]},
-        {"rules": "ruler", "layout": "text", "tokens": 400, "segment_len": 96, "margin": 90, "books": 2, "vocab_size": 512, "test_tokens": [200, 400]},
+        {
+            "hops": 2,
+            "statements": 8,
+            "line_tokens": 24,
+            "segment_lines": 8,
+            "segment_len": 40,
+            "books": 2,
+            "vocab_size": 512,
+            "test_statements": [4, 8],
+        },
+        {
+            "rules": "ruler",
+            "layout": "text",
+            "tokens": 400,
+            "segment_len": 96,
+            "margin": 90,
+            "books": 2,
+            "vocab_size": 512,
+            "test_tokens": [200, 400],
+        },
     ],
     "passkey": [
-        {"digits": 9, "line_tokens": 20, "segment_lines": 8, "tokens": 200, "segment_len": 24, "books": 2, "vocab_size": 512, "test_digits": [2, 9]},
-        {"needle": "magic", "layout": "text", "tokens": 250, "segment_len": 40, "margin": 16, "books": 2, "vocab_size": 512, "test_depth": [0, 100]},
+        {
+            "digits": 9,
+            "line_tokens": 20,
+            "segment_lines": 8,
+            "tokens": 200,
+            "segment_len": 24,
+            "books": 2,
+            "vocab_size": 512,
+            "test_digits": [2, 9],
+        },
+        {
+            "needle": "magic",
+            "layout": "text",
+            "tokens": 250,
+            "segment_len": 40,
+            "margin": 16,
+            "books": 2,
+            "vocab_size": 512,
+            "test_depth": [0, 100],
+        },
     ],
-    "time_series": [{"horizon": 24, "test_horizon": [7, 24], "patch": 12, "segment_len": 1}, {"lookback": 48, "horizon": 5, "segment_len": 1}],
-    "dna": [{"length": 60, "segment_len": 8, "test_length": [50, 60]}, {"length": 60, "segment_len": 7, "next_base": True}],
+    "time_series": [
+        {"horizon": 24, "test_horizon": [7, 24], "patch": 12, "segment_len": 1},
+        {"lookback": 48, "horizon": 5, "segment_len": 1},
+    ],
+    "dna": [
+        {"length": 60, "segment_len": 8, "test_length": [50, 60]},
+        {"length": 60, "segment_len": 7, "next_base": True},
+    ],
     "language_modeling": [
-        {"segments": 4, "segment_len": 16, "books": 1, "vocab_size": 512, "test_segments": [2, 4], **more} for more in ({}, {"stream": True})
+        {"segments": 4, "segment_len": 16, "books": 1, "vocab_size": 512, "test_segments": [2, 4], **more}
+        for more in ({}, {"stream": True})
     ],
     "quadratic": [{"test_max_root": [10, 100]}, {"max_root": 30, "segment_len": 180}],
-    "algorithmic": [{"test_length": [5, 24]}, {"task": "reverse", "symbols": 8}, {"task": "associative", "length": 4, "segment_len": 5}],
+    "algorithmic": [
+        {"test_length": [5, 24]},
+        {"task": "reverse", "symbols": 8},
+        {"task": "associative", "length": 4, "segment_len": 5},
+    ],
 }
 CASES = [(name, config) for name, configs in TASK_CASES.items() for config in configs]
 
@@ -83,7 +176,10 @@ def whole(batch):
     context = [(segment[0] if isinstance(segment, tuple) else segment).tolist() for segment in batch.context]
     if batch.ids_BT.dim() == 3:
         return [tuple(row) for row in batch.ids_BT.flatten(1).tolist()]
-    return [tuple(i for s in context if b < len(s) for i in s[b]) + tuple(ids) for b, ids in enumerate(batch.ids_BT.tolist())]
+    return [
+        tuple(i for s in context if b < len(s) for i in s[b]) + tuple(ids)
+        for b, ids in enumerate(batch.ids_BT.tolist())
+    ]
 
 
 def questions(batch):
@@ -92,7 +188,8 @@ def questions(batch):
 
 
 def parse(task, batch):
-    """Per sample: written (key, value) pairs in order, and asked keys, as tuples of ids. Written from the format of spec 1.1."""
+    """Per sample: written (key, value) pairs in order, and asked keys, as tuples of ids. Written from the format of
+    spec 1.1."""
     sep, gen, eos = (100, 101, 102) if task.config.legacy_ids else (16, 17, 18)
     for ids in questions(batch).tolist():
         pairs, asked = [], []
@@ -126,7 +223,8 @@ def test_every_task_has_cases():
 
 
 def test_batch_is_pure(task):
-    """The same arguments give the same bits whatever was drawn before; another seed, split or step gives other samples."""
+    """The same arguments give the same bits whatever was drawn before; another seed, split or step gives other
+    samples."""
     first = task.batch(0, "train", 3, 8)
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -156,20 +254,29 @@ def test_batch_is_well_formed(task):
             assert scored.any(1).all() and not scored[:, 0].any() and batch.segment_len == task.segment_len
             continue
         assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < task.vocab_size
-        assert torch.equal(batch.targets_BT[scored], batch.ids_BT[scored]) and scored.any(1).all() and not scored[:, 0].any()
-        assert batch.segment_len == task.segment_len or (batch.segment_len < task.segment_len and split != "test" and batch.read_only)
+        assert (
+            torch.equal(batch.targets_BT[scored], batch.ids_BT[scored])
+            and scored.any(1).all()
+            and not scored[:, 0].any()
+        )
+        assert batch.segment_len == task.segment_len or (
+            batch.segment_len < task.segment_len and split != "test" and batch.read_only
+        )
         assert not batch.read_only or not scored[:, : -batch.read_only * batch.segment_len].any()
 
 
 def test_splits_are_disjoint(task):
-    """No sample of one split, of 900 each, occurs in another; nor twice in its own, equations aside. What has a number is tested with its task."""
+    """No sample of one split, of 900 each, occurs in another; nor twice in its own, equations aside. What has a number
+    is tested with its task."""
     if task.stream or task.count("train") is not None:
         return
     seen = []
     for split in ("train", "valid", "test"):
         rows = [tuple(row) for step in range(3) for row in whole(task.batch(0, split, step, 300))]
         seen += dict.fromkeys(rows) if isinstance(task, Quadratic) else rows
-    samples = [s for s in seen if len(s) >= min(6 * task.segment_len, max(map(len, seen)))]  # with few pairs, chance repeats some
+    samples = [
+        s for s in seen if len(s) >= min(6 * task.segment_len, max(map(len, seen)))
+    ]  # with few pairs, chance repeats some
     assert len(samples) > 2000 and len(set(samples)) == len(samples)
 
 
@@ -178,7 +285,11 @@ def test_batch_to_device(task):
     batch = task.batch(0, "train", 0, 2)
     moved = batch.to(torch.device("meta"))
     assert {t.device.type for t in (moved.ids_BT, moved.targets_BT, *moved.meta.values())} == {"meta"}
-    assert (moved.segment_len, moved.read_only, moved.meta.keys()) == (batch.segment_len, batch.read_only, batch.meta.keys())
+    assert (moved.segment_len, moved.read_only, moved.meta.keys()) == (
+        batch.segment_len,
+        batch.read_only,
+        batch.meta.keys(),
+    )
 
 
 def test_test_conditions(task):
@@ -230,7 +341,8 @@ def test_answer_needs_eos():
 
 
 def test_exact_match_counts_answers():
-    """With several queries the score is the share of right answers; without segments the whole sequence is one answer."""
+    """With several queries the score is the share of right answers; without segments the whole sequence is one
+    answer."""
     ids = torch.tensor([[9, 1, 2, 3], [9, 1, 2, 3]])
     targets, predicted = torch.tensor([[-100, 1, -100, 3]] * 2), torch.tensor([[0, 1, 0, 3], [0, 1, 0, 4]])
     assert exact_match(predicted, Batch(ids, targets, segment_len=2, read_only=2)).tolist() == [1.0, 0.5]
@@ -263,7 +375,10 @@ def test_worked_example(monkeypatch, mode, key_size, keys, values, asked, expect
     ("config", "expected"),
     [
         ({"mode": "remember", "pairs": 3, "key_size": 2}, "13 7 16 12 18 12 3 16 14 18 13 10 16 7 18 12 3 17 14 18"),
-        ({"mode": "rewrite", "pairs": 4, "vary": 1.0, "queries": 2, "value_size": 2}, "9 16 6 2 18 12 16 3 8 18 9 17 6 2 18 12 17 3 8 18"),
+        (
+            {"mode": "rewrite", "pairs": 4, "vary": 1.0, "queries": 2, "value_size": 2},
+            "9 16 6 2 18 12 16 3 8 18 9 17 6 2 18 12 17 3 8 18",
+        ),
     ],
 )
 def test_golden_sample(config, expected):
@@ -280,7 +395,15 @@ def test_legacy_ids():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"), [([0], [20]), ([4], [4] * 5), ([6], [6, 6, 6, 2]), ([12, 1], [12] + [1] * 8), ([8, 3, 0], [8, 3, 9]), ([50, 1], [20])]
+    ("lengths", "expected"),
+    [
+        ([0], [20]),
+        ([4], [4] * 5),
+        ([6], [6, 6, 6, 2]),
+        ([12, 1], [12] + [1] * 8),
+        ([8, 3, 0], [8, 3, 9]),
+        ([50, 1], [20]),
+    ],
 )
 def test_recut(lengths, expected):
     """What is written becomes context in other segments; the questions, their targets and their score stay."""
@@ -303,7 +426,8 @@ def test_remember_keys_are_unique(key_size):
 
 @pytest.mark.parametrize("mode", ["remember", "rewrite"])
 def test_queries_are_uniform_over_keys(mode):
-    """Each distinct key of a sample is asked equally often, however often it was written (chi-square over its rank of last occurrence)."""
+    """Each distinct key of a sample is asked equally often, however often it was written (chi-square over its rank of
+    last occurrence)."""
     task, counts = make(mode=mode, pairs=6, queries=8), torch.zeros(6, 6)
     for pairs, asked in parse(task, task.batch(0, "train", 0, 1500)):
         last = list(dict.fromkeys(key for key, _ in reversed(pairs)))
@@ -312,7 +436,9 @@ def test_queries_are_uniform_over_keys(mode):
     for distinct in range(3, 7):
         observed = counts[distinct - 1, :distinct]
         expected = observed.sum() / distinct
-        assert observed.sum() == 0 or ((observed - expected) ** 2 / expected).sum() < 25  # 5 degrees of freedom: p = 1e-4
+        assert (
+            observed.sum() == 0 or ((observed - expected) ** 2 / expected).sum() < 25
+        )  # 5 degrees of freedom: p = 1e-4
     assert counts[5].sum() > 500 and (mode == "remember") == (counts[:5].sum() == 0)
 
 
@@ -325,22 +451,35 @@ def test_queries_are_independent():
 
 @pytest.mark.parametrize("vary", [0.0, 0.5, 1.0])
 def test_vary(vary):
-    """A share ``vary`` of the training batches keeps 1..pairs of the last pairs, uniformly; validation and test keep all."""
+    """A share ``vary`` of the training batches keeps 1..pairs of the last pairs, uniformly; validation and test keep
+    all."""
     task, whole = make(mode="rewrite", pairs=8, vary=vary), make(mode="rewrite", pairs=8)
     kept = []
     for step in range(400):
         batch = task.batch(0, "train", step, 2)
         kept.append(int(batch.meta["pairs"][0]))
-        assert torch.equal(batch.ids_BT[:, : -task.segment_len], whole.batch(0, "train", step, 2).ids_BT[:, (8 - kept[-1]) * 4 : -4])
+        assert torch.equal(
+            batch.ids_BT[:, : -task.segment_len], whole.batch(0, "train", step, 2).ids_BT[:, (8 - kept[-1]) * 4 : -4]
+        )
     shorter = sum(n < 8 for n in kept) / 400
     assert abs(shorter - vary * 7 / 8) < 0.08 and set(kept) == (set(range(1, 9)) if vary else {8})
-    assert all((task.batch(0, split, step, 2).meta["pairs"] == 8).all() for split in ("valid", "test") for step in range(20))
+    assert all(
+        (task.batch(0, split, step, 2).meta["pairs"] == 8).all() for split in ("valid", "test") for step in range(20)
+    )
 
 
 @pytest.mark.parametrize("field", ["mode", "pairs", "key_size", "value_size", "vary", "queries", "legacy_ids"])
 def test_every_knob_matters(field):
     """Each field of the configuration changes the batch."""
-    other = {"mode": "remember", "pairs": 5, "key_size": 2, "value_size": 2, "vary": 1.0, "queries": 2, "legacy_ids": True}[field]
+    other = {
+        "mode": "remember",
+        "pairs": 5,
+        "key_size": 2,
+        "value_size": 2,
+        "vary": 1.0,
+        "queries": 2,
+        "legacy_ids": True,
+    }[field]
     a, b = (make(**{"pairs": 7, **change}).batch(0, "train", 1, 4).ids_BT for change in ({}, {field: other}))
     assert a.shape != b.shape or not torch.equal(a, b)
 
@@ -348,7 +487,9 @@ def test_every_knob_matters(field):
 # --- capacity and errors
 
 
-@pytest.mark.parametrize(("score", "pairs", "expected"), [(0.5, 200, 93.333), (1 / 16, 200, 0), (1.0, 200, 200), (1.0, 7, 7)])
+@pytest.mark.parametrize(
+    ("score", "pairs", "expected"), [(0.5, 200, 93.333), (1 / 16, 200, 0), (1.0, 200, 200), (1.0, 7, 7)]
+)
 def test_capacity_worked_values(score, pairs, expected):
     """Spec 1.4: worked values; the summary of a task uses its own pairs and its 16^value_size values."""
     assert capacity(score, pairs, 16) == pytest.approx(expected, abs=1e-3)
@@ -360,7 +501,9 @@ def test_capacity_is_the_inverse(value_size):
     """A model that keeps k of n pairs and guesses the others scores k/n + (n-k)/(n v), from which k is recovered."""
     n, v = 200, 16**value_size
     for k in (0, 31, 200):
-        assert make(pairs=n, value_size=value_size).summarize({"exact_match": k / n + (n - k) / (n * v)})["capacity"] == pytest.approx(k)
+        assert make(pairs=n, value_size=value_size).summarize({"exact_match": k / n + (n - k) / (n * v)})[
+            "capacity"
+        ] == pytest.approx(k)
 
 
 @pytest.mark.parametrize(
@@ -380,10 +523,12 @@ def test_invalid_config(config, message):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"), [({"test_pairs": [50, 0]}, "test_pairs=0"), ({"mode": "remember", "test_pairs": [17]}, "test_pairs=17.*16 unique")]
+    ("config", "message"),
+    [({"test_pairs": [50, 0]}, "test_pairs=0"), ({"mode": "remember", "test_pairs": [17]}, "test_pairs=17.*16 unique")],
 )
 def test_invalid_test_conditions(config, message):
-    """A stage of a curriculum may be smaller than the test, so the values of the test are checked when the test is laid out."""
+    """A stage of a curriculum may be smaller than the test, so the values of the test are checked when the test is laid
+    out."""
     task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=5, **config))
     with pytest.raises(ValueError, match=message):
         task.test_conditions()

@@ -1,4 +1,5 @@
-"""Time series: windows, normalisation and splits against slow twins, errors by hand, files that are wrong. Common tests are in test_tasks.py."""
+"""Time series: windows, normalisation and splits against slow twins, errors by hand, files that are wrong. Common tests
+are in test_tasks.py."""
 
 import io
 import math
@@ -13,7 +14,16 @@ from lit_memory.models import MODELS
 from lit_memory.models.decoder import Numbers
 from lit_memory.recurrence.unroll import unroll
 from lit_memory.tasks import time_series
-from lit_memory.tasks.time_series import LAG, TimeSeries, borders, load_series, read_csv, repeat_day, repeat_last, seasons
+from lit_memory.tasks.time_series import (
+    LAG,
+    TimeSeries,
+    borders,
+    load_series,
+    read_csv,
+    repeat_day,
+    repeat_last,
+    seasons,
+)
 
 
 def make(**config):
@@ -34,7 +44,8 @@ def table(tmp_path):
 
 
 def test_windows_slow_twin(table):
-    """Every window of every split, channel by channel: look-back in patches, forecast, both minus the look-back's mean; no row is left out."""
+    """Every window of every split, channel by channel: look-back in patches, forecast, both minus the look-back's mean;
+    no row is left out."""
     task = make(source=table(200), lookback=24, horizon=5, patch=6)
     columns = np.array([range(200), [math.sin(r) for r in range(200)]])
     normal = (columns - columns[:, :140].mean(1, keepdims=True)) / columns[:, :140].std(1, keepdims=True)  # 7:1:2
@@ -46,7 +57,11 @@ def test_windows_slow_twin(table):
                     past = channel[at - 24 : at]
                     expected.append(np.concatenate([past, channel[at : at + 5]]) - past.mean())
         batch = task.take(split, range(task.count(split)))
-        assert batch.ids_BT.shape == (len(expected), 5, 6) and (batch.ids_BT[:, -1] == 0).all() and batch.targets_BT[:, :-1].isnan().all()
+        assert (
+            batch.ids_BT.shape == (len(expected), 5, 6)
+            and (batch.ids_BT[:, -1] == 0).all()
+            and batch.targets_BT[:, :-1].isnan().all()
+        )
         found = torch.cat([batch.ids_BT[:, :-1].flatten(1), batch.targets_BT[:, -1]], dim=1)
         assert np.allclose(found.numpy(), expected, atol=1e-5)
 
@@ -65,7 +80,11 @@ def test_normalisation_knows_the_training_rows_only(table):
 @pytest.mark.parametrize(("name", "rows", "day"), [("ETTh1", 17420, 24), ("ETTm2", 69680, 96), ("seasons", 17420, 24)])
 def test_borders_of_ett(name, rows, day):
     """12, 4 and 4 months of 30 days; ETTh1 has the 8,449, 2,785 and 2,785 windows of the field at 96 and 96."""
-    assert borders(name, rows) == {"train": (0, 360 * day), "valid": (360 * day, 480 * day), "test": (480 * day, 600 * day)}
+    assert borders(name, rows) == {
+        "train": (0, 360 * day),
+        "valid": (360 * day, 480 * day),
+        "test": (480 * day, 600 * day),
+    }
     assert [make().part(split).windows for split in ("train", "valid", "test")] == [8449, 2785, 2785]
     assert borders("own", 1000) == {"train": (0, 700), "valid": (700, 800), "test": (800, 1000)}
 
@@ -79,7 +98,14 @@ def test_errors_by_hand(table):
     predicted = batch.targets_BT.clone()
     predicted[0, -1] = torch.tensor([1.0, 2.0, 3.0])
     found = {name: value.item() for name, value in task.score(predicted, batch).items()}
-    expected = {"mse": 5 / 3, "mae": 1, "season_mse": (1 + 0 + 9) / 3, "season_mae": 4 / 3, "repeat_mse": (22**2 * 2 + 18**2) / 3, "repeat_mae": 62 / 3}
+    expected = {
+        "mse": 5 / 3,
+        "mae": 1,
+        "season_mse": (1 + 0 + 9) / 3,
+        "season_mae": 4 / 3,
+        "repeat_mse": (22**2 * 2 + 18**2) / 3,
+        "repeat_mae": 62 / 3,
+    }
     assert found == pytest.approx(expected) and set(found) == set(task.metrics) == set(task.lower)
 
 
@@ -90,7 +116,8 @@ def test_naive_forecasts():
 
 
 def test_the_oracle_and_a_blind_solver():
-    """Who knows the future makes no error; who says the mean of the look-back, about one variance, and no less on the memory channel."""
+    """Who knows the future makes no error; who says the mean of the look-back, about one variance, and no less on the
+    memory channel."""
     task = make()
     batch = task.take("test", range(0, task.count("test"), 41))
     right, blind = (task.score(p, batch) for p in (batch.targets_BT, torch.zeros_like(batch.targets_BT)))
@@ -100,12 +127,15 @@ def test_the_oracle_and_a_blind_solver():
 
 
 def test_the_memory_channel():
-    """The channel repeats its own value of 300 rows before in seven of ten rows, which a look-back of 96 does not hold."""
+    """The channel repeats its own value of 300 rows before in seven of ten rows, which a look-back of 96 does not
+    hold."""
     memory = seasons()[-1]
     assert abs((memory[LAG:] == memory[:-LAG]).mean() - 0.7) < 0.015
     task, long = make(), make(lookback=384)
     number = task.part("test").windows * 6 + 50
-    assert torch.equal(task.take("test", [number]).meta["row"], long.take("test", [number]).meta["row"])  # the same forecasts
+    assert torch.equal(
+        task.take("test", [number]).meta["row"], long.take("test", [number]).meta["row"]
+    )  # the same forecasts
     batch = long.take("test", range(long.count("test") * 6 // 7, long.count("test"), 20))
     past = batch.ids_BT[:, :-1].flatten(1)
     known = past[:, 384 - LAG : 384 - LAG + 96]
@@ -115,13 +145,18 @@ def test_the_memory_channel():
 def test_golden_numbers():
     """The stand-in never changes silently: old results would no longer be comparable."""
     batch = make(horizon=2).batch(0, "train", 0, 1)
-    assert batch.meta["row"].item() == GOLDEN[0] and batch.targets_BT[0, -1].tolist() == pytest.approx(GOLDEN[1:], abs=1e-3)
+    assert batch.meta["row"].item() == GOLDEN[0] and batch.targets_BT[0, -1].tolist() == pytest.approx(
+        GOLDEN[1:], abs=1e-3
+    )
 
 
 GOLDEN = (2846, -1.1238, 0.1186)
 
 
-@pytest.mark.parametrize(("field", "value"), [("lookback", 48), ("horizon", 3), ("patch", 4), ("segment_len", 2), ("center", False), ("source", "own")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("lookback", 48), ("horizon", 3), ("patch", 4), ("segment_len", 2), ("center", False), ("source", "own")],
+)
 def test_every_knob_matters(table, field, value):
     """Each field of the configuration changes the batch."""
     a, b = (make(**change).take("valid", [7]) for change in ({}, {field: table(3000) if value == "own" else value}))
@@ -137,7 +172,8 @@ def test_models_of_text_refuse_numbers(build, name):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TEXT_ONLY])
 def test_every_model_forecasts(build, name):
-    """With ``inputs`` a token is numbers: a linear map in place of the table, which no head shares, in any precision."""
+    """With ``inputs`` a token is numbers: a linear map in place of the table, which no head shares, in any
+    precision."""
     model = build(name, inputs=8, vocab_size=11)
     assert isinstance(model.decoder.tokens, Numbers) and model.decoder.head.weight.shape[0] == 11
     batch = make(lookback=24).take("valid", [0, 9])
@@ -145,7 +181,9 @@ def test_every_model_forecasts(build, name):
     assert model.logits(hidden).shape == (2, 4, 11)
     changed = batch.ids_BT.clone()
     changed[:, 0] += 1
-    assert not torch.allclose(unroll(model, changed, 4).hidden_BTD[:, -2], unroll(model, batch.ids_BT, 4).hidden_BTD[:, -2])
+    assert not torch.allclose(
+        unroll(model, changed, 4).hidden_BTD[:, -2], unroll(model, batch.ids_BT, 4).hidden_BTD[:, -2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,9 +206,14 @@ def test_bad_files(tmp_path, text, message):
 
 
 def test_too_short(table):
-    with pytest.raises(ValueError, match=r"rows 140 to 160 are those of split 'valid', too few for lookback=24 and horizon=21; expected more rows"):
+    with pytest.raises(
+        ValueError,
+        match=r"rows 140 to 160 are those of split 'valid', too few for lookback=24 and horizon=21; expected more rows",
+    ):
         make(source=table(200), lookback=24, horizon=21).count("valid")
-    with pytest.raises(ValueError, match=r"rows 0 to 14 are those of split 'train', too few for lookback=96 and horizon=96"):
+    with pytest.raises(
+        ValueError, match=r"rows 0 to 14 are those of split 'train', too few for lookback=96 and horizon=96"
+    ):
         make(source=table(20, "short.csv")).count("train")
 
 
@@ -205,5 +248,7 @@ def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
         raise OSError("no route")
 
     monkeypatch.setattr(time_series, "urlopen", unreachable)
-    with pytest.raises(FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"
+    ):
         time_series.fetch("ETTh1")

@@ -1,6 +1,8 @@
-"""Titans' four models against section 4 written out slowly; causality, splits, padding, persistent tokens, diagnostics and bad input.
+"""Titans' four models against section 4 written out slowly; causality, splits, padding, persistent tokens, diagnostics
+and bad input.
 
-What every registered model must do is tested in ``test_recurrence.py`` and ``test_models.py``; all here is in fp64 as well.
+What every registered model must do is tested in ``test_recurrence.py`` and ``test_models.py``; all here is in fp64 as
+well.
 """
 
 from dataclasses import replace
@@ -30,14 +32,31 @@ MAC_FLAGS = [
     {"persistent": 0},
 ]
 CASES = [(name, {}) for name in TITANS] + [("mac", flags) for flags in MAC_FLAGS[1:]]
-CASES += [("mag", {"persistent": 0}), ("mal", {"persistent": 0}), ("lmm", {"persistent": 0, "ff_mult": 0, "momentum": False, "forget": False, "conv_taps": 0})]
-MORE = {"memory_heads": 2, "memory_depth": 3, "per_chunk_gates": True, "half_loss": False, "damped": False, "output_gate": "sigmoid", "memory_residual": True}
-CASES += [("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}), ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu"})]
+CASES += [
+    ("mag", {"persistent": 0}),
+    ("mal", {"persistent": 0}),
+    ("lmm", {"persistent": 0, "ff_mult": 0, "momentum": False, "forget": False, "conv_taps": 0}),
+]
+MORE = {
+    "memory_heads": 2,
+    "memory_depth": 3,
+    "per_chunk_gates": True,
+    "half_loss": False,
+    "damped": False,
+    "output_gate": "sigmoid",
+    "memory_residual": True,
+}
+CASES += [
+    ("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}),
+    ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu"}),
+]
 cases = pytest.mark.parametrize(("name", "flags"), CASES, ids=["-".join([name, *flags]) for name, flags in CASES])
 
 
 def same(a, b, tol=1e-10):
-    return all(torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True))
+    return all(
+        torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True)
+    )
 
 
 def read(model, ids, lengths, masks=None, state=None):
@@ -51,7 +70,8 @@ def read(model, ids, lengths, masks=None, state=None):
 
 
 def shake(model, std=0.3):
-    """Weights in which everything matters: alpha near 0.05, since a deep memory that forgets half of all with every token is soon empty."""
+    """Weights in which everything matters: alpha near 0.05, since a deep memory that forgets half of all with every
+    token is soon empty."""
     generator = torch.Generator().manual_seed(5)
     for p in model.parameters():
         p.data.copy_(std * torch.randn(p.shape, generator=generator, dtype=p.dtype))
@@ -87,7 +107,12 @@ def slow_memory(m, rows, state, causal=True):
     x_gates = torch.stack([x[:, t - t % c.chunk if c.per_chunk_gates else t] for t in range(x.shape[1])], 1)
     alpha, eta, theta = (x_gates @ m.to_gates.weight.T + m.to_gates.bias).sigmoid().chunk(3, -1)
     alpha = alpha if c.forget else 0 * alpha
-    theta = theta * (1 / c.chunk if c.theta_max is None else c.theta_max) * (1 if c.half_loss else 2) * ((1 - eta) if c.damped and c.momentum else 1)
+    theta = (
+        theta
+        * (1 / c.chunk if c.theta_max is None else c.theta_max)
+        * (1 if c.half_loss else 2)
+        * ((1 - eta) if c.damped and c.momentum else 1)
+    )
     q, k, v = (slow_queries(m, x, qkv, part) for part in range(3))
     outs, new_M, new_S, form = [], [], [], {"activation": c.memory_activation, "residual": c.memory_residual}
     for h in range(c.memory_heads):
@@ -109,15 +134,17 @@ def slow_blank(m, batch):
 
 
 def slow_attention(a, asking, keys, visible, prefix=None, asking_at=None, keys_at=None):
-    """One query and head at a time: rows ``asking`` at positions ``asking_at`` over rows ``keys`` at ``keys_at``, of which query i sees
-    ``visible[i]``, and over a prefix without positions."""
+    """One query and head at a time: rows ``asking`` at positions ``asking_at`` over rows ``keys`` at ``keys_at``, of
+    which query i sees ``visible[i]``, and over a prefix without positions."""
     K, outs = a.head_width, []
     q, (k, v) = asking @ a.query.weight.T, (keys @ a.key_value.weight.T).chunk(2, -1)
     prefix = keys[:, :0] if prefix is None else prefix
     pk, pv = (prefix @ a.key_value.weight.T).chunk(2, -1)
 
     def turn(x, at):
-        return rotate(torch.zeros(1, 1, at + 1, K, dtype=x.dtype).index_put((torch.tensor(0),) * 2 + (torch.tensor(at),), x), K)[0, 0, at]
+        return rotate(
+            torch.zeros(1, 1, at + 1, K, dtype=x.dtype).index_put((torch.tensor(0),) * 2 + (torch.tensor(at),), x), K
+        )[0, 0, at]
 
     for b in range(len(q)):
         for i in range(q.shape[1]):
@@ -125,7 +152,10 @@ def slow_attention(a, asking, keys, visible, prefix=None, asking_at=None, keys_a
             for h in range(0, q.shape[2], K):
                 part, at = slice(h, h + K), i if asking_at is None else asking_at[i]
                 scores = [q[b, i, part] @ row[part] for row in pk[b]]
-                scores += [turn(q[b, i, part], at) @ turn(k[b, j, part], j if keys_at is None else keys_at[j]) for j in visible[i]]
+                scores += [
+                    turn(q[b, i, part], at) @ turn(k[b, j, part], j if keys_at is None else keys_at[j])
+                    for j in visible[i]
+                ]
                 p = (torch.stack(scores) / K**0.5).softmax(0)
                 heads.append(p @ torch.cat([pv[b, :, part], v[b, visible[i], part]]))
             outs.append(torch.cat(heads))
@@ -146,7 +176,9 @@ def slow_mac(layer, rows, state):
 
         def ask(rows, memory=state):
             heads = slow_queries(m, None, torch.cat([rows @ m.qkv.weight[: c.width].T] * 3, -1), 0)
-            h = torch.cat([recall(memory[1][i], q, c.memory_activation, c.memory_residual) for i, q in enumerate(heads)], -1)
+            h = torch.cat(
+                [recall(memory[1][i], q, c.memory_activation, c.memory_residual) for i, q in enumerate(heads)], -1
+            )
             return slow_norm(h, layer.norm)
 
         prefix = [slow_norm(layer.persistent_1PD, layer.norm).expand(B, -1, -1)] if c.persistent else []
@@ -176,7 +208,10 @@ def slow_window(layer, seen, new, prefix=None):
 def slow_model(model, ids, lengths):
     """Hidden states, and per layer the memory's final state, of a model that reads segments of these lengths."""
     name, c, B = type(model).__name__, model.config, len(ids)
-    states, histories = [slow_blank(layer.memory, B) for layer in model.layers], [torch.zeros(B, 0, c.width, dtype=torch.float64) for _ in model.layers]
+    states, histories = (
+        [slow_blank(layer.memory, B) for layer in model.layers],
+        [torch.zeros(B, 0, c.width, dtype=torch.float64) for _ in model.layers],
+    )
     for i, layer in enumerate(model.layers if c.persistent and name != "MAC" else []):
         p = layer.persistent_1PD.expand(B, -1, -1)
         out, states[i] = slow_memory(layer.memory, p, states[i])
@@ -194,7 +229,9 @@ def slow_model(model, ids, lengths):
                     histories[i] = torch.cat([histories[i], before if name == "MAG" else rows], 1)
                 if name == "MAG":
                     prefix = slow_norm(layer.persistent_1PD, layer.norm).expand(B, -1, -1) if c.persistent else None
-                    rows = before + slow_fusion(layer.fusion, slow_window(layer, histories[i], part.shape[1], prefix), out)
+                    rows = before + slow_fusion(
+                        layer.fusion, slow_window(layer, histories[i], part.shape[1], prefix), out
+                    )
                 if name == "MAL":
                     rows = rows + slow_window(layer, histories[i], part.shape[1])
             if c.ff_mult:
@@ -206,7 +243,8 @@ def slow_model(model, ids, lengths):
 
 @cases
 def test_slow_twin(build, tokens, name, flags):
-    """Two segments, chunks of 3 and windows of 4, equal spec 10 written out: hidden states, memory and all gradients."""
+    """Two segments, chunks of 3 and windows of 4, equal spec 10 written out: hidden states, memory and all
+    gradients."""
     model, ids = shake(build(name, {"window": 4}, **flags)), tokens(2, 11)
     slow_hidden, slow_states = slow_model(model, ids, [6, 5])
     hidden, state = read(model, ids, [6, 5])
@@ -215,10 +253,15 @@ def test_slow_twin(build, tokens, name, flags):
     for mine, (conv, M, S) in zip(memories, slow_states, strict=True):
         fast += [mine.conv_BJC, *mine.M, *mine.S]
         slow += [conv, *(torch.stack(heads, 1) for part in (M, S) for heads in zip(*part, strict=True))]
-    assert len(fast) == len(slow) and all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
+    assert len(fast) == len(slow) and all(
+        torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True)
+    )
     draws = [torch.randn_like(t) for t in slow]
     grads = [
-        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()), materialize_grads=True) for ts in (fast, slow)
+        torch.autograd.grad(
+            sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()), materialize_grads=True
+        )
+        for ts in (fast, slow)
     ]
     assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-9) for a, b in zip(*grads, strict=True))
 
@@ -229,8 +272,8 @@ def test_slow_twin(build, tokens, name, flags):
 @cases
 @pytest.mark.parametrize("lengths", [[14], [4, 8, 2]], ids=str)
 def test_causal(build, tokens, name, flags, lengths):
-    """T-TIT-causal-MAC, T-TIT-causal-MAG, T-TIT-causal-MAL, T-CAUSAL: another token at j changes nothing before j, within a chunk, across
-    chunks and segments of attention, and in every variant."""
+    """T-TIT-causal-MAC, T-TIT-causal-MAG, T-TIT-causal-MAL, T-CAUSAL: another token at j changes nothing before j,
+    within a chunk, across chunks and segments of attention, and in every variant."""
     model, ids = shake(build(name, {"window": 4}, **flags)), tokens(1, 14)
     before = read(model, ids, lengths)[0]
     for j in (0, 2, 5, 8, 13):
@@ -242,12 +285,17 @@ def test_causal(build, tokens, name, flags, lengths):
 
 @cases
 def test_split(build, tokens, name, flags):
-    """T-TIT-split: cut at multiples of chunk and segment of attention, a sequence gives what one pass does: hidden states, state, gradients."""
+    """T-TIT-split: cut at multiples of chunk and segment of attention, a sequence gives what one pass does: hidden
+    states, state, gradients."""
     model, ids, found = shake(build(name, {"window": 6, "chunk": 3}, **flags)), tokens(2, 24), []
     for cut in ([24], [12, 12], [6, 18], [6, 6, 12], [18, 6], [6] * 4):
         hidden, state = read(model, ids, cut)
         draw = torch.Generator().manual_seed(0)
-        loss = sum((t * torch.randn(t.shape, generator=draw, dtype=t.dtype)).sum() for t in (hidden, *state_tensors(state)) if t.is_floating_point())
+        loss = sum(
+            (t * torch.randn(t.shape, generator=draw, dtype=t.dtype)).sum()
+            for t in (hidden, *state_tensors(state))
+            if t.is_floating_point()
+        )
         found.append(((hidden, state), torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)))
     for values, grads in found[1:]:
         assert same(values, found[0][0]) and same(grads, found[0][1], 1e-9)
@@ -259,7 +307,9 @@ def test_l2_normalized():
     assert torch.allclose(l2_normalized(x), x / (x.square().sum(-1, keepdim=True) + L2_EPS).sqrt(), rtol=1e-14, atol=0)
     x[0, 0] = 0
     assert not l2_normalized(x)[0, 0].any()
-    assert torch.autograd.gradcheck(l2_normalized, x.requires_grad_()) and torch.autograd.gradgradcheck(l2_normalized, x[1:].detach().requires_grad_())
+    assert torch.autograd.gradcheck(l2_normalized, x.requires_grad_()) and torch.autograd.gradgradcheck(
+        l2_normalized, x[1:].detach().requires_grad_()
+    )
 
 
 def test_elsewhere_a_split_starts_a_new_chunk(build, tokens):
@@ -272,7 +322,8 @@ def test_elsewhere_a_split_starts_a_new_chunk(build, tokens):
 @pytest.mark.parametrize("name", ["mag", "mal"])
 @pytest.mark.parametrize("window", [1, 2, 5, 9, 40])
 def test_window_whatever_the_segments(build, tokens, name, window):
-    """With chunks of one token, any way of cutting gives the same: windows shorter and longer than segments, and of one token."""
+    """With chunks of one token, any way of cutting gives the same: windows shorter and longer than segments, and of one
+    token."""
     model, ids = shake(build(name, window=window, chunk=1)), tokens(2, 23)
     whole = read(model, ids, [23])
     for cut in ([1] * 23, [2, 2, 19], [7, 1, 1, 9, 5], [22, 1]):
@@ -292,7 +343,11 @@ def test_masked_tokens_do_not_exist(build, tokens, name, flags):
     assert hidden.isfinite().all()
     for i in range(4):
         mine = model.reorder(state, torch.tensor([i]))
-        alone = read(model, ids[i, mask[i]][None], [int(mask[i].sum())]) if mask[i].any() else (hidden[:1, :0], model.init_state(1))
+        alone = (
+            read(model, ids[i, mask[i]][None], [int(mask[i].sum())])
+            if mask[i].any()
+            else (hidden[:1, :0], model.init_state(1))
+        )
         assert same(hidden[i, mask[i]][None], alone[0]) and same(mine, alone[1])
 
 
@@ -313,8 +368,8 @@ def test_reading_leaves_the_state(build, tokens, name, flags):
 
 @pytest.mark.parametrize("name", ["lmm", "mal"])
 def test_persistent_tokens_are_read_first(build, tokens, name):
-    """T-TIT-persist: they make the state that a layer is in after it has read them as rows of a chunk of their own; with none the layer
-    starts from a blank state and has no such parameter."""
+    """T-TIT-persist: they make the state that a layer is in after it has read them as rows of a chunk of their own;
+    with none the layer starts from a blank state and has no such parameter."""
     layer = shake(build(name, {"window": 9}, layers=1, persistent=3)).layers[0]
     rows, options = torch.randn(2, 6, 16, dtype=torch.float64), {"device": torch.device("cpu"), "dtype": torch.float64}
     blank, first = (list(state_tensors(state(**options))) for state in (layer.blank, layer.first_state))
@@ -329,10 +384,13 @@ def test_persistent_tokens_are_read_first(build, tokens, name):
 
 @pytest.mark.parametrize("name", ["mac", "mag"])
 def test_persistent_tokens_are_seen_from_everywhere(build, tokens, name):
-    """T-TIT-persist: without a memory that learns, the last token's gradient reaches them beyond window and segments."""
+    """T-TIT-persist: without a memory that learns, the last token's gradient reaches them beyond window and
+    segments."""
     model = shake(build(name, layers=1, theta_max=0.0, window=2))
     hidden, _ = read(model, tokens(1, 12), [6, 6])
-    (grad,) = torch.autograd.grad((hidden[:, -1] * torch.randn(16, dtype=torch.float64)).sum(), model.layers[0].persistent_1PD)
+    (grad,) = torch.autograd.grad(
+        (hidden[:, -1] * torch.randn(16, dtype=torch.float64)).sum(), model.layers[0].persistent_1PD
+    )
     assert (grad.abs().amax(-1) > 1e-9).all()
 
 
@@ -344,13 +402,16 @@ def test_noconv(build, tokens):
         layer.memory.conv1d.weight.data.zero_()[..., -1] = 1
     ids = tokens(2, 12)
     (a, state), (b, plain) = read(delta, ids, [6, 6]), read(without, ids, [6, 6])
-    assert torch.allclose(a, b, rtol=1e-12) and all(same(x.memory.M, y.memory.M) for x, y in zip(state, plain, strict=True))
+    assert torch.allclose(a, b, rtol=1e-12) and all(
+        same(x.memory.M, y.memory.M) for x, y in zip(state, plain, strict=True)
+    )
     assert state[0].memory.conv_BJC.shape == (2, 3, 48) and plain[0].memory.conv_BJC.numel() == 0
 
 
 def test_state_size():
-    """Spec 14: 2 P + 3 (taps - 1) width floats per layer for LMM, P without momentum; 524,288 weights at width 512 and depth 2; attention
-    adds window - 1 keys and values. Constant in length: ``test_state_floats`` of ``test_recurrence.py``."""
+    """Spec 14: 2 P + 3 (taps - 1) width floats per layer for LMM, P without momentum; 524,288 weights at width 512 and
+    depth 2; attention adds window - 1 keys and values. Constant in length: ``test_state_floats`` of
+    ``test_recurrence.py``."""
     with torch.device("meta"):
 
         def floats(cls, **sizes):
@@ -360,7 +421,9 @@ def test_state_size():
         P = 2 * 512 * 512
         assert P == 524_288 and floats(LMM, width=512) == floats(MAC, width=512) == 3 * (2 * P + 3 * 3 * 512)
         assert floats(LMM, width=512, momentum=False, conv_taps=0) == 3 * P
-        assert floats(LMM, width=512, memory_depth=3, memory_expand=2) == 3 * (2 * (2 * 512 * 1024 + 1024 * 1024) + 9 * 512)
+        assert floats(LMM, width=512, memory_depth=3, memory_expand=2) == 3 * (
+            2 * (2 * 512 * 1024 + 1024 * 1024) + 9 * 512
+        )
         assert floats(LMM, width=512, memory_heads=4, memory_depth=1) == 3 * (2 * 4 * 128 * 128 + 9 * 512)
         assert floats(MAL, width=512, window=100) == 3 * (2 * P + 9 * 512 + 99 * 2 * 512)
 
@@ -381,13 +444,27 @@ def test_every_parameter_is_used(build, tokens, name, flags):
 
 
 def test_init(build):
-    """Gates of a row of zeros are those of the configuration, theta_max is 1 / chunk, and M_0 has Xavier's deviation or its own."""
+    """Gates of a row of zeros are those of the configuration, theta_max is 1 / chunk, and M_0 has Xavier's deviation or
+    its own."""
     for memory_std, expected in ((None, (2 / (64 + 128)) ** 0.5), (0.5, 0.5)):
-        model = build("lmm", width=128, memory_heads=2, memory_expand=2, memory_std=memory_std, eta_init=0.75, chunk=8, damped=False)
+        model = build(
+            "lmm",
+            width=128,
+            memory_heads=2,
+            memory_expand=2,
+            memory_std=memory_std,
+            eta_init=0.75,
+            chunk=8,
+            damped=False,
+        )
         memory = model.layers[0].memory
         log_keep, log_eta, theta = memory.gates(torch.zeros(3, 5, 128, dtype=torch.float64), torch.float64)
-        assert log_keep.shape == (6, 5) and torch.allclose(1 - log_keep.exp(), torch.full_like(log_keep, 1e-4), rtol=1e-6)
-        assert torch.allclose(log_eta.exp(), torch.full_like(log_eta, 0.75)) and torch.allclose(theta, torch.full_like(theta, 0.5 / 8))
+        assert log_keep.shape == (6, 5) and torch.allclose(
+            1 - log_keep.exp(), torch.full_like(log_keep, 1e-4), rtol=1e-6
+        )
+        assert torch.allclose(log_eta.exp(), torch.full_like(log_eta, 0.75)) and torch.allclose(
+            theta, torch.full_like(theta, 0.5 / 8)
+        )
         assert all(W.std().item() == pytest.approx(expected, rel=0.05) for W in memory.M)
 
 
@@ -421,7 +498,9 @@ def test_diagnostics(build, tokens, name):
     """Norms of the final state, mean gates and the clipped share, per layer; nothing stays on the model."""
     model, ids = shake(build(name)), tokens(3, 12)
     found, state = model.diagnostics(ids, 6), unroll(model, ids, 6).state
-    assert set(found) == {f"{n}.{i}" for n in ("M_norm", "S_norm", "alpha", "eta", "theta", "clipped") for i in range(2)}
+    assert set(found) == {
+        f"{n}.{i}" for n in ("M_norm", "S_norm", "alpha", "eta", "theta", "clipped") for i in range(2)
+    }
     for i, layer_state in enumerate(state):
         memory = layer_state.memory if hasattr(layer_state, "memory") else layer_state
         for key, part in (("M_norm", memory.M), ("S_norm", memory.S)):
@@ -429,7 +508,10 @@ def test_diagnostics(build, tokens, name):
             assert found[f"{key}.{i}"].item() == pytest.approx(expected.item())
     assert all(0 < found[f"{key}.0"] < 1 for key in ("alpha", "eta", "theta", "clipped"))
     assert not any(layer.memory._forward_hooks for layer in model.layers)
-    first, last = ids[:1, :6], (ids[:2, 6:], torch.arange(6) < torch.tensor([[6], [4]]))  # the second sample begins late and ends early
+    first, last = (
+        ids[:1, :6],
+        (ids[:2, 6:], torch.arange(6) < torch.tensor([[6], [4]])),
+    )  # the second sample begins late and ends early
     grown, alone = model.diagnostics((first, last)), [model.diagnostics(ids[:1], 6), model.diagnostics(ids[1:2, 6:10])]
     for key in ("alpha.0", "eta.1", "theta.1", "clipped.0"):
         assert grown[key].item() == pytest.approx((12 * alone[0][key].item() + 4 * alone[1][key].item()) / 16)
@@ -437,13 +519,24 @@ def test_diagnostics(build, tokens, name):
     assert all(plain[f"{key}.1"] == 0 for key in ("S_norm", "alpha", "theta", "clipped"))
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*smaller than the logging interval", "ignore:.*LeafSpec.* is deprecated")
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*smaller than the logging interval",
+    "ignore:.*LeafSpec.* is deprecated",
+)
 @pytest.mark.parametrize("logger", [True, False])
 def test_diagnostics_are_logged_where_there_is_a_logger(tmp_path, logger):
     """Once a validation, from what its first batch writes; without a logger they are not computed."""
     module = lit_memory.LitMAC(width=16, layers=1)
-    data = lit_memory.AssociativeRetrievalData(pairs=3, batch_size=4, valid_size=6, test_size=4, eval_batch_size=4, epoch_steps=2)
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    data = lit_memory.AssociativeRetrievalData(
+        pairs=3, batch_size=4, valid_size=6, test_size=4, eval_batch_size=4, epoch_steps=2
+    )
+    quiet = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     log = L.pytorch.loggers.CSVLogger(tmp_path) if logger else False
     trainer = L.Trainer(accelerator="cpu", max_steps=2, logger=log, **quiet)
     trainer.fit(module, data)
@@ -455,12 +548,18 @@ def test_diagnostics_are_logged_where_there_is_a_logger(tmp_path, logger):
 
 
 def test_what_is_diagnosed():
-    """The context and what comes before the questions, of the first samples; the one segment of a batch that writes none."""
+    """The context and what comes before the questions, of the first samples; the one segment of a batch that writes
+    none."""
     ids, mask = torch.arange(24).view(2, 12), torch.ones(2, 6, dtype=torch.bool)
     context = (ids[:1, :6], (ids[:, 6:], mask))
     batch = Batch(ids, ids, 6, read_only=1, context=context)
     first, (second, real), third = first_of(batch, 1)
-    assert torch.equal(first, ids[:1, :6]) and torch.equal(second, ids[:1, 6:]) and torch.equal(real, mask[:1]) and torch.equal(third, ids[:1, :6])
+    assert (
+        torch.equal(first, ids[:1, :6])
+        and torch.equal(second, ids[:1, 6:])
+        and torch.equal(real, mask[:1])
+        and torch.equal(third, ids[:1, :6])
+    )
     (alone,) = first_of(replace(batch, context=(), read_only=2), 2)
     assert torch.equal(alone, ids[:, :6])
 
@@ -475,7 +574,11 @@ def test_what_is_diagnosed():
         ("lmm", {"chunk": 0}, "chunk=0: expected at least 1"),
         ("mac", {"window": 0}, "window=0: expected at least 1"),
         ("mac", {"heads": 16}, "heads=16: expected heads of an even width"),
-        ("mac", {"write_prefix": True, "persistent": 0}, "write_prefix=True: expected a prefix; set persistent or long_tokens"),
+        (
+            "mac",
+            {"write_prefix": True, "persistent": 0},
+            "write_prefix=True: expected a prefix; set persistent or long_tokens",
+        ),
         ("lmm", {"eta_init": 1.0}, "eta_init=1.0: expected a number between 0 and 1"),
     ],
 )
@@ -486,7 +589,8 @@ def test_wrong_settings(build, name, settings, message):
 
 @pytest.mark.parametrize("name", TITANS)
 def test_sizes_that_do_not_fit_each_other(build, tokens, name):
-    """A window or chunk longer than the segment is that of the segment, and a chunk that does not divide it leaves a short one."""
+    """A window or chunk longer than the segment is that of the segment, and a chunk that does not divide it leaves a
+    short one."""
     ids = tokens(2, 12)
     for sizes, equal in (({"chunk": 100}, {"chunk": 6}), ({"chunk": 4}, None)):
         model = shake(build(name, {"window": 100}, theta_max=0.2, **sizes))

@@ -14,7 +14,11 @@ from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, train_
 
 SHARED = Path(os.environ.get("LIT_MEMORY_SHARED") or Path(__file__).parents[2] / "shared") / "data"
 
-TEXTS = ["The cat sat on the mat, and the cat sat.", "A dog and a cat (two of them) sat: why? <eos> “Well!”", "Zoë’s naïve façade — 42 %\n\n<gen>"]
+TEXTS = [
+    "The cat sat on the mat, and the cat sat.",
+    "A dog and a cat (two of them) sat: why? <eos> “Well!”",
+    "Zoë’s naïve façade — 42 %\n\n<gen>",
+]
 FACTS = ["Mary moved to the bathroom.", "Where is Mary?"]
 NAMES = ["word", "char", "bpe"]
 
@@ -27,7 +31,9 @@ def corpus(*texts):
 def build(tmp_path):
     """``build(name, *texts, **options)``: a tokenizer that is trained on TEXTS or other texts."""
     sizes = {"word": 64, "bpe": 300}
-    return lambda name, *texts, **options: build_tokenizer(name, corpus(*(texts or TEXTS)), tmp_path, **{"vocab_size": sizes.get(name, 0), **options})
+    return lambda name, *texts, **options: build_tokenizer(
+        name, corpus(*(texts or TEXTS)), tmp_path, **{"vocab_size": sizes.get(name, 0), **options}
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +63,9 @@ def test_words_are_the_closed_ones_and_then_the_most_frequent(build):
     assert tokenizer.encode("a c d! C").tolist() == [9, 7, 3, 3, 3] and tokenizer.vocab_size == 10
     assert tokenizer.decode([8, 3, 6]) == "b <unk>."
     assert tokenizer.decode([8, tokenizer.vocab_size]) == "b <unk>"
-    assert build("word", "b b b c c a a d", words=["two words.", "c"], vocab_size=99).vocab_size == 11  # all that there are
+    assert (
+        build("word", "b b b c c a a d", words=["two words.", "c"], vocab_size=99).vocab_size == 11
+    )  # all that there are
 
 
 def test_bytes(build):
@@ -68,13 +76,21 @@ def test_bytes(build):
 
 def test_bpe_learns_what_is_frequent(build):
     tokenizer = build("bpe", "the cat " * 50, vocab_size=270)
-    assert tokenizer.vocab_size <= 270 and len(tokenizer.encode("the cat the cat")) <= 5 < len(tokenizer.encode("xyzzyx"))
-    assert build("bpe", "the cat " * 50, vocab_size=259).encode("the cat").tolist() != tokenizer.encode("the cat").tolist()
+    assert tokenizer.vocab_size <= 270 and len(tokenizer.encode("the cat the cat")) <= 5 < len(
+        tokenizer.encode("xyzzyx")
+    )
+    assert (
+        build("bpe", "the cat " * 50, vocab_size=259).encode("the cat").tolist() != tokenizer.encode("the cat").tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])
 def test_keys_name_what_ids_depend_on(build, name):
-    keys = [build(name, *texts, **options).key for texts in (TEXTS, [*TEXTS, "dog " * 99]) for options in ({}, {"vocab_size": 280 if name == "bpe" else 20})]
+    keys = [
+        build(name, *texts, **options).key
+        for texts in (TEXTS, [*TEXTS, "dog " * 99])
+        for options in ({}, {"vocab_size": 280 if name == "bpe" else 20})
+    ]
     assert len(set(keys)) == 4
     assert len({build(name).key for name in NAMES}) == 3 and build(name).key == build(name).key
     assert (build(name, words=["zebra"]).key == build(name).key) == (name == "bpe")
@@ -82,7 +98,9 @@ def test_keys_name_what_ids_depend_on(build, name):
 
 def test_key_of_subwords_has_the_special_tokens(build):
     backend = build("bpe").backend
-    assert len({SubwordTokenizer(backend, *ids).key for ids in ((0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 1), (0, 1))}) == 5
+    assert (
+        len({SubwordTokenizer(backend, *ids).key for ids in ((0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 1), (0, 1))}) == 5
+    )
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])
@@ -116,12 +134,19 @@ def test_processes_agree(tmp_path):
     """Two that fill one cache at once, and one with a cache of its own, whatever the order of their sets."""
     folders = [tmp_path / "one", tmp_path / "one", tmp_path / "two"]
     runs = [
-        subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)})
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        )
         for seed, folder in enumerate(folders)
     ]
     found = [run.communicate()[0] for run in runs]
     assert all(run.returncode == 0 for run in runs) and found[0].count("\n") == 2 and len(set(found)) == 1
-    assert {p.name for p in folders[0].iterdir()} == {p.name for p in folders[2].iterdir()} and len(list(folders[0].iterdir())) == 4
+    assert {p.name for p in folders[0].iterdir()} == {p.name for p in folders[2].iterdir()} and len(
+        list(folders[0].iterdir())
+    ) == 4
 
 
 @pytest.fixture
@@ -139,14 +164,18 @@ def save(tmp_path):
 
 
 def test_folder_of_hugging_face(build, save):
-    """GEN is the first piece of that text; the end of text pads where there is no token for it. Nothing in a text is special."""
+    """GEN is the first piece of that text; the end of text pads where there is no token for it. Nothing in a text is
+    special."""
     folder = save(eos_token="<|endoftext|>")
     tokenizer = build(str(folder))
     assert tokenizer.decode([tokenizer.gen_id]) == "GEN" and tokenizer.vocab_size == 263
     assert tokenizer.pad_id == tokenizer.eos_id == 262 and tokenizer.decode([262]) == "<|endoftext|>"
     text = "A text of more than four pieces.<|endoftext|>"
     assert tokenizer.decode(tokenizer.encode(text)) == text and 262 not in tokenizer.encode(text)
-    assert [ids.tolist() for ids in tokenizer.encode_batch([text, "A"])] == [tokenizer.encode(text).tolist(), tokenizer.encode("A").tolist()]
+    assert [ids.tolist() for ids in tokenizer.encode_batch([text, "A"])] == [
+        tokenizer.encode(text).tolist(),
+        tokenizer.encode("A").tolist(),
+    ]
     assert build(str(save(eos_token="<eos>", pad_token="<pad>"))).pad_id == 0
 
 
@@ -166,11 +195,20 @@ def test_folder_is_read_without_the_network(build, save, monkeypatch):
 def refused(error, expected, call, *args, **kwargs):
     with pytest.raises(error) as caught:
         call(*args, **kwargs)
-    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in expected.split("|")), str(caught.value)
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in expected.split("|")), str(
+        caught.value
+    )
 
 
 def test_wrong_sizes(build):
-    refused(ValueError, "vocab_size=6: expected at least 7|3 words that have to be in it", build, "word", words=["a b", "c"], vocab_size=6)
+    refused(
+        ValueError,
+        "vocab_size=6: expected at least 7|3 words that have to be in it",
+        build,
+        "word",
+        words=["a b", "c"],
+        vocab_size=6,
+    )
     refused(ValueError, "vocab_size=258: expected at least 259|256 bytes", build, "bpe", vocab_size=258)
 
 
@@ -181,7 +219,12 @@ def test_wrong_names(build, save, monkeypatch, tmp_path):
 
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    refused(FileNotFoundError, "tokenizer 'wrod': expected word, wikitext, char, bpe|Hugging Face hub (ConnectionError); did you mean 'word'?", build, "wrod")
+    refused(
+        FileNotFoundError,
+        "tokenizer 'wrod': expected word, wikitext, char, bpe|Hugging Face hub (ConnectionError); did you mean 'word'?",
+        build,
+        "wrod",
+    )
     refused(FileNotFoundError, "tokenizer 'org/name': expected word", build, "org/name", revision="v1")
     assert asked == [("wrod", None), ("org/name", "v1")]
     (tmp_path / "empty").mkdir()
@@ -196,11 +239,15 @@ def test_a_name_on_the_hub(build, save, monkeypatch):
 
 
 def test_wikitext_has_an_end_token_per_line(tmp_path):
-    """Words between spaces, its <unk> one of them, and an <eos> at every line's end: that of the last one is the stream's."""
+    """Words between spaces, its <unk> one of them, and an <eos> at every line's end: that of the last one is the
+    stream's."""
     text = " = Title = \n\n The <unk> @-@ 1 , 2 \n"
     tokenizer = build_tokenizer("wikitext", Corpus("key", lambda: [text], "tiny"), tmp_path, 100)
     words = [tokenizer.words[i] for i in tokenizer.encode(text)]
-    assert words == ["=", "Title", "=", "<eos>", "<eos>", "The", "<unk>", "@-@", "1", ",", "2"] and tokenizer.vocab_size == 4 + 8
+    assert (
+        words == ["=", "Title", "=", "<eos>", "<eos>", "The", "<unk>", "@-@", "1", ",", "2"]
+        and tokenizer.vocab_size == 4 + 8
+    )
     assert "\n" not in tokenizer.words and 3 not in tokenizer.encode(text) and tokenizer.encode("other")[0] == 3
     assert tokenizer.key != build_tokenizer("word", Corpus("key", lambda: [text], "tiny"), tmp_path, 100).key
 

@@ -59,7 +59,16 @@ def test_a_child_knows_its_parent_and_its_key(tracker, make_spec):
     spec, parent = make_spec(), tracker.parent("tiny", "default", {})
     run = tracker.client.get_run(tracker.start(spec, None, parent, {"commit": "abc"}, {"lr": 0.1}))
     assert run.info.run_name == spec.name and run.info.status == "RUNNING" and run.data.params == {"lr": "0.1"}
-    expected = {"kind": "run", "key": spec.key, "experiment": "tiny", "arm": "a", "scale": "default", "seed": "0", "point": "", "commit": "abc"}
+    expected = {
+        "kind": "run",
+        "key": spec.key,
+        "experiment": "tiny",
+        "arm": "a",
+        "scale": "default",
+        "seed": "0",
+        "point": "",
+        "commit": "abc",
+    }
     assert all(run.data.tags.get(f"lit.{k}", "") == v for k, v in expected.items()) and run.data.tags[PARENT] == parent
     assert run.info.artifact_uri.startswith((tracker.root / "mlruns" / "tiny").as_uri())
 
@@ -81,7 +90,11 @@ def test_a_resumed_run_goes_on_in_the_same_run(tracker, start, status):
     assert tracker.find(spec.key).status == status
     assert start()[1] == run_id
     run = tracker.find(spec.key)
-    assert (run.run_id, run.status, run.metrics) == (run_id, "RUNNING", {"train/loss": 1.0}) and "lit.error" not in run.tags
+    assert (run.run_id, run.status, run.metrics) == (
+        run_id,
+        "RUNNING",
+        {"train/loss": 1.0},
+    ) and "lit.error" not in run.tags
     assert start(1)[1] != run_id
 
 
@@ -110,7 +123,9 @@ def test_find_prefers_what_is_finished(tracker, start):
     spec, run_id = start()
     tracker.finish(run_id, [], {})
     tags = tracker.client.get_run(run_id).data.tags
-    newer = tracker.client.create_run(tracker.experiment_id("tiny"), tags={k: v for k, v in tags.items() if k.startswith("lit.")})
+    newer = tracker.client.create_run(
+        tracker.experiment_id("tiny"), tags={k: v for k, v in tags.items() if k.startswith("lit.")}
+    )
     assert newer.info.run_id != run_id and tracker.find(spec.key).run_id == run_id
     assert tracker.find("no such key") is None
 
@@ -128,7 +143,9 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     opened = [start(seed) for seed in range(3)]
     for i, (_, run_id) in enumerate(opened[:2]):
         tracker.finish(run_id, [("exact_match", 2, 0.5 + i), ("exact_match", 4, 0.25)], {"steps": 6 + i})
-    tracker.log(opened[2][1], {"test/exact_match": 0.9, "steps": 8}, 2)  # as if it had died between the results and FINISHED
+    tracker.log(
+        opened[2][1], {"test/exact_match": 0.9, "steps": 8}, 2
+    )  # as if it had died between the results and FINISHED
     tracker.end(opened[2][1], "FAILED")
     specs = [spec for spec, _ in opened]
     runs = {spec.key: tracker.find(spec.key) for spec in specs}
@@ -136,8 +153,12 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     table = frame(tracker, specs, runs, report)
     assert list(table.columns) == ["arm", "point", "seed", "x", "metric", "value"]
     rows = set(table.itertuples(index=False, name=None))
-    assert {row for row in rows if row[4] == "exact_match"} == {("a", "", s, x, "exact_match", 0.25 if x == 4 else 0.5 + s) for s in (0, 1) for x in (2, 4)}
-    assert {row for row in rows if row[4] == "steps"} == {("a", "", s, x, "steps", 6.0 + s) for s in (0, 1) for x in (2, 4)}
+    assert {row for row in rows if row[4] == "exact_match"} == {
+        ("a", "", s, x, "exact_match", 0.25 if x == 4 else 0.5 + s) for s in (0, 1) for x in (2, 4)
+    }
+    assert {row for row in rows if row[4] == "steps"} == {
+        ("a", "", s, x, "steps", 6.0 + s) for s in (0, 1) for x in (2, 4)
+    }
     assert set(frame(tracker, specs[1:], runs, report).seed) == {1} and frame(tracker, specs, {}, report).empty
 
 

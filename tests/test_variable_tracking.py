@@ -40,11 +40,14 @@ def evaluate(statements, value):
 @cases
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_oracle_of_lines(config, split):
-    """Whoever evaluates the lines says the variable of every tail; support is where each one is stated; names and values are distinct."""
+    """Whoever evaluates the lines says the variable of every tail; support is where each one is stated; names and
+    values are distinct."""
     task = make(**config, supporting=1.0)
     batch, length = task.batch(0, split, 0, 25), task.config.chain(split)
     assert batch.read_only == length
-    for texts, tails, support in zip(texts_of(task, batch), tails_of(task, batch), batch.meta["support"].tolist(), strict=True):
+    for texts, tails, support in zip(
+        texts_of(task, batch), tails_of(task, batch), batch.meta["support"].tolist(), strict=True
+    ):
         texts = [text.strip() for text in texts]
         statements = [found.groups() for found in map(STATEMENT.fullmatch, texts) if found]
         value = ASKED.search(texts[-1])[1].strip()
@@ -64,7 +67,13 @@ def test_oracle_of_lines(config, split):
 @cases
 def test_oracle_of_text(config):
     """Note, statements and noise, question, all variables, EOS."""
-    task = make(**{**config, "layout": "text", **({"segment_len": 500, "margin": 450} if "tokenizer" in config else {"segment_len": 160})})
+    task = make(
+        **{
+            **config,
+            "layout": "text",
+            **({"segment_len": 500, "margin": 450} if "tokenizer" in config else {"segment_len": 160}),
+        }
+    )
     note = task.tokenizer.decode(task.tokenizer.encode(NOTE).tolist())
     for split in ("train", "test"):
         batch, samples = task.batch(0, split, 0, 12), sorted(task.samples(0, split, 0, 12), key=lambda s: -s.segments)
@@ -89,7 +98,14 @@ def test_worked_example(monkeypatch):
         seen.add((*texts[:-1], *batch.meta["support"][0].tolist()))
         assert [answer for _, answer in tails] == ["DDDDD", "YYYYY"]
         assert texts[-1] == "[ INST] Question: Find all variables that are assigned the value 1 3 0 7 5 [ / INST]"
-    assert ("VAR DDDDD = 1 3 0 7 5", "VAR FFFFF = 1 9 3 6 7", "VAR ZZZZZ = VAR FFFFF", "VAR YYYYY = VAR DDDDD", 4, 1) in seen
+    assert (
+        "VAR DDDDD = 1 3 0 7 5",
+        "VAR FFFFF = 1 9 3 6 7",
+        "VAR ZZZZZ = VAR FFFFF",
+        "VAR YYYYY = VAR DDDDD",
+        4,
+        1,
+    ) in seen
     assert len(seen) == 6  # orders in which no variable is copied before it has a value
 
 
@@ -99,7 +115,10 @@ def test_blind_solver():
     wanted = [" ".join(answer for _, answer in tails) for tails in tails_of(task, task.batch(0, "valid", 0, 400))]
     said = [" ".join(5 * LETTERS[i] for i in draw.choice(26, 2, replace=False)) for _ in wanted]
     scores = [task.judge(target, text, True, "") for target, text in zip(wanted, said, strict=True)]
-    assert np.mean([s["exact_set"] for s in scores]) < 0.02 and abs(np.mean([s["string_match_all"] for s in scores]) - 2 / 26) < 0.04
+    assert (
+        np.mean([s["exact_set"] for s in scores]) < 0.02
+        and abs(np.mean([s["string_match_all"] for s in scores]) - 2 / 26) < 0.04
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,14 +139,17 @@ def test_metrics(target, said, exact, part):
 
 
 def test_sizes():
-    """MemReasoner has 2, 4, 6, 8 or 10 statements, each as often, and the longest episode has 14 lines before the question (spec 5.2)."""
+    """MemReasoner has 2, 4, 6, 8 or 10 statements, each as often, and the longest episode has 14 lines before the
+    question (spec 5.2)."""
     for hops in (1, 2):
         batch = make(hops=hops).batch(0, "train", 0, 500)
         counts = Counter(batch.meta["statements"].tolist())
         assert set(counts) == {2, 4, 6, 8, 10} and sum((n - 100) ** 2 / 100 for n in counts.values()) < 25
         assert max(map(len, texts_of(make(hops=hops), batch))) == 15
     assert set(make(rules="ruler").batch(0, "train", 0, 9).meta["statements"].tolist()) == {5}
-    assert set(make(rules="ruler", layout="text", segment_len=160).batch(0, "train", 0, 9).meta["statements"].tolist()) == {5}
+    assert set(
+        make(rules="ruler", layout="text", segment_len=160).batch(0, "train", 0, 9).meta["statements"].tolist()
+    ) == {5}
 
 
 def test_noise_fills_the_context():
@@ -140,8 +162,16 @@ def test_noise_fills_the_context():
 
 def test_splits_share_no_value():
     task = make(hops=1, statements=2)
-    seen = [{ASKED.search(texts[-1])[1] for texts in texts_of(task, task.batch(0, split, 0, 400))} for split in ("train", "valid", "test")]
-    assert all(len(values) > 300 for values in seen) and not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+    seen = [
+        {ASKED.search(texts[-1])[1] for texts in texts_of(task, task.batch(0, split, 0, 400))}
+        for split in ("train", "valid", "test")
+    ]
+    assert (
+        all(len(values) > 300 for values in seen)
+        and not seen[0] & seen[1]
+        and not seen[0] & seen[2]
+        and not seen[1] & seen[2]
+    )
 
 
 @pytest.mark.parametrize("digits", [2, 5])
@@ -170,7 +200,12 @@ def test_one_tail_answers_all():
     ],
 )
 def test_every_knob_matters(field, other):
-    given = {"segment_len": 160, "margin": 120, "layout": "text" if field == "note" else "lines", "tokens": 400 if field == "noise" else 0}
+    given = {
+        "segment_len": 160,
+        "margin": 120,
+        "layout": "text" if field == "note" else "lines",
+        "tokens": 400 if field == "noise" else 0,
+    }
     given["hops"] = 2 if field == "one_tail" else 1
     split = "test" if field == "eval_hops" else "train"
     a, b = (make(**{**given, **c}).batch(0, split, 1, 4) for c in ({}, {field: other}))
@@ -186,9 +221,15 @@ def test_every_knob_matters(field, other):
         ({"hops": -1}, "hops=-1: expected 0 or more"),
         ({"hops": 3}, "hops=3: 2 statements are no whole number of chains of 3; expected a multiple"),
         ({"eval_hops": 3}, "eval_hops=3: 2 statements are no whole number of chains of 3; expected a multiple"),
-        ({"hops": 2, "statements": 5}, "statements=5: 5 statements are no whole number of chains of 2; expected a multiple"),
+        (
+            {"hops": 2, "statements": 5},
+            "statements=5: 5 statements are no whole number of chains of 2; expected a multiple",
+        ),
         ({"value_digits": 1}, "value_digits=1: expected at least 2"),
-        ({"rules": "ruler", "hops": 1, "statements": 182, "value_digits": 2}, "value_digits=2: expected more for 91 chains; there are 90 values"),
+        (
+            {"rules": "ruler", "hops": 1, "statements": 182, "value_digits": 2},
+            "value_digits=2: expected more for 91 chains; there are 90 values",
+        ),
         ({"statements": 27}, "statements=27: expected at most 26, one to a letter"),
         ({"layout": "text", "margin": 200}, "margin=200: expected less than segment_len=128"),
         ({"test_tokens": [100], "test_statements": [2]}, "test_statements=[2]: a test varies one field"),
@@ -202,8 +243,14 @@ def test_wrong_settings(config, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"tokens": 10, "statements": 2}, "tokens=10: expected at least 16, those of the statements, or 0 for no noise"),
-        ({"segment_len": 20}, "segment_len=20: expected at least 30, the tokens of a question or prompt, its answer and EOS"),
+        (
+            {"tokens": 10, "statements": 2},
+            "tokens=10: expected at least 16, those of the statements, or 0 for no noise",
+        ),
+        (
+            {"segment_len": 20},
+            "segment_len=20: expected at least 30, the tokens of a question or prompt, its answer and EOS",
+        ),
         ({"layout": "text", "margin": 40, "statements": 2}, "margin=40: expected at least"),
         ({"line_tokens": 12}, "line_tokens=12: expected at least 22, the tokens of a question"),
     ],
@@ -217,7 +264,10 @@ def test_golden_sample():
     """The sampler never changes silently: old results would no longer be comparable."""
     task = make(hops=2, statements=4)
     (texts,) = texts_of(task, task.batch(0, "train", 0, 1))
-    assert " | ".join(texts[:-1]) == "VAR KKKKK = 1 9 0 1 4 | VAR LLLLL = VAR KKKKK | VAR VVVVV = 4 6 5 2 9 |  | VAR GGGGG = VAR VVVVV"
+    assert (
+        " | ".join(texts[:-1])
+        == "VAR KKKKK = 1 9 0 1 4 | VAR LLLLL = VAR KKKKK | VAR VVVVV = 4 6 5 2 9 |  | VAR GGGGG = VAR VVVVV"
+    )
 
 
 def test_names():

@@ -1,4 +1,5 @@
-"""Transformer-XL against section 3.3 of its paper written out: positions, cache, receptive field, sizes. All comparisons are in fp64."""
+"""Transformer-XL against section 3.3 of its paper written out: positions, cache, receptive field, sizes. All
+comparisons are in fp64."""
 
 import copy
 
@@ -22,7 +23,8 @@ def grads(tensors, parameters):
 
 
 def slow_layer(block, x, visible, clamp):
-    """Equations (1) to (3) for one sample: every pair (i, j) has a distance, a sinusoid and a score of its own; ``visible[i]`` lists the j."""
+    """Equations (1) to (3) for one sample: every pair (i, j) has a distance, a sinusoid and a score of its own;
+    ``visible[i]`` lists the j."""
     width, out = x.shape[1], []
     frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     split = lambda rows: rows.unflatten(-1, (block.heads, -1))  # noqa: E731
@@ -43,7 +45,8 @@ def slow_layer(block, x, visible, clamp):
 
 @pytest.mark.parametrize(("mem_len", "clamp_len"), [(7, 0), (3, 0), (0, 0), (7, 4), (20, 1)])
 def test_xl_slow_twin(build, tokens, mem_len, clamp_len):
-    """One full pass in which each token sees its segment and the ``mem_len`` tokens before the segment: values and all gradients."""
+    """One full pass in which each token sees its segment and the ``mem_len`` tokens before the segment: values and all
+    gradients."""
     model, ids = build("xl", mem_len=mem_len, clamp_len=clamp_len), tokens(2, 3 * N + 2)
     for bias in (model.layers[0].block.u_HK, model.layers[0].block.v_HK):
         torch.nn.init.normal_(bias)
@@ -61,13 +64,16 @@ def test_xl_slow_twin(build, tokens, mem_len, clamp_len):
 
 
 def published_layer(layer, x, state):
-    """The published order of (1): keys and values of all cached rows are projected anew in every segment that reads them."""
+    """The published order of (1): keys and values of all cached rows are projected anew in every segment that reads
+    them."""
     block, mask = layer.block, torch.cat([state.mask_BW, torch.ones(x.shape[:2], dtype=torch.bool)], dim=1)
     rows, split = torch.cat([state.rows_BWD, x], dim=1), lambda t: t.unflatten(-1, (block.heads, -1)).transpose(1, 2)
     (k, v), q = map(split, block.key_value(rows).chunk(2, dim=-1)), split(block.query(x))
     r = split(block.distance(sinusoids(rows.shape[1], x.shape[2], block.clamp, x.device, x.dtype))[None])
     distant = by_distance((q + block.v_HK[:, None]) @ r.mT) / q.shape[-1] ** 0.5
-    y = F.scaled_dot_product_attention(q + block.u_HK[:, None], k, v, distant.masked_fill(~attention_mask(mask, x.shape[1]), -torch.inf))
+    y = F.scaled_dot_product_attention(
+        q + block.u_HK[:, None], k, v, distant.masked_fill(~attention_mask(mask, x.shape[1]), -torch.inf)
+    )
     a = block.norm1(x + block.out(y.transpose(1, 2).flatten(2)))
     kept = torch.cat([state.rows_BWD, x.detach() if layer.detach else x], dim=1)
     return block.norm2(a + block.feed_forward(a)), XLState(kept[:, x.shape[1] :], mask[:, x.shape[1] :])
@@ -76,8 +82,8 @@ def published_layer(layer, x, state):
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("segment_len", [1, N, 20])
 def test_xl_published_twin(build, tokens, segment_len, detach):
-    """Hidden states, final cache and all gradients are those of the published order, short segments and long ones: with a detached
-    cache too W_kv learns from cached rows, those that an earlier batch of a stream has left included."""
+    """Hidden states, final cache and all gradients are those of the published order, short segments and long ones: with
+    a detached cache too W_kv learns from cached rows, those that an earlier batch of a stream has left included."""
     model, ids = build("xl", mem_detach=detach), tokens(2, 45)
     start = unroll(build("xl", mem_detach=True, init_std=0.3), ids[:, :N]).state
     fast, slow, state = unroll(model, ids, segment_len, state=start), [], start
@@ -87,7 +93,10 @@ def test_xl_published_twin(build, tokens, segment_len, detach):
             rows, after = published_layer(layer, rows, before)
             states.append(after)
         slow, state = [*slow, rows], states
-    fast, slow = [fast.hidden_BTD, *state_tensors(fast.state)], [torch.cat(slow, dim=1), *(t for layer in state for t in layer)]
+    fast, slow = (
+        [fast.hidden_BTD, *state_tensors(fast.state)],
+        [torch.cat(slow, dim=1), *(t for layer in state for t in layer)],
+    )
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
     fast, slow = ([t for t in ts if t.requires_grad] for ts in (fast, slow))
     assert len(fast) == len(slow) == (1 if detach else 3)
@@ -99,7 +108,10 @@ def test_xl_published_twin(build, tokens, segment_len, detach):
 def test_xl_products_slow_twin(monkeypatch, first):
     """Wherever the weight goes first, the products are the sums that their docstrings say, and so are the gradients."""
     monkeypatch.setattr(xl, "weight_first", lambda *_: first)
-    q, p, weight, rows = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4, 5), (2, 4, 3, 7), (4, 5, 6), (2, 7, 6)))
+    q, p, weight, rows = (
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 3, 4, 5), (2, 4, 3, 7), (4, 5, 6), (2, 7, 6))
+    )
     projected = torch.stack([rows @ head.mT for head in weight], dim=1)  # (B, H, S, K)
     fast = [score(q, weight, rows), blend(p, weight, rows)]
     slow = [q.transpose(1, 2) @ projected.mT, (p @ projected).transpose(1, 2)]
@@ -108,9 +120,13 @@ def test_xl_products_slow_twin(monkeypatch, first):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("queries", "width", "head_width", "first"), [(4, 64, 32, True), (63, 64, 32, True), (65, 64, 32, False), (150, 410, 41, False)])
+@pytest.mark.parametrize(
+    ("queries", "width", "head_width", "first"),
+    [(4, 64, 32, True), (63, 64, 32, True), (65, 64, 32, False), (150, 410, 41, False)],
+)
 def test_xl_weight_first(queries, width, head_width, first):
-    """The cheaper order for many rows: short segments have the weight on their queries, the 16 x 410 model on its rows."""
+    """The cheaper order for many rows: short segments have the weight on their queries, the 16 x 410 model on its
+    rows."""
     rows = 10**6
     left, right = queries * width * (head_width + rows), rows * head_width * (width + queries)
     assert weight_first(queries, torch.empty(2, head_width, width)) == first == (left < right)
@@ -119,14 +135,16 @@ def test_xl_weight_first(queries, width, head_width, first):
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("segment_len", [1, 4, 10])
 def test_xl_exact(build, tokens, layers, segment_len):
-    """T-XL-exact: with a cache of all previous tokens the output is that of the full context, whatever the segments, and so are the
-    gradients if they may enter the cache; with a shorter cache it is not."""
+    """T-XL-exact: with a cache of all previous tokens the output is that of the full context, whatever the segments,
+    and so are the gradients if they may enter the cache; with a shorter cache it is not."""
     model, ids = build("xl", layers=layers, mem_len=22), tokens(2, 23)
     full, cut = unroll(model, ids).hidden_BTD, unroll(model, ids, segment_len).hidden_BTD
     assert torch.allclose(cut, full, rtol=1e-10, atol=1e-10)
     for a, b in zip(grads([cut], model.parameters()), grads([full], model.parameters()), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(unroll(build("xl", layers=layers, mem_len=5), ids, segment_len).hidden_BTD, full, atol=1e-3)
+    assert not torch.allclose(
+        unroll(build("xl", layers=layers, mem_len=5), ids, segment_len).hidden_BTD, full, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(("layers", "mem_len", "segment_len"), [(1, 4, 4), (2, 4, 4), (3, 4, 4), (2, 8, 4), (3, 2, 1)])
@@ -146,7 +164,10 @@ def test_xl_mem0(build, tokens):
     """Spec 1: without a cache every segment is read by itself, and nothing is carried."""
     model, ids = build("xl", mem_len=0), tokens(2, 3 * N)
     apart = [unroll(model, part).hidden_BTD for part in ids.split(N, dim=1)]
-    assert torch.equal(unroll(model, ids, N).hidden_BTD, torch.cat(apart, dim=1)) and model.state_floats(model.init_state(2)) == 0
+    assert (
+        torch.equal(unroll(model, ids, N).hidden_BTD, torch.cat(apart, dim=1))
+        and model.state_floats(model.init_state(2)) == 0
+    )
 
 
 def test_xl_detach(build, tokens):
@@ -162,7 +183,8 @@ def test_xl_detach(build, tokens):
 
 
 def test_xl_cache_holds_the_inputs_of_each_layer(build, tokens):
-    """Spec 1 and 14: mem_len rows of D floats per layer, the last inputs that it had; write=False leaves the state as it was."""
+    """Spec 1 and 14: mem_len rows of D floats per layer, the last inputs that it had; write=False leaves the state as
+    it was."""
     model, ids, seen = build("xl"), tokens(2, 3 * N), [[], []]
     for layer, inputs in zip(model.layers, seen, strict=True):
         layer.register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.append(args[0]))
@@ -188,22 +210,31 @@ def test_sinusoids_are_clamped():
     """Distances fall to 0; those beyond the clamp count as the clamp."""
     options = (torch.device("cpu"), torch.float64)
     table, clamped = sinusoids(9, 4, 0, *options), sinusoids(9, 4, 3, *options)
-    assert torch.equal(table[-1], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)) and table[-3, 0] == torch.tensor(2.0).double().sin()
+    assert (
+        torch.equal(table[-1], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64))
+        and table[-3, 0] == torch.tensor(2.0).double().sin()
+    )
     assert torch.equal(clamped[5:], table[5:]) and torch.equal(clamped[:5], table[5].expand(5, -1))
 
 
 def test_xl_parameter_count(build):
-    """Spec 1: the default model has 1,877,016 parameters with the 24 symbols of the quadratic equations; u and v are one pair for all layers."""
+    """Spec 1: the default model has 1,877,016 parameters with the 24 symbols of the quadratic equations; u and v are
+    one pair for all layers."""
     with torch.device("meta"):
         assert sum(p.numel() for p in XL(XL.Config(vocab_size=24)).parameters()) == 1_877_016
     model = copy.deepcopy(build("xl"))
-    assert all(layer.block.u_HK is model.layers[0].block.u_HK and layer.block.v_HK is model.layers[0].block.v_HK for layer in model.layers)
+    assert all(
+        layer.block.u_HK is model.layers[0].block.u_HK and layer.block.v_HK is model.layers[0].block.v_HK
+        for layer in model.layers
+    )
 
 
 def test_xl_width_of_wikitext():
     """Sizes that no multiple gives, those of the 16 x 410 model, build, and heads need not fill the width."""
     with torch.device("meta"):
-        model = XL(XL.Config(vocab_size=1000, layers=16, width=410, heads=10, head_width=41, ff_width=2100, mem_len=150))
+        model = XL(
+            XL.Config(vocab_size=1000, layers=16, width=410, heads=10, head_width=41, ff_width=2100, mem_len=150)
+        )
     assert model.state_floats(model.init_state(1, device=torch.device("meta"))) == 16 * 150 * 410
     with pytest.raises(ValueError, match="width=411: expected an even number"):
         XL.Config(width=411)
@@ -235,37 +266,61 @@ def test_xl_inference_mode_leaves_no_trace(build, tokens):
 
 @pytest.mark.parametrize("name", ["xl", "rmt_xl"])
 def test_adaptive_losses_slow_twin(build, tokens, name):
-    """They are the cross-entropy of the log-probabilities of all tokens, which sum to one, and so are their gradients."""
+    """They are the cross-entropy of the log-probabilities of all tokens, which sum to one, and so are their
+    gradients."""
     model, ids = build(name, tie_embeddings=False, cutoffs=[5, 11]), tokens(2, 3 * N)
     hidden = unroll(model, ids, N).hidden_BTD[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten()
     log_p = model.logits(hidden)
     assert {bool(group.any()) for group in (targets < 5, (targets >= 5) & (targets < 11), targets >= 11)} == {True}
-    assert log_p.shape == (len(targets), 19) and torch.allclose(log_p.exp().sum(-1), torch.ones(len(targets), dtype=torch.float64))
+    assert log_p.shape == (len(targets), 19) and torch.allclose(
+        log_p.exp().sum(-1), torch.ones(len(targets), dtype=torch.float64)
+    )
     assert torch.equal(model.logits(hidden.view(2, -1, 16)), log_p.view(2, -1, 19))
     hidden = hidden.detach().requires_grad_()
     for reduction in ("none", "sum", "mean"):
-        fast, slow = model.cross_entropy(hidden, targets, reduction), F.cross_entropy(model.logits(hidden), targets, reduction=reduction)
+        fast, slow = (
+            model.cross_entropy(hidden, targets, reduction),
+            F.cross_entropy(model.logits(hidden), targets, reduction=reduction),
+        )
         assert torch.allclose(fast, slow, rtol=1e-12)
-        for a, b in zip(*(grads([loss], [hidden, *model.decoder.head.parameters()]) for loss in (fast, slow)), strict=True):
+        for a, b in zip(
+            *(grads([loss], [hidden, *model.decoder.head.parameters()]) for loss in (fast, slow)), strict=True
+        ):
             assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
-    assert torch.equal(model.generate(ids[:, : 2 * N], 1, segment_len=N)[:, 0], log_p.view(2, -1, 19)[:, 2 * N - 1].argmax(-1))
+    assert torch.equal(
+        model.generate(ids[:, : 2 * N], 1, segment_len=N)[:, 0], log_p.view(2, -1, 19)[:, 2 * N - 1].argmax(-1)
+    )
 
 
 def test_adaptive_losses_take_fewer_scores(build):
-    """With a full softmax, V of a token; with clusters those of the frequent ones and one for each cluster. No weight is as long as the vocabulary."""
+    """With a full softmax, V of a token; with clusters those of the frequent ones and one for each cluster. No weight
+    is as long as the vocabulary."""
     model = build("xl", tie_embeddings=False, cutoffs=[5, 11])
     assert (build("xl").scores, model.scores) == (19, 5 + 2)
-    assert {tuple(p.shape) for name, p in model.named_parameters() if "head" in name} == {(7, 16), (16, 16), (6, 16), (8, 16)}
+    assert {tuple(p.shape) for name, p in model.named_parameters() if "head" in name} == {
+        (7, 16),
+        (16, 16),
+        (6, 16),
+        (8, 16),
+    }
 
 
 @pytest.mark.parametrize(
     ("cutoffs", "message"),
-    [([5, 5], "ids that rise"), ([11, 5], "ids that rise"), ([0, 5], "ids that rise"), ([-1], "0 or more"), ([5, 19], "ids below vocab_size=19")],
+    [
+        ([5, 5], "ids that rise"),
+        ([11, 5], "ids that rise"),
+        ([0, 5], "ids that rise"),
+        ([-1], "0 or more"),
+        ([5, 19], "ids below vocab_size=19"),
+    ],
 )
 def test_wrong_cutoffs(build, cutoffs, message):
     """Tied embeddings are wrong with any."""
-    with pytest.raises(ValueError, match=r"^cutoffs=\[5\]: an adaptive softmax has weights of its own; expected tie_embeddings: false"):
+    with pytest.raises(
+        ValueError, match=r"^cutoffs=\[5\]: an adaptive softmax has weights of its own; expected tie_embeddings: false"
+    ):
         build("xl", cutoffs=[5])
     with pytest.raises(ValueError, match=rf"^cutoffs=.*: expected {message}"):
         build("xl", tie_embeddings=False, cutoffs=cutoffs)

@@ -1,7 +1,8 @@
-"""What ``transformers`` is told about our models as soon as its Auto classes are there: cheap, the rest is in ``hub.py``.
+"""What ``transformers`` is told about our models as soon as its Auto classes are there: cheap, the rest is in
+``hub.py``.
 
-``lit_memory/__init__.py`` calls ``register`` after each of the two modules that hold the Auto classes. torchmetrics, and so every run,
-imports those, which is why nothing heavier may happen here.
+``lit_memory/__init__.py`` calls ``register`` after each of the two modules that hold the Auto classes. torchmetrics,
+and so every run, imports those, which is why nothing heavier may happen here.
 """
 
 import sys
@@ -11,14 +12,17 @@ from transformers.configuration_utils import PreTrainedConfig
 
 
 class LitMemoryConfig(PreTrainedConfig):
-    """What config.json says: the registered name of an architecture, the fields of its ``Config``, and the length of segments.
+    """What config.json says: the registered name of an architecture, the fields of its ``Config``, and the length of
+    segments.
 
     segment_len: tokens per segment where a call does not say; default: one segment for all.
     """
 
     model_type = "lit_memory"
 
-    def __init__(self, arch: str = "armt", settings: dict[str, Any] | None = None, segment_len: int | None = None, **others: Any) -> None:
+    def __init__(
+        self, arch: str = "armt", settings: dict[str, Any] | None = None, segment_len: int | None = None, **others: Any
+    ) -> None:
         self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
         self.vocab_size = self.settings.get("vocab_size")
         super().__init__(**others)

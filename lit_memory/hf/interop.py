@@ -1,14 +1,16 @@
-"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2, Mamba
-and, as an encoder of lines, BERT.
+"""Weights from elsewhere into our models: the reference code's checkpoints and Hugging Face's GPT-2, GPT-NeoX, Llama,
+Qwen2, Mamba and, as an encoder of lines, BERT.
 
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights), transformers 5.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights),
+    transformers 5.
 
-Both ways in are one: the weights get canonical names (Hugging Face's, with what the reference adds to them), a ``Layout`` says which
-of them an architecture has besides its decoder, and ``backbone`` names and converts those of the decoder. All is strict: a weight that
-is missing, left over or of another shape is an error, and so is a setting that our decoder does not compute.
+Both ways in are one: the weights get canonical names (Hugging Face's, with what the reference adds to them), a
+``Layout`` says which of them an architecture has besides its decoder, and ``backbone`` names and converts those of the
+decoder. All is strict: a weight that is missing, left over or of another shape is an error, and so is a setting that
+our decoder does not compute.
 
-No checkpoint of the reference tells wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them where they differ from
-our defaults.
+No checkpoint of the reference tells wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them where
+they differ from our defaults.
 """
 
 import json
@@ -56,8 +58,15 @@ LAYOUTS = {
     "transformer": Layout(),
     "rmt": _RMT,
     "tarm": _RMT,
-    "prmt": Layout("layer.", layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)),  # see Deviations in prmt.py
-    "armt": Layout("layer.", model={"memory": "memory"}, layer=_ARMT, sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"}),
+    "prmt": Layout(
+        "layer.", layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)
+    ),  # see Deviations in prmt.py
+    "armt": Layout(
+        "layer.",
+        model={"memory": "memory"},
+        layer=_ARMT,
+        sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"},
+    ),
 }
 
 
@@ -86,7 +95,11 @@ FAMILIES = {
         name="gpt2",
         norm_eps="layer_norm_epsilon",
         dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        settings={"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+        settings={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
     ),
     "neox": Family(
         model_type="gpt_neox",
@@ -102,15 +115,35 @@ FAMILIES = {
         dropouts=(),
         settings={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
     ),
-    "qwen2": Family(model_type="qwen2", name="llama", norm_eps="rms_norm_eps", dropouts=(), settings={"hidden_act": ("silu",), "use_sliding_window": (False,)}),
+    "qwen2": Family(
+        model_type="qwen2",
+        name="llama",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={"hidden_act": ("silu",), "use_sliding_window": (False,)},
+    ),
 }
 
 
 MODEL_TYPES = (*(family.model_type for family in FAMILIES.values()), "mamba")
-MAMBA = {"decoder.tokens.weight": "backbone.embeddings.weight", "decoder.norm.weight": "backbone.norm_f.weight", "decoder.head.weight": HEAD}
+MAMBA = {
+    "decoder.tokens.weight": "backbone.embeddings.weight",
+    "decoder.norm.weight": "backbone.norm_f.weight",
+    "decoder.head.weight": HEAD,
+}
 MAMBA_LAYER = {"norm.weight": "norm.weight"} | {
     name: f"mixer.{name}"
-    for name in ("A_log", "D", "conv1d.bias", "conv1d.weight", "dt_proj.bias", "dt_proj.weight", "in_proj.weight", "out_proj.weight", "x_proj.weight")
+    for name in (
+        "A_log",
+        "D",
+        "conv1d.bias",
+        "conv1d.weight",
+        "dt_proj.bias",
+        "dt_proj.weight",
+        "in_proj.weight",
+        "out_proj.weight",
+        "x_proj.weight",
+    )
 }
 MAMBA_SIZES = {
     "vocab_size": ("backbone.embeddings.weight", 0, 2),
@@ -120,88 +153,132 @@ MAMBA_SIZES = {
     "conv_taps": ("backbone.layers.0.mixer.conv1d.weight", 2, 3),
     "dt_rank": ("backbone.layers.0.mixer.dt_proj.weight", 1, 2),
 }
-"""Config field -> the weight and the dimension that it is (``expand``: times the width), and how many that weight has."""
+"""Config field -> the weight and the dimension that it is (``expand``: times the width), and how many that weight
+has."""
 
 
 def load_reference(
-    source: str | os.PathLike[str] | Mapping[str, Tensor], *, arch: str, backbone: str | None = None, n_head: int | None = None, **flags: Any
+    source: str | os.PathLike[str] | Mapping[str, Tensor],
+    *,
+    arch: str,
+    backbone: str | None = None,
+    n_head: int | None = None,
+    **flags: Any,
 ) -> SegmentRecurrent:
     """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
 
-    source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the state_dict.
-    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba"; of others the reference's names are not known here.
+    source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the
+        state_dict.
+    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba"; of others the reference's names are
+        not known here.
     backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba has none.
     n_head: attention heads, which no weight tells. All other sizes, the number of layers too, are read off the weights.
-    flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the weights show.
-    Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that does not fit.
+    flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the
+        weights show.
+    Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that
+    does not fit.
     """
     is_file = isinstance(source, (str, os.PathLike))
     if arch == "mamba":
         if backbone is not None or n_head is not None:
-            raise ValueError(f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out")
+            raise ValueError(
+                f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out"
+            )
         with about(source if is_file else "state_dict"):
             return _mamba(_read_file(Path(source)) if is_file else source, {}, flags)
     if arch in MODELS and arch not in LAYOUTS:
-        raise ValueError(f"arch={arch!r}: the names of its weights in the reference code are not known here; expected one of {', '.join(LAYOUTS)}, mamba")
+        raise ValueError(
+            f"arch={arch!r}: the names of its weights in the reference code are not known here; expected one of {', '.join(LAYOUTS)}, mamba"
+        )
     layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
     if n_head is None:
         raise ValueError("n_head=None: expected the number of attention heads, which no weight tells")
     weights = _read_file(Path(source)) if is_file else source
     with about(source if is_file else "state_dict"):
-        weights = {name: tensor for name, tensor in _canonical(weights, family.stem).items() if name not in layout.ignored}
-        layers = {m[1] for name in weights if (m := re.match(rf"{re.escape(OUTER[family.name]['layers'])}\.(\d+)\.", name))}  # a gap: missing weights
+        weights = {
+            name: tensor for name, tensor in _canonical(weights, family.stem).items() if name not in layout.ignored
+        }
+        layers = {
+            m[1] for name in weights if (m := re.match(rf"{re.escape(OUTER[family.name]['layers'])}\.(\d+)\.", name))
+        }  # a gap: missing weights
         fixed = {"heads": n_head, "layers": max(1, len(layers)), "tie_embeddings": flags.pop("tie_embeddings", None)}
         return _build(arch, layout, family, weights, fixed, flags).eval()
 
 
 def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> SegmentRecurrent:
-    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama or Qwen2, its memory freshly initialised, or a Mamba; in eval mode.
+    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama or Qwen2, its memory freshly initialised,
+    or a Mamba; in eval mode.
 
-    source: a ``...ForCausalLM`` or ``GPT2LMHeadModel`` (its weights are copied), or a folder with config.json and weights.
-    flags: fields of the model's ``Config``, such as ``memory_tokens=10``. Sizes, norm_eps, rotation and tying are those of ``source``,
-        and so is ``dropout`` unless given. With ``wrap_pos`` the position table grows by fresh rows for the memory.
-    Raises FileNotFoundError for a missing folder or file, TypeError for an unknown flag and ValueError for anything else that does
-    not fit, settings included with which Hugging Face computes something else.
+    source: a ``...ForCausalLM`` or ``GPT2LMHeadModel`` (its weights are copied), or a folder with config.json and
+        weights.
+    flags: fields of the model's ``Config``, such as ``memory_tokens=10``. Sizes, norm_eps, rotation and tying are those
+        of ``source``, and so is ``dropout`` unless given. With ``wrap_pos`` the position table grows by fresh rows for
+        the memory.
+    Raises FileNotFoundError for a missing folder or file, TypeError for an unknown flag and ValueError for anything
+    else that does not fit, settings included with which Hugging Face computes something else.
     """
     is_folder = isinstance(source, (str, os.PathLike))
     if not is_folder and not hasattr(source, "config"):
-        raise TypeError(f"source is a {type(source).__name__}: expected a Hugging Face model or a folder; for a state_dict use load_reference")
+        raise TypeError(
+            f"source is a {type(source).__name__}: expected a Hugging Face model or a folder; for a state_dict use load_reference"
+        )
     _lookup("arch", arch, MODELS)
     with about(source if is_folder else type(source).__name__):
         config, weights = _read_folder(Path(source)) if is_folder else (source.config, source.state_dict())
         if "mamba" in (arch, config.model_type):
             if arch != config.model_type:
-                raise ValueError(f"model_type={config.model_type!r}, arch={arch!r}: expected 'mamba' for both or for neither; check arch and source")
+                raise ValueError(
+                    f"model_type={config.model_type!r}, arch={arch!r}: expected 'mamba' for both or for neither; check arch and source"
+                )
             return _mamba(weights, _mamba_settings(config), flags)
         family = _family(config.model_type)
-        model: Any = _build(arch, Layout(), family, _canonical(weights, family.stem), _settings(config, family, flags.pop("dropout", None)), flags)
-    if "memory" in dict(model.named_parameters(recurse=False)):  # its scale is that of the embeddings, which were random until now
+        model: Any = _build(
+            arch,
+            Layout(),
+            family,
+            _canonical(weights, family.stem),
+            _settings(config, family, flags.pop("dropout", None)),
+            flags,
+        )
+    if "memory" in dict(
+        model.named_parameters(recurse=False)
+    ):  # its scale is that of the embeddings, which were random until now
         model.memory = model.decoder.memory_tokens(len(model.memory))
     return model.eval()
 
 
 BERT = {"norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
 BERT_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-BERT_SIZES = {"encoder_layers": "num_hidden_layers", "encoder_width": "hidden_size", "encoder_heads": "num_attention_heads"}
+BERT_SIZES = {
+    "encoder_layers": "num_hidden_layers",
+    "encoder_width": "hidden_size",
+    "encoder_heads": "num_attention_heads",
+}
 
 
 def bert_sizes(folder: Path) -> dict[str, int]:
-    """The settings of a model whose encoder has the sizes of a Hugging Face BERT. Raises ValueError for what is no BERT, or one with another activation."""
+    """The settings of a model whose encoder has the sizes of a Hugging Face BERT. Raises ValueError for what is no
+    BERT, or one with another activation."""
     with about(folder):
         config = _read_config(folder, ("bert",))
         if config.hidden_act != "gelu":
-            raise ValueError(f"hidden_act={config.hidden_act!r}: expected 'gelu'; the encoder here computes nothing else")
+            raise ValueError(
+                f"hidden_act={config.hidden_act!r}: expected 'gelu'; the encoder here computes nothing else"
+            )
         return {ours: getattr(config, theirs) for ours, theirs in BERT_SIZES.items()}
 
 
-def bert_weights(own: Mapping[str, Tensor], folder: Path, pieces: Sequence[Sequence[int]], cls_id: int) -> dict[str, Tensor]:
-    """Weights for an ``Encoder`` of lines of the sizes ``bert_sizes``, from a Hugging Face BERT as published: with its pooler, and with or without the
-    heads of its pre-training.
+def bert_weights(
+    own: Mapping[str, Tensor], folder: Path, pieces: Sequence[Sequence[int]], cls_id: int
+) -> dict[str, Tensor]:
+    """Weights for an ``Encoder`` of lines of the sizes ``bert_sizes``, from a Hugging Face BERT as published: with its
+    pooler, and with or without the heads of its pre-training.
 
-    own: the encoder's weights, of which ``to_latent`` and positions that BERT has not are kept. pieces: for every token of the model, the ids of the
-    pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs, as the lines that we read have one tokenizer, the
-    decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types are folded into the positions, all being of the first type.
-    Raises ValueError for weights of another model.
+    own: the encoder's weights, of which ``to_latent`` and positions that BERT has not are kept. pieces: for every token
+        of the model, the ids of the
+    pieces that BERT's tokenizer cuts its text into. The token's embedding is the mean of theirs, as the lines that we
+    read have one tokenizer, the decoder's. cls_id: the token of which ``Encoder.cls`` is the embedding. Sentence types
+    are folded into the positions, all being of the first type. Raises ValueError for weights of another model.
     """
     layers = sum(name.endswith("attention.qkv.weight") for name in own)
     names = {f"{ours}.{kind}": [f"{theirs}.{kind}"] for ours, theirs in BERT.items() for kind in ("weight", "bias")}
@@ -209,24 +286,49 @@ def bert_weights(own: Mapping[str, Tensor], folder: Path, pieces: Sequence[Seque
     with about(folder):
         weights = {}
         for name, tensor in read_weights(folder).items():  # older files have TensorFlow's names of norms, and a head
-            name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            name = (
+                name.removeprefix("bert.")
+                .replace("LayerNorm.gamma", "LayerNorm.weight")
+                .replace("LayerNorm.beta", "LayerNorm.bias")
+            )
             if not name.startswith("cls.") and not name.endswith("position_ids"):
                 weights[name] = tensor
         for i in range(layers):
-            names |= {f"layers.{i}.{ours}": theirs for ours, theirs in block_names("bert", weights, f"encoder.layer.{i}.").items()}
-        check_names(weights, {*tables, *(name for theirs in names.values() for name in theirs)}, f"of a BERT with {layers} layers: check encoder_layers")
+            names |= {
+                f"layers.{i}.{ours}": theirs
+                for ours, theirs in block_names("bert", weights, f"encoder.layer.{i}.").items()
+            }
+        check_names(
+            weights,
+            {*tables, *(name for theirs in names.values() for name in theirs)},
+            f"of a BERT with {layers} layers: check encoder_layers",
+        )
         for name in tables:
             if weights[name].shape[1:] != own["cls"].shape:
-                raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected rows of {len(own['cls'])} as in the model; check encoder_width")
+                raise ValueError(
+                    f"{name} has shape {tuple(weights[name].shape)}: expected rows of {len(own['cls'])} as in the model; check encoder_width"
+                )
         words_VD, places_PD, types_KD = (weights[name] for name in tables)
         if (most := max(cls_id, *(i for ids in pieces for i in ids))) >= len(words_VD):
-            raise ValueError(f"{tables[0]} has {len(words_VD)} rows, and the tokenizer an id {most}; expected the tokenizer of these weights")
+            raise ValueError(
+                f"{tables[0]} has {len(words_VD)} rows, and the tokenizer an id {most}; expected the tokenizer of these weights"
+            )
         counts_N = torch.tensor([len(ids) for ids in pieces])
-        flat, token = torch.tensor([i for ids in pieces for i in ids]), torch.arange(len(pieces)).repeat_interleave(counts_N)
-        state = {**own, **{ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()}}
+        flat, token = (
+            torch.tensor([i for ids in pieces for i in ids]),
+            torch.arange(len(pieces)).repeat_interleave(counts_N),
+        )
+        state = {
+            **own,
+            **{ours: convert([weights[name] for name in theirs], ours, "bert", 0) for ours, theirs in names.items()},
+        }
         state["cls"] = words_VD[cls_id]
-        state["tokens.weight"] = words_VD.new_zeros(own["tokens.weight"].shape).index_add(0, token, words_VD[flat]) / counts_N.unsqueeze(1)
-        state["positions.weight"] = torch.cat([places_PD + types_KD[0], own["positions.weight"][len(places_PD) :]])[: len(own["positions.weight"])]
+        state["tokens.weight"] = words_VD.new_zeros(own["tokens.weight"].shape).index_add(
+            0, token, words_VD[flat]
+        ) / counts_N.unsqueeze(1)
+        state["positions.weight"] = torch.cat([places_PD + types_KD[0], own["positions.weight"][len(places_PD) :]])[
+            : len(own["positions.weight"])
+        ]
     return state
 
 
@@ -241,8 +343,11 @@ def check_type(model_type: Any, types: Sequence[str]) -> None:
         raise ValueError(f"model_type={model_type!r}: expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
 
 
-def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor], fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
-    """A model with ``weights``; what ``layout`` does not name keeps its init. ``fixed``: fields that no flag may change."""
+def _build(
+    arch: str, layout: Layout, family: Family, weights: dict[str, Tensor], fixed: dict[str, Any], flags: dict[str, Any]
+) -> SegmentRecurrent:
+    """A model with ``weights``; what ``layout`` does not name keeps its init. ``fixed``: fields that no flag may
+    change."""
     dtype = _dtype(weights)
     fixed["tie_embeddings"] = _tie(weights, family, fixed["tie_embeddings"])
     decoder, memory = _names(layout, family, fixed["layers"], weights)
@@ -250,19 +355,33 @@ def _build(arch: str, layout: Layout, family: Family, weights: dict[str, Tensor]
     check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
     cls: Any = load_class("model", arch)
     complete = layout is LAYOUTS.get(arch)  # else the memory is new
-    config = _config(cls, arch, family, {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed, flags, complete)
+    config = _config(
+        cls,
+        arch,
+        family,
+        {"family": family.name, **_sizes(weights, layout, family, fixed["heads"])} | fixed,
+        flags,
+        complete,
+    )
     model = cls(config).to(dtype)
     fresh = model.state_dict()
     if config.wrap_pos and not complete:
         table = decoder["decoder.positions.weight"][0]
-        weights[table] = torch.cat([weights[table], fresh["decoder.positions.weight"][config.positions :].to(weights[table].device)])
+        weights[table] = torch.cat(
+            [weights[table], fresh["decoder.positions.weight"][config.positions :].to(weights[table].device)]
+        )
     inside = "block." if any(name.startswith("decoder.layers.0.block.") for name in fresh) else ""
     names = {ours.format(inside): theirs for ours, theirs in decoder.items()} | memory
     if unknown := set(names) - set(fresh):
-        raise ValueError(f"arch={arch!r} has no {some(unknown)}: expected an architecture around a {family.model_type} decoder")
+        raise ValueError(
+            f"arch={arch!r} has no {some(unknown)}: expected an architecture around a {family.model_type} decoder"
+        )
     for ours, theirs in names.items():
         _check_shapes(weights, ours, theirs, fresh[ours].shape, config)
-    state = {ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"]) for ours, theirs in names.items()}
+    state = {
+        ours: convert([weights[name] for name in theirs], ours, family.name, fixed["heads"])
+        for ours, theirs in names.items()
+    }
     model.load_state_dict(state if complete else fresh | state)
     return model
 
@@ -285,12 +404,15 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 def _merge(fixed: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """What the source decides and the flags. Raises ValueError for a flag that the source decides."""
     for name in flags.keys() & fixed.keys():
-        raise ValueError(f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out")
+        raise ValueError(
+            f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out"
+        )
     return fixed | flags
 
 
 def _mamba_settings(config: Any) -> dict[str, Any]:
-    """Config fields from a Hugging Face configuration. Raises ValueError for an activation that our Mamba does not compute."""
+    """Config fields from a Hugging Face configuration. Raises ValueError for an activation that our Mamba does not
+    compute."""
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"hidden_act={config.hidden_act!r}: expected 'silu'; Mamba here computes nothing else")
     return {"norm_eps": config.layer_norm_epsilon, "tie_embeddings": config.tie_word_embeddings}
@@ -298,53 +420,82 @@ def _mamba_settings(config: Any) -> dict[str, Any]:
 
 def _mamba(weights: Any, fixed: dict[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
     """A Mamba with ``weights``, which may lack the head where it is tied. ``fixed``: fields that no flag may change."""
-    weights = {name.replace("backbone.embedding.", "backbone.embeddings."): t for name, t in _canonical(weights, "backbone").items()}  # mamba_ssm's name
+    weights = {
+        name.replace("backbone.embedding.", "backbone.embeddings."): t
+        for name, t in _canonical(weights, "backbone").items()
+    }  # mamba_ssm's name
     tokens = weights.get(MAMBA["decoder.tokens.weight"])
-    if tokens is not None and fixed.setdefault("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens)):
+    if tokens is not None and fixed.setdefault(
+        "tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens)
+    ):
         weights.setdefault(HEAD, tokens)
     layers = {m[1] for name in weights if (m := re.match(r"backbone\.layers\.(\d+)\.", name))}
-    names = MAMBA | {f"decoder.layers.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for i in range(max(1, len(layers))) for ours, theirs in MAMBA_LAYER.items()}
-    check_names(weights, set(names.values()), "of a Mamba without biases in its projections: check where they come from")
+    names = MAMBA | {
+        f"decoder.layers.{i}.{ours}": f"backbone.layers.{i}.{theirs}"
+        for i in range(max(1, len(layers)))
+        for ours, theirs in MAMBA_LAYER.items()
+    }
+    check_names(
+        weights, set(names.values()), "of a Mamba without biases in its projections: check where they come from"
+    )
     dtype = _dtype(weights)
     for name, _, dims in MAMBA_SIZES.values():
         if weights[name].dim() != dims or not weights[name].numel():
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
+            raise ValueError(
+                f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights"
+            )
     fixed |= {"layers": len(layers)} | {size: weights[name].shape[dim] for size, (name, dim, _) in MAMBA_SIZES.items()}
     if fixed["expand"] % fixed["width"]:
-        raise ValueError(f"{fixed['expand']} channels: expected a multiple of the width {fixed['width']}; others are not supported")
+        raise ValueError(
+            f"{fixed['expand']} channels: expected a multiple of the width {fixed['width']}; others are not supported"
+        )
     fixed["expand"] //= fixed["width"]
     cls = load_class("model", "mamba")
     model = cls(build_config(cls.Config, _merge(fixed, flags))).to(dtype)
     for ours, fresh in model.state_dict().items():
         if weights[names[ours]].shape != fresh.shape:
-            raise ValueError(f"{names[ours]} has shape {tuple(weights[names[ours]].shape)}: expected {tuple(fresh.shape)} as in the other weights; check them")
+            raise ValueError(
+                f"{names[ours]} has shape {tuple(weights[names[ours]].shape)}: expected {tuple(fresh.shape)} as in the other weights; check them"
+            )
     model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
     return model.eval()
 
 
 def _config(cls: Any, arch: str, family: Family, fixed: dict[str, Any], flags: dict[str, Any], complete: bool) -> Any:
-    """The configuration, from what the source decides and the flags. ``complete``: the source has the positions of the memory as well."""
+    """The configuration, from what the source decides and the flags. ``complete``: the source has the positions of the
+    memory as well."""
     merged = _merge(fixed, flags)
     if missing := {"family", "wrap_pos"} - {f.name for f in fields(cls.Config)}:
-        raise ValueError(f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder")
+        raise ValueError(
+            f"arch={arch!r} has no {some(missing)} in its configuration: expected an architecture around a {family.model_type} decoder"
+        )
     config = build_config(cls.Config, merged)
     return replace(config, positions=config.positions - config.rows(0)) if config.wrap_pos and complete else config
 
 
 def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], shape: torch.Size, config: Any) -> None:
-    """Raise ValueError for a weight that is not of our shape, or of its share of the rows where several make up ours."""
+    """Raise ValueError for a weight that is not of our shape, or of its share of the rows where several make up
+    ours."""
     shared = (shape[0] - config.width) // 2
     for name, rows in zip(theirs, (config.width, shared, shared) if len(theirs) > 1 else (shape[0],), strict=True):
         expected = (rows, *shape[1:])[:: -1 if config.family == "gpt2" and ours.endswith(CONV1D) else 1]
         if weights[name].shape != expected:
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {expected} as in the other weights; check them and the heads")
+            raise ValueError(
+                f"{name} has shape {tuple(weights[name].shape)}: expected {expected} as in the other weights; check them and the heads"
+            )
 
 
-def _names(layout: Layout, family: Family, layers: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Our names -> canonical ones, of the decoder, with {} for what stands between a layer and its block, and of the memory."""
+def _names(
+    layout: Layout, family: Family, layers: int, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Our names -> canonical ones, of the decoder, with {} for what stands between a layer and its block, and of the
+    memory."""
     outer = dict(OUTER[family.name])
     stem = outer.pop("layers")
-    decoder = {f"decoder.{ours}.weight": [f"{theirs}.weight"] for ours, theirs in {**outer, "head": HEAD.removesuffix(".weight")}.items()}
+    decoder = {
+        f"decoder.{ours}.weight": [f"{theirs}.weight"]
+        for ours, theirs in {**outer, "head": HEAD.removesuffix(".weight")}.items()
+    }
     if family.name != "llama":
         decoder["decoder.norm.bias"] = [f"{outer['norm']}.bias"]
     memory = {ours: [theirs] for ours, theirs in layout.model.items()}
@@ -358,18 +509,22 @@ def _names(layout: Layout, family: Family, layers: int, weights: Mapping[str, Te
 def _canonical(weights: Any, stem: str) -> dict[str, Tensor]:
     """Weights by canonical name, without ``BUFFERS``; PRMT's (1, M, D) memories become (M, D).
 
-    Of the prefixes that wrappers add (the reference's ``memory_cell.`` and ``model.``) and that a model saved without its head lacks,
-    all names but those of the head and of the reference's memory keep ``stem``, the family's own.
+    Of the prefixes that wrappers add (the reference's ``memory_cell.`` and ``model.``) and that a model saved without
+    its head lacks, all names but those of the head and of the reference's memory keep ``stem``, the family's own.
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"a {type(weights).__name__}: expected a state_dict; pass that")
     out: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor)):
-            raise ValueError(f"{name!r} is of type {type(tensor).__name__}: expected a state_dict of tensors only; pass that part")
+            raise ValueError(
+                f"{name!r} is of type {type(tensor).__name__}: expected a state_dict of tensors only; pass that part"
+            )
         if name.endswith(BUFFERS):
             continue
-        key = re.sub(rf"^(memory_cell\.)?(model\.)*({stem}\.)?", "", name).replace("embed_out.", "lm_head.")  # NeoX's head, old and in files
+        key = re.sub(rf"^(memory_cell\.)?(model\.)*({stem}\.)?", "", name).replace(
+            "embed_out.", "lm_head."
+        )  # NeoX's head, old and in files
         key = key if key in (HEAD, "memory") else f"{stem}.{key}"
         if key in out:
             raise ValueError(f"two weights are named {key}: expected one, with or without a prefix; drop the other")
@@ -393,7 +548,9 @@ def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads:
 
     def shape(name: str, dims: int = 2) -> torch.Size:
         if weights[name].dim() != dims:
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights")
+            raise ValueError(
+                f"{name} has shape {tuple(weights[name].shape)}: expected {dims} dimensions; check the weights"
+            )
         return weights[name].shape
 
     outer = OUTER[family.name]
@@ -407,27 +564,45 @@ def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads:
     if "positions" in outer:
         sizes["positions"] = shape(f"{outer['positions']}.weight")[0]
     if family.name == "llama":
-        sizes |= {"kv_heads": shape(block["attention.qkv.weight"][1])[0] * heads // width, "qkv_bias": "attention.qkv.bias" in block}
+        sizes |= {
+            "kv_heads": shape(block["attention.qkv.weight"][1])[0] * heads // width,
+            "qkv_bias": "attention.qkv.bias" in block,
+        }
     return sizes | {name: shape(weight.format(first))[0] for name, weight in layout.sizes.items()}
 
 
 def _settings(config: Any, family: Family, dropout: float | None) -> dict[str, Any]:
-    """Config fields from a Hugging Face configuration. Raises ValueError for a setting that our decoder does not compute."""
+    """Config fields from a Hugging Face configuration. Raises ValueError for a setting that our decoder does not
+    compute."""
     found = {name: (getattr(config, name), values) for name, values in family.settings.items()}
-    fixed = {"heads": config.num_attention_heads, "layers": config.num_hidden_layers, "norm_eps": getattr(config, family.norm_eps)}
+    fixed = {
+        "heads": config.num_attention_heads,
+        "layers": config.num_hidden_layers,
+        "norm_eps": getattr(config, family.norm_eps),
+    }
     if rope := getattr(config, "rope_parameters", None):
         found["rope_type"] = (rope["rope_type"], ("default",))
         fixed |= {"rotary_base": float(rope["rope_theta"]), "rotary_fraction": rope.get("partial_rotary_factor", 1.0)}
     if family.name == "llama":
-        found["head_dim"] = (getattr(config, "head_dim", None), (None, config.hidden_size // config.num_attention_heads))
+        found["head_dim"] = (
+            getattr(config, "head_dim", None),
+            (None, config.hidden_size // config.num_attention_heads),
+        )
         if dropout is None:
-            found["attention_dropout"] = (config.attention_dropout, (0.0,))  # ours would drop more than attention weights
+            found["attention_dropout"] = (
+                config.attention_dropout,
+                (0.0,),
+            )  # ours would drop more than attention weights
     for name, (value, supported) in found.items():
         if value not in supported:
-            raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else")
+            raise ValueError(
+                f"{name}={value!r}: expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else"
+            )
     rates = {getattr(config, name) for name in family.dropouts} or {0.0} if dropout is None else {dropout}
     if len(rates) > 1:
-        raise ValueError(f"{', '.join(family.dropouts)} are {some(map(str, rates))}: expected the same rate for all; pass dropout=")
+        raise ValueError(
+            f"{', '.join(family.dropouts)} are {some(map(str, rates))}: expected the same rate for all; pass dropout="
+        )
     return fixed | {"tie_embeddings": config.tie_word_embeddings, "dropout": rates.pop()}
 
 
@@ -438,11 +613,19 @@ def _read_file(path: Path) -> Any:
     if path.suffix not in (".safetensors", ".bin", ".pt", ".pth"):
         raise ValueError(f"{path}: unknown type of file; expected .safetensors, .bin, .pt or .pth")
     try:
-        return safetensors.torch.load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        return (
+            safetensors.torch.load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, "cpu", weights_only=True)
+        )
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: corrupt, or more than tensors (none of it was run); expected a state_dict as torch.save writes it") from error
+        raise ValueError(
+            f"{path}: corrupt, or more than tensors (none of it was run); expected a state_dict as torch.save writes it"
+        ) from error
     except Exception as error:  # a broken file fails in many ways, depending on where it is cut
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}); expected a file of weights: fetch or save it again") from error
+        raise ValueError(
+            f"{path}: cannot be read ({type(error).__name__}); expected a file of weights: fetch or save it again"
+        ) from error
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -453,22 +636,29 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 def _read_config(folder: Path, types: Sequence[str]) -> Any:
     """The configuration of a folder that Hugging Face's ``save_pretrained`` wrote, of one of these ``types``."""
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it")
+        raise FileNotFoundError(
+            f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it"
+        )
     check_type(read_json(folder / "config.json").get("model_type"), types)
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers reports a broken configuration in many ways
-        raise ValueError(f"config.json cannot be used ({type(error).__name__}); expected that of {some(types)}") from error
+        raise ValueError(
+            f"config.json cannot be used ({type(error).__name__}); expected that of {some(types)}"
+        ) from error
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """The weights in a folder, in one file or in several with an index. Raises FileNotFoundError for a file that is missing."""
+    """The weights in a folder, in one file or in several with an index. Raises FileNotFoundError for a file that is
+    missing."""
     stems = ("model.safetensors", "pytorch_model.bin")
     name = next((n for stem in stems for n in (stem, f"{stem}.index.json") if (folder / n).is_file()), None)
     if name is None:
-        raise FileNotFoundError(f"{folder}: expected a folder with weights, {' or '.join(stems)}, as save_pretrained writes it")
+        raise FileNotFoundError(
+            f"{folder}: expected a folder with weights, {' or '.join(stems)}, as save_pretrained writes it"
+        )
     parts = [name]
     if name.endswith(".json"):
         places = read_json(folder / name).get("weight_map")
@@ -483,9 +673,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path.name} cannot be read as .json ({type(error).__name__}); expected one that save_pretrained wrote") from error
+        raise ValueError(
+            f"{path.name} cannot be read as .json ({type(error).__name__}); expected one that save_pretrained wrote"
+        ) from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds a {type(found).__name__}: expected an object, as save_pretrained writes it")
+        raise ValueError(
+            f"{path.name} holds a {type(found).__name__}: expected an object, as save_pretrained writes it"
+        )
     return found
 
 

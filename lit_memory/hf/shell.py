@@ -1,4 +1,5 @@
-"""Our models inside Hugging Face's: ``AutoConfig`` and ``AutoModelForCausalLM`` load the folders of ``save_pretrained``.
+"""Our models inside Hugging Face's: ``AutoConfig`` and ``AutoModelForCausalLM`` load the folders of
+``save_pretrained``.
 
 ``import lit_memory`` is enough for that: see ``autoclasses.py``.
 
@@ -22,7 +23,8 @@ from lit_memory.registry import build
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     """Any of our models, ``.model``, with the interface of a Hugging Face causal language model.
 
-    ``generate`` is Hugging Face's and computes every step from scratch; ``.model.generate`` is ours and keeps the memory.
+    ``generate`` is Hugging Face's and computes every step from scratch; ``.model.generate`` is ours and keeps the
+    memory.
     """
 
     config_class = LitMemoryConfig
@@ -31,7 +33,9 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
         self.model = build("model", {"name": config.arch, **config.settings})
-        self._tied_weights_keys = {f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()}
+        self._tied_weights_keys = {
+            f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
+        }
         self.post_init()
 
     @classmethod
@@ -41,7 +45,9 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         model, info = loaded
         for problem in ("missing_keys", "unexpected_keys"):
             if info[problem]:
-                raise ValueError(f"{model.name_or_path}: {problem}: {some(info[problem])}; expected the weights that config.json asks for")
+                raise ValueError(
+                    f"{model.name_or_path}: {problem}: {some(info[problem])}; expected the weights that config.json asks for"
+                )
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -58,13 +64,17 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         segment_len: int | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
-        """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1 at token t.
+        """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
+        at token t.
 
-        attention_mask: (B, T), nonzero at real tokens; a padded sample gives what it gives alone, wherever its padding is.
+        attention_mask: (B, T), nonzero at real tokens; a padded sample gives what it gives alone, wherever its padding
+            is.
         segment_len: default ``config.segment_len``.
         """
         prompts = pack(input_ids, attention_mask)
-        hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=prompts.mask()).hidden_BTD
+        hidden_BTD = unroll(
+            self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=prompts.mask()
+        ).hidden_BTD
         logits = self.model.logits(hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1))
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         out = CausalLMOutput(loss=loss, logits=logits)

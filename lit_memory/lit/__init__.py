@@ -39,5 +39,7 @@ _ALL = (
     LitMAL,
 )
 _OWN = {c.model_name: c for c in _ALL}
-LIT_MODULES: dict[str, type[LitMemory]] = {name: _OWN.get(name) or type("LitMemory", (LitMemory,), {"model_name": name}) for name in MODELS}
+LIT_MODULES: dict[str, type[LitMemory]] = {
+    name: _OWN.get(name) or type("LitMemory", (LitMemory,), {"model_name": name}) for name in MODELS
+}
 """Registered name of an architecture -> its LightningModule, the common one where none is written for it."""

@@ -1,6 +1,7 @@
 """A LightningDataModule per task.
 
-``AssociativeRetrievalData(pairs=50, ...)`` takes the fields of the task's ``Config`` and the loaders' settings. Loaders index whole
+``AssociativeRetrievalData(pairs=50, ...)`` takes the fields of the task's ``Config`` and the loaders' settings. Loaders
+index whole
 batches: item k of a loader is the task's batch of step k, so that resuming takes one integer and no random state.
 """
 
@@ -19,11 +20,20 @@ EVALUATION_SEED = 0
 
 
 class Steps(Dataset):
-    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller); ``cuts``:
-    see ``Batch.recut``. With ``count``, that of the split, the samples are not drawn: they lie at equal distances, in order."""
+    """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all (the last batch may be smaller);
+    ``cuts``: see ``Batch.recut``. With ``count``, that of the split, the samples are not drawn: they lie at equal
+        distances, in order."""
 
     def __init__(
-        self, task: Task, seed: int, split: str, batch_size: int, samples: int, first: int = 0, cuts: Sequence[int] = (), count: int | None = None
+        self,
+        task: Task,
+        seed: int,
+        split: str,
+        batch_size: int,
+        samples: int,
+        first: int = 0,
+        cuts: Sequence[int] = (),
+        count: int | None = None,
     ) -> None:
         self.task, self.seed, self.split, self.count = task, seed, split, count
         self.batch_size, self.first, self.cuts = batch_size, first, cuts
@@ -48,9 +58,10 @@ class LitData(L.LightningDataModule):
     """Batches of one task.
 
     seed: of the training samples. batch_size: contexts per training batch. epoch_steps: optimizer steps between two
-    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number for each), at most;
-    of a stream in whole batches.
-    eval_batch_size: contexts per batch of both. test_cuts: tokens of the segments in which the test writes its contexts (``Batch.recut``); default: the task's.
+    validations. valid_size, test_size: contexts per validation, and per condition of the test (or a list, with a number
+    for each), at most; of a stream in whole batches.
+    eval_batch_size: contexts per batch of both. test_cuts: tokens of the segments in which the test writes its contexts
+        (``Batch.recut``); default: the task's.
     workers: processes that draw training batches (0: the main one); the bits are the same for any number.
     All other arguments are fields of the task's ``Config``.
     """
@@ -86,9 +97,13 @@ class LitData(L.LightningDataModule):
         self.task = task
 
     def setup(self, stage: str) -> None:
-        """Find out how many samples there are, so that what is wrong with the data of a test is told before the training, not after it."""
+        """Find out how many samples there are, so that what is wrong with the data of a test is told before the
+        training, not after it."""
         evaluated = [(self.task, "valid"), *((task, "test") for _, task in self.test_conditions)]
-        for task, split, size in [(self.task, "train", self.batch_size), *((*pair, self.eval_batch_size) for pair in evaluated)]:
+        for task, split, size in [
+            (self.task, "train", self.batch_size),
+            *((*pair, self.eval_batch_size) for pair in evaluated),
+        ]:
             if task.stream:
                 task.stream_steps(split, size)
             else:
@@ -99,15 +114,27 @@ class LitData(L.LightningDataModule):
         if self.trainer:
             step, per_step = self.trainer.global_step, self.trainer.accumulate_grad_batches * self.trainer.world_size
             if self.task.stream and self.trainer.world_size > 1:
-                raise ValueError(f"devices: {self.trainer.world_size} of them would each skip the batches of the others; expected 1 for a stream")
-        steps = Steps(self.task, self.seed, "train", self.batch_size, self.batch_size * self.epoch_steps * per_step, step * per_step)
+                raise ValueError(
+                    f"devices: {self.trainer.world_size} of them would each skip the batches of the others; expected 1 for a stream"
+                )
+        steps = Steps(
+            self.task,
+            self.seed,
+            "train",
+            self.batch_size,
+            self.batch_size * self.epoch_steps * per_step,
+            step * per_step,
+        )
         return DataLoader(steps, batch_size=None, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(self.task, "valid", self.valid_size, ())
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(task, "test", size, self.test_cuts) for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)]
+        return [
+            self._evaluation(task, "test", size, self.test_cuts)
+            for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)
+        ]
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
         size = self.eval_batch_size
@@ -115,7 +142,9 @@ class LitData(L.LightningDataModule):
             size = max(n for n in range(1, size + 1) if samples % n == 0)
         if task.stream:  # whole batches up to the end of the text
             samples = size * min(max(1, samples // size), task.stream_steps(split, size))
-        return DataLoader(Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=task.count(split)), batch_size=None)
+        return DataLoader(
+            Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=task.count(split)), batch_size=None
+        )
 
 
 class AssociativeRetrievalData(LitData):
@@ -125,7 +154,8 @@ class AssociativeRetrievalData(LitData):
 
 
 class BABILongData(LitData):
-    """Questions of bAbI whose facts lie between the sentences of books; a test may ask those of a distributed set (``eval_set``)."""
+    """Questions of bAbI whose facts lie between the sentences of books; a test may ask those of a distributed set
+    (``eval_set``)."""
 
     task_name = "babilong"
 
@@ -150,7 +180,8 @@ class NeedleData(LitData):
 
 
 class MemReasonerData(LitData):
-    """bAbI as an episode of lines, or the same as text: with sentences of books or of bAbI's own kind between the facts, or other places in the test."""
+    """bAbI as an episode of lines, or the same as text: with sentences of books or of bAbI's own kind between the
+    facts, or other places in the test."""
 
     task_name = "memreasoner"
 
@@ -198,7 +229,19 @@ class TimeSeriesData(LitData):
 
 
 _EPISODES = (MemReasonerData, VariableTrackingData, PasskeyData)
-_ALL = (AlgorithmicData, AssociativeRetrievalData, BABILongData, DNAData, LanguageModelingData, NeedleData, QuadraticData, TimeSeriesData, *_EPISODES)
+_ALL = (
+    AlgorithmicData,
+    AssociativeRetrievalData,
+    BABILongData,
+    DNAData,
+    LanguageModelingData,
+    NeedleData,
+    QuadraticData,
+    TimeSeriesData,
+    *_EPISODES,
+)
 _OWN = {c.task_name: c for c in _ALL}
-LIT_DATA: dict[str, type[LitData]] = {name: _OWN.get(name) or type("LitData", (LitData,), {"task_name": name}) for name in TASKS}
+LIT_DATA: dict[str, type[LitData]] = {
+    name: _OWN.get(name) or type("LitData", (LitData,), {"task_name": name}) for name in TASKS
+}
 """Registered name of a task -> its LightningDataModule, the common one where none is written for it."""

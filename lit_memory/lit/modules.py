@@ -1,7 +1,9 @@
 """A LightningModule per architecture.
 
-``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All modules share
-``LitMemory``: unroll over the batch's segments, cross-entropy (or, of numbers, squared error) on the positions that the task scores, its own metric.
+``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All
+modules share
+``LitMemory``: unroll over the batch's segments, cross-entropy (or, of numbers, squared error) on the positions that the
+    task scores, its own metric.
 
 Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
@@ -28,7 +30,11 @@ MOST_TRACED = 64
 
 def predicted(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
     """The likeliest ids (N,); or numbers (N, H), where the targets are that, of which a model may say more."""
-    return outputs_NV[:, : targets_N.shape[1]].to(targets_N.dtype) if targets_N.is_floating_point() else outputs_NV.argmax(-1)
+    return (
+        outputs_NV[:, : targets_N.shape[1]].to(targets_N.dtype)
+        if targets_N.is_floating_point()
+        else outputs_NV.argmax(-1)
+    )
 
 
 def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
@@ -41,12 +47,15 @@ def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> T
 class LitMemory(L.LightningModule):
     """Trains one segment-recurrent model on the batches of a ``LitData``.
 
-    lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last step), all after a linear
-    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts of the model that keep their
-    weights, "encoder" or "decoder.tokens" (None: none). bptt: segments that gradients cross (None: all).
-    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``; ``vocab_size`` and ``inputs``
-    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have; its training
-    raises ValueError for such a part.
+    lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last
+        step), all after a linear
+    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts
+    of the model that keep their weights, "encoder" or "decoder.tokens" (None: none). bptt: segments that gradients
+    cross (None: all).
+    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``;
+        ``vocab_size`` and ``inputs``
+    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have;
+    its training raises ValueError for such a part.
     """
 
     model_name: ClassVar[str]
@@ -70,7 +79,9 @@ class LitMemory(L.LightningModule):
         self.save_hyperparameters()
         self.model: Any = None
         self.span: tuple[int, int] | None = None  # first step and number of steps of the stage, set by a curriculum
-        self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state that the last batch of a stream has left
+        self.carried: dict[
+            bool, list[Tensor]
+        ] = {}  # training or not -> the state that the last batch of a stream has left
         if model.get("vocab_size"):
             self.configure_model()
 
@@ -99,11 +110,14 @@ class LitMemory(L.LightningModule):
         return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a global step; a schedule that falls, and a warm-up given as a share, restart with every stage."""
+        """Learning rate of a global step; a schedule that falls, and a warm-up given as a share, restart with every
+        stage."""
         h = self.hparams
         first, steps = self.span or (0, self.trainer.estimated_stepping_batches)
         if math.isinf(steps) and (h["schedule"] != "constant" or 0 < h["warmup"] < 1):
-            raise ValueError(f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs")
+            raise ValueError(
+                f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs"
+            )
         in_stage = step - first
         done, warmup = (in_stage, h["warmup"] * steps) if h["warmup"] < 1 else (step, h["warmup"])
         factor = min(1.0, (done + 1) / warmup) if warmup > 0 else 1.0
@@ -118,15 +132,22 @@ class LitMemory(L.LightningModule):
             group["lr"] = self.learning_rate(self.trainer.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["carried"] = [tensor.clone() for tensor in self.carried.get(True, [])]  # of a slice, all that it is cut from would be saved
+        checkpoint["carried"] = [
+            tensor.clone() for tensor in self.carried.get(True, [])
+        ]  # of a slice, all that it is cut from would be saved
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.carried = {True: checkpoint.get("carried", [])}
 
     def resume(self, batch: Batch) -> Any:
-        """The state that the batch before has left, detached, where this one goes on from it. Validations and tests have a stream of their own."""
+        """The state that the batch before has left, detached, where this one goes on from it. Validations and tests
+        have a stream of their own."""
         carried = iter(self.carried.get(self.training, []))
-        return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT))) if batch.continues else None
+        return (
+            map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
+            if batch.continues
+            else None
+        )
 
     def read(self, batch: Batch) -> Any:
         """The state after the batch's context, or that a stream goes on from; None without one."""
@@ -138,7 +159,8 @@ class LitMemory(L.LightningModule):
         return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
 
     def answers(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T); ``state`` is that of ``read``."""
+        """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T);
+        ``state`` is that of ``read``."""
         out = unroll(
             self.model,
             batch.ids_BT if batch.continues is None else batch.ids_BT[:, :-1],
@@ -157,8 +179,8 @@ class LitMemory(L.LightningModule):
         return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
 
     def cross_entropy(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
-        """The mean loss, or with ``reduction`` "none" every loss (N,). Where there are more than ``MOST_LOGITS`` logits, they are computed part by
-        part, and once more in the backward pass."""
+        """The mean loss, or with ``reduction`` "none" every loss (N,). Where there are more than ``MOST_LOGITS``
+        logits, they are computed part by part, and once more in the backward pass."""
 
         def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
             if targets_N.is_floating_point():
@@ -170,7 +192,10 @@ class LitMemory(L.LightningModule):
             return loss(hidden_ND, targets_N, reduction)
         part = "sum" if reduction == "mean" else "none"
         pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-        losses = [checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False) for hidden, targets in pairs]
+        losses = [
+            checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False)
+            for hidden, targets in pairs
+        ]
         return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -184,8 +209,9 @@ class LitMemory(L.LightningModule):
         return loss
 
     def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
-        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. Of a batch with prompts,
-        what the model says by itself, token after token, is scored as well; where both scores have a name, that one counts."""
+        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. Of
+        a batch with prompts, what the model says by itself, token after token, is scored as well; where both scores
+        have a name, that one counts."""
         state = self.read(batch)
         hidden_ND, targets_N, scored_BT = self.answers(batch, state)
         if task.scores_losses:
@@ -204,7 +230,8 @@ class LitMemory(L.LightningModule):
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
 
     def say(self, batch: Batch, state: Any, task: Task) -> Tensor:
-        """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of ``read``."""
+        """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of
+        ``read``."""
         assert batch.prompt_B is not None
         mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
         options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
@@ -233,9 +260,16 @@ class LitMemory(L.LightningModule):
             self.log_summary(task, "test/", f"@{x}")
 
     def log_summary(self, task: Task, prefix: str, suffix: str = "") -> None:
-        """Log those of the task's metrics that follow from the means over a split, which have been logged under such names."""
-        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items() if name.startswith(prefix) and name.endswith(suffix)}
-        found = task.summarize({name.removeprefix(prefix).removesuffix(suffix): value for name, value in logged.items()})
+        """Log those of the task's metrics that follow from the means over a split, which have been logged under such
+        names."""
+        logged = {
+            name: float(value)
+            for name, value in self.trainer.callback_metrics.items()
+            if name.startswith(prefix) and name.endswith(suffix)
+        }
+        found = task.summarize(
+            {name.removeprefix(prefix).removesuffix(suffix): value for name, value in logged.items()}
+        )
         self.log_dict({f"{prefix}{name}{suffix}": found[name] for name in task.metrics if name in found})
 
 
@@ -252,7 +286,8 @@ class LitXL(LitMemory):
 
 
 class LitTokenMemory(LitMemory):
-    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model over the first segments of a validation.
+    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model over the first segments of a
+    validation.
 
     They are not computed without a logger.
     """
@@ -323,7 +358,8 @@ class LitRWKV(LitMemory):
 
 
 class LitTitans(LitMemory):
-    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model on the first contexts of a validation.
+    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model on the first contexts of a
+    validation.
 
     They are not computed without a logger.
     """
@@ -336,9 +372,13 @@ class LitTitans(LitMemory):
 
 
 def first_of(batch: Batch, samples: int) -> tuple:
-    """The segments that the first ``samples`` of a batch write, for ``unroll``; where they write none, the one that is read."""
+    """The segments that the first ``samples`` of a batch write, for ``unroll``; where they write none, the one that is
+    read."""
     segments = batch.written() or [batch.ids_BT[:, : batch.segment_len]]
-    return tuple(tuple(part[:samples] for part in segment) if isinstance(segment, tuple) else segment[:samples] for segment in segments)
+    return tuple(
+        tuple(part[:samples] for part in segment) if isinstance(segment, tuple) else segment[:samples]
+        for segment in segments
+    )
 
 
 class LitLMM(LitTitans):

@@ -5,12 +5,14 @@ Paper:     Rodkin et al. 2024, Associative Recurrent Memory Transformer, arXiv 2
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
 
 Deviations
-1. The first segment needs no special case from the caller: an all-zero ``z`` marks a sample that was never written, and its
-   gamma is exactly 1 (the reference keeps a Python flag, which cannot differ between the samples of a batch).
-2. ``gamma="raw"``, ``update="sequential"`` and ``gamma_detach=False`` are the paper's formulas; the defaults are the reference's.
+1. The first segment needs no special case from the caller: an all-zero ``z`` marks a sample that was never written, and
+   its gamma is exactly 1 (the reference keeps a Python flag, which cannot differ between the samples of a batch).
+2. ``gamma="raw"``, ``update="sequential"`` and ``gamma_detach=False`` are the paper's formulas; the defaults are the
+   reference's.
 3. ``denom_floor``, ``normalize_phi`` and ``use_denom=False`` are not in the paper. They are off by default.
 
-Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the feature map, K features (2*nu*C), D value width.
+Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the feature map, K features (2*nu*C), D
+value width.
 """
 
 from typing import NamedTuple
@@ -29,14 +31,17 @@ class AssociativeState(NamedTuple):
 
 def empty(batch: int, keys: int, width: int, device=None, dtype=torch.float32) -> AssociativeState:
     """A memory of ``keys`` features and values of ``width`` floats in which nothing has been written."""
-    return AssociativeState(torch.zeros(batch, keys, width, device=device, dtype=dtype), torch.zeros(batch, keys, device=device, dtype=dtype))
+    return AssociativeState(
+        torch.zeros(batch, keys, width, device=device, dtype=dtype),
+        torch.zeros(batch, keys, device=device, dtype=dtype),
+    )
 
 
 def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
     """Deterministic parameter-free projection, phi(x): (B, T, C) -> (B, T, 2*nu*C), non-negative and of degree two.
 
-    ``r = [relu(x); relu(-x)]`` and ``phi = concat_j r * roll(r, j)`` for j = 1..nu. With ``normalize`` every non-zero phi has
-    unit length.
+    ``r = [relu(x); relu(-x)]`` and ``phi = concat_j r * roll(r, j)`` for j = 1..nu. With ``normalize`` every non-zero
+    phi has unit length.
     """
     r = torch.cat([x_BTC, -x_BTC], dim=-1).relu()
     phi = torch.cat([r * r.roll(j, -1) for j in range(1, nu + 1)], dim=-1)
@@ -45,18 +50,22 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
 
 def overlap(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5) -> Tensor:
     """z . phi + eps of every row, (B, T, 1): how much of each key the normaliser holds."""
-    return (phi_BTK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + eps  # on CPU twice as fast as a matrix product with one column
+    return (phi_BTK * z_BK.unsqueeze(1)).sum(
+        -1, keepdim=True
+    ) + eps  # on CPU twice as fast as a matrix product with one column
 
 
 def floored(den_BT1: Tensor, z_BK: Tensor, phi_BTK: Tensor, floor: float) -> Tensor:
-    """The overlap as a divisor: at least ``floor * |phi| * |z|``, so that it cannot vanish or change sign where z has little mass
-    (the clipped gamma) or negative mass (the raw one)."""
+    """The overlap as a divisor: at least ``floor * |phi| * |z|``, so that it cannot vanish or change sign where z has
+    little mass (the clipped gamma) or negative mass (the raw one)."""
     if not floor:
         return den_BT1
     return torch.maximum(den_BT1, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
 
 
-def read(state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_floor: float = 0.0, use_denom: bool = True) -> Tensor:
+def read(
+    state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_floor: float = 0.0, use_denom: bool = True
+) -> Tensor:
     """Recall y = A^T phi / (z . phi + eps), (B, T, D); all zeros from an empty memory.
 
     Without ``use_denom`` it is A^T phi. Source: the recall equation of section 2.
@@ -70,7 +79,8 @@ def read(state: AssociativeState, phi_BTK: Tensor, *, eps: float = 1e-5, denom_f
 def gamma_correction(z_BK: Tensor, phi_BMK: Tensor, den_BM1: Tensor, mode: str = "clip", eps: float = 1e-5) -> Tensor:
     """gamma = 1 - z.phi / |phi|^2, (B, M, 1): the share of phi that z does not hold yet (appendix C.1).
 
-    ``mode``: "clip" limits it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. A sample whose z is
+    ``mode``: "clip" limits it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. A sample whose
+        z is
     all zero gets exactly 1.
     """
     if mode == "off":
@@ -98,11 +108,19 @@ def write(
 ) -> AssociativeState:
     """Replace what the memory holds under the keys ``phi`` by the values ``v``, with strength ``beta`` in [0, 1].
 
-    ``update="batch"`` writes all M tokens against the same (A, z), as the reference does; "sequential" one after another, as
-    the paper writes it. They agree where the keys of one segment are orthogonal. Source: the update equations of section 2.
+    ``update="batch"`` writes all M tokens against the same (A, z), as the reference does; "sequential" one after
+    another, as the paper writes it. They agree where the keys of one segment are orthogonal. Source: the update
+    equations of section 2.
     """
     if update == "sequential":
-        flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps, "denom_floor": denom_floor, "use_denom": use_denom}
+        flags = {
+            "gamma": gamma,
+            "gamma_detach": gamma_detach,
+            "beta_on_z": beta_on_z,
+            "eps": eps,
+            "denom_floor": denom_floor,
+            "use_denom": use_denom,
+        }
         for phi, v, beta in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
             state = write(state, phi, v, beta, **flags)
         return state

@@ -1,7 +1,7 @@
 """The registry of architectures. Names are strings, so that a wrong name in a YAML fails before torch is imported.
 
-A model file holds one class, derived from ``SegmentRecurrent``, with its configuration as the attribute ``Config``; it is built
-as ``Model(Model.Config(...))``.
+A model file holds one class, derived from ``SegmentRecurrent``, with its configuration as the attribute ``Config``; it
+is built as ``Model(Model.Config(...))``.
 """
 
 MODELS = {

@@ -1,17 +1,20 @@
 """ARMT: associative recurrent memory transformer.
 
-Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in ``memory/associative.py``.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``modeling_amt/language_modeling.py``.
+Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in
+    ``memory/associative.py``.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
+    ``modeling_amt/language_modeling.py``.
 
-The rows of a segment are ``[tokens; memory tokens]``. Every layer first recalls, for all its rows, from the memory that its
-earlier segments left (plain residual addition), then runs the transformer block, then writes what the block made of the memory
-tokens. The memory tokens that enter the first layer are the same learned parameter at every segment.
+The rows of a segment are ``[tokens; memory tokens]``. Every layer first recalls, for all its rows, from the memory that
+its earlier segments left (plain residual addition), then runs the transformer block, then writes what the block made of
+the memory tokens. The memory tokens that enter the first layer are the same learned parameter at every segment.
 
 Deviations
 1. The state is passed in and returned; the reference keeps it in module attributes.
-2. The memory of a segment is written at the end of that segment, as in the reference; the paper writes it at the start of the
-   next one. The values are the same.
-3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from scratch.
+2. The memory of a segment is written at the end of that segment, as in the reference; the paper writes it at the start
+   of the next one. The values are the same.
+3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from
+   scratch.
 4. Flags that are not in the paper: see ``memory/associative.py``. ``recall_on_mem_rows=False`` is ours as well.
 
 Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
@@ -42,7 +45,9 @@ class ARMTLayer(nn.Module):
         self.to_key = nn.Linear(config.width, config.memory_dim, bias=False)
         self.to_value = nn.Linear(config.width, config.width, bias=False)
         self.to_beta = nn.Linear(config.width, 1)
-        nn.init.normal_(self.to_value.weight, std=config.value_std) if config.value_std else nn.init.zeros_(self.to_value.weight)
+        nn.init.normal_(self.to_value.weight, std=config.value_std) if config.value_std else nn.init.zeros_(
+            self.to_value.weight
+        )
 
     def forward(self, rows_BTD: Tensor, state: AssociativeState, mask_BT: Tensor | None = None, write: bool = True):
         memory_tokens = self.config.memory_tokens if write else 0
@@ -57,8 +62,8 @@ class ARMTLayer(nn.Module):
     def recall(self, rows_BTD: Tensor, state: AssociativeState, memory_tokens: int) -> Tensor:
         """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``.
 
-        Where several samples in a row read the memory of one (``share``), their rows are read together: one matrix product, and
-        no copy of the matrix.
+        Where several samples in a row read the memory of one (``share``), their rows are read together: one matrix
+        product, and no copy of the matrix.
         """
         c = self.config
         asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
@@ -77,7 +82,9 @@ class ARMTLayer(nn.Module):
         with full_precision(rows_BMD.device):
             phi = self.features(key, state)
             value, beta = value.to(phi.dtype), beta.to(phi.dtype)
-            return associative.write(state, phi, value, beta, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom, **flags)
+            return associative.write(
+                state, phi, value, beta, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom, **flags
+            )
 
 
 def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
@@ -95,7 +102,8 @@ class ARMT(LayerRecurrent):
     class Config(BackboneConfig):
         memory_tokens: int = 4
         memory_dim: int = 32
-        """Channels of keys and queries before the feature map; a key has 2*nu*memory_dim features (the script has 64)."""
+        """Channels of keys and queries before the feature map; a key has 2*nu*memory_dim features (the script has
+        64)."""
         nu: int = 3
         """Rolls of DPFP."""
         update: Literal["batch", "sequential"] = "batch"

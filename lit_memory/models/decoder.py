@@ -1,20 +1,22 @@
 """One causal decoder for the GPT-2, GPT-NeoX and Llama families, the backbone of every transformer here.
 
-Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv 2302.13971
-           (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv 2407.10671 (Qwen2: a Llama
-           with ``qkv_bias``).
+Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv
+           2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv
+           2407.10671 (Qwen2: a Llama with ``qkv_bias``).
 Reference: the Hugging Face implementations; weights come in through ``import_decoder``.
 
 Deviations
-1. Queries, keys and values come from one matrix, its rows in this order and each ordered (heads, head width), in all families;
-   the import permutes and joins.
-2. Rotary tables are computed in fp64 and rounded to the activations' type, and RMS norms in the activations' type or above
-   (Hugging Face computes both in fp32, fp64 models included).
-3. ``embedding_std`` sets the init of token and position embeddings apart from that of the other weights. Default: ``init_std``.
-4. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention only).
+1. Queries, keys and values come from one matrix, its rows in this order and each ordered (heads, head width), in all
+   families; the import permutes and joins.
+2. Rotary tables are computed in fp64 and rounded to the activations' type, and RMS norms in the activations' type or
+   above (Hugging Face computes both in fp32, fp64 models included).
+3. ``embedding_std`` sets the init of token and position embeddings apart from that of the other weights. Default:
+   ``init_std``.
+4. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
+   only).
 
-Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K head width,
-V vocabulary.
+Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K
+head width, V vocabulary.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -46,11 +48,13 @@ class BackboneConfig:
     qkv_bias: bool | None = None
     """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them)."""
     ff_mult: float = 4.0
-    """Feed-forward width over width, the product rounded. The paper's "about 500k parameters" fits 2, its code has 4."""
+    """Feed-forward width over width, the product rounded. The paper's "about 500k parameters" fits 2, its code has
+    4."""
     positions: int = 1024
     """Rows of the position table (gpt2 only): the longest segment, memory rows included."""
     wrap_pos: bool = False
-    """Tokens start at position 0, and memory rows get rows of their own behind the ``positions`` of the table (gpt2 only)."""
+    """Tokens start at position 0, and memory rows get rows of their own behind the ``positions`` of the table (gpt2
+    only)."""
     rotary_fraction: float | None = None
     """Share of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, all of it for llama."""
     rotary_base: float = 10_000.0
@@ -81,7 +85,9 @@ class BackboneConfig:
         if self.rotary_base <= 0:
             raise ValueError(f"rotary_base={self.rotary_base}: expected more than 0")
         if self.rotary_dims + self.rotary_dims % 2 > self.head_width:
-            raise ValueError(f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.head_width}; lower it")
+            raise ValueError(
+                f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.head_width}; lower it"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
         at_least(0, self, "norm_eps", "init_std", "embedding_std")
@@ -96,7 +102,8 @@ class BackboneConfig:
 
     @property
     def rotary_dims(self) -> int:
-        """Channels of a head that are rotated. Of an odd number one more is, at the frequencies of the odd one (as in Hugging Face)."""
+        """Channels of a head that are rotated. Of an odd number one more is, at the frequencies of the odd one (as in
+        Hugging Face)."""
         default = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}[self.family]
         share = default if self.rotary_fraction is None or self.family == "gpt2" else self.rotary_fraction
         return int(self.head_width * share)
@@ -109,12 +116,16 @@ class BackboneConfig:
         """Raise ValueError if a segment does not fit the position table."""
         rows = segment_len if self.wrap_pos else self.rows(segment_len)
         if self.family == "gpt2" and rows > self.positions:
-            raise ValueError(f"positions={self.positions}: a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox")
+            raise ValueError(
+                f"positions={self.positions}: a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox"
+            )
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # a table first made during validation must serve training as well
-def rotary_table(length: int, dims: int, base: float, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    length: int, dims: int, base: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0..length-1, each (length, dims). Source: Su et al. 2021, arXiv 2104.09864."""
     frequency = base ** (-torch.arange(0, dims, 2, device=device, dtype=torch.float64) / dims)
     angle = torch.arange(length, device=device, dtype=torch.float64)[:, None] * frequency.repeat(2)
@@ -152,24 +163,37 @@ class Attention(nn.Module):
         self.rotary, self.base = config.rotary_dims, config.rotary_base
         self.dropout = config.dropout
         llama = config.family == "llama"
-        self.qkv = nn.Linear(config.width, sum(self.rows), bias=not llama if config.qkv_bias is None else config.qkv_bias)
+        self.qkv = nn.Linear(
+            config.width, sum(self.rows), bias=not llama if config.qkv_bias is None else config.qkv_bias
+        )
         self.out = nn.Linear(config.width, config.width, bias=not llama)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, mask: Tensor | None = None, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Output (B, T, D), and all keys and values (B, G, S, K), unrotated, for the caller to cache.
 
         ``mask``: from ``attention_mask``; None is plain causal attention.
         """
-        q, k, v = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x_BTD).split(self.rows, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for part in self.qkv(x_BTD).split(self.rows, dim=-1)
+        )
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         keys = k
         if self.rotary:  # cached keys are rotated anew: only differences of positions count
             old = k.shape[2] - q.shape[2]
             k = rotate(k, self.rotary, self.base)
-            q = rotate(F.pad(q, (0, 0, old, 0)), self.rotary, self.base)[:, :, old:] if old else rotate(q, self.rotary, self.base)
+            q = (
+                rotate(F.pad(q, (0, 0, old, 0)), self.rotary, self.base)[:, :, old:]
+                if old
+                else rotate(q, self.rotary, self.base)
+            )
         drop = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=drop, enable_gqa=self.grouped)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=drop, enable_gqa=self.grouped
+        )
         return self.out(y.transpose(1, 2).flatten(2)), keys, v
 
 
@@ -182,7 +206,8 @@ def norm(config: BackboneConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer layer: attention, then the feed-forward; GPT-NeoX adds both to the same input. Llama's feed-forward is gated."""
+    """Pre-norm transformer layer: attention, then the feed-forward; GPT-NeoX adds both to the same input. Llama's
+    feed-forward is gated."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -199,10 +224,14 @@ class Block(nn.Module):
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.norm2(x_BTD)
-        inner = self.activation(self.up(x_BTD)) if self.gate is None else self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        inner = (
+            self.activation(self.up(x_BTD)) if self.gate is None else self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        )
         return self.dropout(self.down(inner))
 
-    def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def attend(
+        self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """``forward`` that also returns keys and values."""
         y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
         y = self.dropout(y)
@@ -262,7 +291,8 @@ class Decoder(nn.Module):
         nn.init.normal_(self.head.weight, std=self.config.init_std)
 
     def memory_tokens(self, count: int) -> nn.Parameter:
-        """A new (count, D) parameter, N(0, s) with s the standard deviation of the token embeddings (the reference's init)."""
+        """A new (count, D) parameter, N(0, s) with s the standard deviation of the token embeddings (the reference's
+        init)."""
         table = self.tokens.weight.detach()
         return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * table.std())
 
@@ -276,10 +306,14 @@ class Decoder(nn.Module):
             before, after = (before, after) if self.config.wrap_pos else (0, 0)
             count = rows_BTD.shape[1] - before - after
             if count > last:
-                raise ValueError(f"{count} rows in one segment, but the position table has {last}: use shorter segments")
+                raise ValueError(
+                    f"{count} rows in one segment, but the position table has {last}: use shorter segments"
+                )
             places_TD = table[:count]
             if before + after:
-                places_TD = torch.cat([table[last : last + before], places_TD, table[last + before : last + before + after]])
+                places_TD = torch.cat(
+                    [table[last : last + before], places_TD, table[last + before : last + before + after]]
+                )
             rows_BTD = rows_BTD + places_TD
         return self.dropout(rows_BTD)
 
@@ -298,7 +332,12 @@ class Decoder(nn.Module):
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of the causal-mask and rotary buffers of old checkpoints."""
 OUTER = {
-    "gpt2": {"tokens": "transformer.wte", "positions": "transformer.wpe", "norm": "transformer.ln_f", "layers": "transformer.h"},
+    "gpt2": {
+        "tokens": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "layers": "transformer.h",
+    },
     "gpt_neox": {"tokens": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "layers": "gpt_neox.layers"},
     "llama": {"tokens": "model.embed_tokens", "norm": "model.norm", "layers": "model.layers"},
 }
@@ -314,7 +353,11 @@ INNER = {
         *("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
     ),
     "bert": (
-        *("attention.output.LayerNorm", "attention.self.query attention.self.key attention.self.value", "attention.output.dense"),
+        *(
+            "attention.output.LayerNorm",
+            "attention.self.query attention.self.key attention.self.value",
+            "attention.output.dense",
+        ),
         *("output.LayerNorm", "intermediate.dense", "output.dense"),
     ),
 }
@@ -322,17 +365,26 @@ INNER = {
 
 
 def block_names(family: str, weights: Container[str], prefix: str = "") -> dict[str, list[str]]:
-    """Weights of our ``Block`` -> Hugging Face's. ``weights``: the names in a checkpoint, the block's with ``prefix``; they tell
-    whether q, k and v of a Llama have biases (Qwen2)."""
+    """Weights of our ``Block`` -> Hugging Face's. ``weights``: the names in a checkpoint, the block's with ``prefix``;
+    they tell whether q, k and v of a Llama have biases (Qwen2)."""
     out = {}
-    for ours, theirs in zip(("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate"), INNER[family], strict=False):
-        biased = family != "llama" or (ours == "attention.qkv" and any(f"{prefix}{name}.bias" in weights for name in theirs.split()))
+    for ours, theirs in zip(
+        ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate"), INNER[family], strict=False
+    ):
+        biased = family != "llama" or (
+            ours == "attention.qkv" and any(f"{prefix}{name}.bias" in weights for name in theirs.split())
+        )
         for kind in ("weight", "bias") if biased else ("weight",):
             out[f"{ours}.{kind}"] = [f"{prefix}{name}.{kind}" for name in theirs.split()]
     return out
 
 
-CONV1D = ("attention.qkv.weight", "attention.out.weight", "up.weight", "down.weight")  # Hugging Face's GPT-2 keeps these as (in, out)
+CONV1D = (
+    "attention.qkv.weight",
+    "attention.out.weight",
+    "up.weight",
+    "down.weight",
+)  # Hugging Face's GPT-2 keeps these as (in, out)
 
 
 def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor:
@@ -346,16 +398,20 @@ def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor
 
 
 def import_block(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
-    """State dict of our ``Block`` from that of one Hugging Face layer (GPT-2's ``h.0``, or ``layers.0`` of the others)."""
-    return {ours: convert([weights[name] for name in theirs], ours, family, heads) for ours, theirs in block_names(family, weights).items()}
+    """State dict of our ``Block`` from that of one Hugging Face layer (GPT-2's ``h.0``, or ``layers.0`` of the
+    others)."""
+    return {
+        ours: convert([weights[name] for name in theirs], ours, family, heads)
+        for ours, theirs in block_names(family, weights).items()
+    }
 
 
 def import_decoder(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
-    """State dict of our ``Decoder`` from that of a Hugging Face ``GPT2LMHeadModel``, ``GPTNeoXForCausalLM``, ``LlamaForCausalLM`` or
-    ``Qwen2ForCausalLM`` (family "llama").
+    """State dict of our ``Decoder`` from that of a Hugging Face ``GPT2LMHeadModel``, ``GPTNeoXForCausalLM``,
+    ``LlamaForCausalLM`` or ``Qwen2ForCausalLM`` (family "llama").
 
-    ``BUFFERS`` are dropped. A GPT-2 or Llama without a head has the token embedding as its head. Raises KeyError for a missing
-    weight, ValueError for one that has no place here.
+    ``BUFFERS`` are dropped. A GPT-2 or Llama without a head has the token embedding as its head. Raises KeyError for a
+    missing weight, ValueError for one that has no place here.
     """
     left = {name: tensor for name, tensor in weights.items() if not name.endswith(BUFFERS)}
     if "embed_out.weight" in left:  # NeoX's head in files and before transformers 5
@@ -366,8 +422,12 @@ def import_decoder(weights: Mapping[str, Tensor], family: str, heads: int) -> di
     for ours, theirs in outer.items():
         for kind in ("weight", "bias") if ours == "norm" and family != "llama" else ("weight",):
             out[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
-    out["head.weight"] = left.pop("lm_head.weight") if family == "gpt_neox" else left.pop("lm_head.weight", out["tokens.weight"])
-    count = 1 + max((int(name.removeprefix(f"{stem}.").split(".")[0]) for name in left if name.startswith(f"{stem}.")), default=0)
+    out["head.weight"] = (
+        left.pop("lm_head.weight") if family == "gpt_neox" else left.pop("lm_head.weight", out["tokens.weight"])
+    )
+    count = 1 + max(
+        (int(name.removeprefix(f"{stem}.").split(".")[0]) for name in left if name.startswith(f"{stem}.")), default=0
+    )
     for i in range(count):
         for ours, theirs in block_names(family, left, f"{stem}.{i}.").items():
             out[f"layers.{i}.{ours}"] = convert([left.pop(name) for name in theirs], ours, family, heads)

@@ -1,21 +1,25 @@
 """Mamba: selective state spaces.
 
-Paper:     Gu and Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv 2312.00752, section 3 (algorithm
-           2, eq. 2a, 2b and 4, figure 3); as the baseline of arXiv 2407.04841. The scan is in ``memory/scan.py``.
-Reference: github.com/state-spaces/mamba, ``Mamba`` with its pure torch path, and Hugging Face's ``MambaForCausalLM`` (spec 8).
+Paper:     Gu and Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv 2312.00752, section
+           3 (algorithm 2, eq. 2a, 2b and 4, figure 3); as the baseline of arXiv 2407.04841. The scan is in
+           ``memory/scan.py``.
+Reference: github.com/state-spaces/mamba, ``Mamba`` with its pure torch path, and Hugging Face's ``MambaForCausalLM``
+    (spec 8).
 
-A layer is one gated block on a residual stream: a short convolution over time, then the state-space model whose Delta, B and C
-depend on the token, then the gate. There is no attention and no feed-forward.
+A layer is one gated block on a residual stream: a short convolution over time, then the state-space model whose Delta,
+B and C depend on the token, then the gate. There is no attention and no feed-forward.
 
 Deviations
-1. Any segment starts from a state, so that any segmentation equals one pass. The reference takes a state for one token at a time
-   only (arXiv 2407.04841 reports its limit), and Hugging Face's forgets it when a second long segment comes.
+1. Any segment starts from a state, so that any segmentation equals one pass. The reference takes a state for one token
+   at a time only (arXiv 2407.04841 reports its limit), and Hugging Face's forgets it when a second long segment comes.
 2. The state holds the last taps-1 inputs of the convolution; the reference holds one more, which it never reads again.
-3. Masked tokens are skipped: they change neither the convolution nor the state. Hugging Face zeroes them, which is the same for
-   padding on the left.
-4. Delta starts log-uniform and B is discretised by Euler's rule, both as in the reference (paper: uniform; zero-order hold).
+3. Masked tokens are skipped: they change neither the convolution nor the state. Hugging Face zeroes them, which is the
+   same for padding on the left.
+4. Delta starts log-uniform and B is discretised by Euler's rule, both as in the reference (paper: uniform; zero-order
+   hold).
 
-Shape suffixes: B batch, T tokens, J kept inputs (taps-1), S kept inputs and then tokens, D width, E channels, N states, R rank of Delta.
+Shape suffixes: B batch, T tokens, J kept inputs (taps-1), S kept inputs and then tokens, D width, E channels, N states,
+R rank of Delta.
 """
 
 import math
@@ -53,14 +57,17 @@ class MambaLayer(nn.Module):
         self.conv1d = nn.Conv1d(c.channels, c.channels, c.conv_taps, groups=c.channels)
         self.x_proj = nn.Linear(c.channels, c.rank + 2 * c.state_dim, bias=False)
         self.dt_proj = nn.Linear(c.rank, c.channels)
-        self.A_log = nn.Parameter(torch.arange(1.0, c.state_dim + 1).log().repeat(c.channels, 1))  # S4D-real: A_n = -n (section 3.6)
+        self.A_log = nn.Parameter(
+            torch.arange(1.0, c.state_dim + 1).log().repeat(c.channels, 1)
+        )  # S4D-real: A_n = -n (section 3.6)
         self.D = nn.Parameter(torch.ones(c.channels))
         self.out_proj = nn.Linear(c.channels, c.width, bias=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The projections keep torch's init, the last one divided by sqrt(layers); Delta of a token of zeros is within ``DELTA``."""
+        """The projections keep torch's init, the last one divided by sqrt(layers); Delta of a token of zeros is within
+        ``DELTA``."""
         self.out_proj.weight.div_(math.sqrt(self.config.layers))
         nn.init.uniform_(self.dt_proj.weight, -(self.config.rank**-0.5), self.config.rank**-0.5)
         low, high = map(math.log, DELTA)
@@ -75,7 +82,9 @@ class MambaLayer(nn.Module):
         rows_BTD = rows_BTD + self.out_proj(y_BTE.to(x_BTE.dtype) * F.silu(gate_BTE))
         if not write:
             return rows_BTD, state
-        return rows_BTD, MambaState(keep(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN)
+        return rows_BTD, MambaState(
+            keep(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
+        )
 
     def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Algorithm 2 in the state's precision: outputs (B, T, E) and the state after the last token."""
@@ -106,8 +115,8 @@ class Mamba(TokenRecurrent):
         """Output head = token embedding."""
         embedding_std: float = 0.02
         wd_all: bool = True
-        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841; without, A, D and the bias of Delta have none
-        (upstream spares A and D)."""
+        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841; without, A, D and the bias of Delta
+        have none (upstream spares A and D)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -3,8 +3,8 @@
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, appendix C.2 (a figure; the code is the definition).
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``modeling_rmt/experimental.py``.
 
-The rows of a segment are ``[read memory; tokens; write memory]`` as in RMT, but each layer has a recurrence of its own: it
-overwrites the memory rows with what it made of the write rows one segment ago.
+The rows of a segment are ``[read memory; tokens; write memory]`` as in RMT, but each layer has a recurrence of its own:
+it overwrites the memory rows with what it made of the write rows one segment ago.
 
 Deviations
 1. Rows are replaced by concatenation, not in place.

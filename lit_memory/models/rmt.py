@@ -1,14 +1,16 @@
 """RMT: recurrent memory transformer.
 
-Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, section 3; as the baseline of arXiv 2407.04841.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``modeling_rmt/language_modeling.py``.
+Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, section 3; as the baseline of arXiv
+    2407.04841.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
+    ``modeling_rmt/language_modeling.py``.
 
-The rows of a segment are ``[read memory; tokens; write memory]``, both memories being what the previous segment left. The new
-memory is what the whole decoder, final norm included, made of the write rows.
+The rows of a segment are ``[read memory; tokens; write memory]``, both memories being what the previous segment left.
+The new memory is what the whole decoder, final norm included, made of the write rows.
 
 Deviations
-1. Attention is plain causal, as in the reference on Hugging Face backbones (the Transformer-XL code of the first paper lets
-   memory rows see each other).
+1. Attention is plain causal, as in the reference on Hugging Face backbones (the Transformer-XL code of the first paper
+   lets memory rows see each other).
 2. Truncated back-propagation works (``unroll(bptt=...)``); the reference's ``k2`` has no effect.
 
 Shape suffixes: S segments, B batch, T rows, M memory tokens, D width.
@@ -33,12 +35,15 @@ def check_alpha(alpha: float) -> None:
 
 
 class TokenMemory(SegmentRecurrent):
-    """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that segment s wrote; RMT has alpha 1."""
+    """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that
+    segment s wrote; RMT has alpha 1."""
 
     diagnosed: ClassVar = ("memory_change", "written_change", "variance_ratio")
 
     @torch.no_grad()
-    def trace(self, ids_BT: Tensor, segment_len: int | None = None, state: State | None = None) -> tuple[list[Tensor], State]:
+    def trace(
+        self, ids_BT: Tensor, segment_len: int | None = None, state: State | None = None
+    ) -> tuple[list[Tensor], State]:
         """The memory before the first segment and after each of them, and the last state."""
         state = self.init_state(len(ids_BT), ids_BT.device) if state is None else state
         memories = [next(state_tensors(state))]
@@ -50,9 +55,10 @@ class TokenMemory(SegmentRecurrent):
     def diagnostics(self, memories: list[Tensor]) -> dict[str, Tensor]:
         """How erratic a memory is, from E_0, E_1, ... of ``trace``, of which there have to be three.
 
-        memory_change, written_change: distance of E_s, and of M_s, from the one before, as a root of the mean over samples, tokens and channels of
-        its square, mean over s. variance_ratio: variance of E_s by that of M_s over the later half of s, where E_0 has faded, both means over the rest;
-        alpha / (2 - alpha) if the M_s are independent and many.
+        memory_change, written_change: distance of E_s, and of M_s, from the one before, as a root of the mean over
+            samples, tokens and channels of
+        its square, mean over s. variance_ratio: variance of E_s by that of M_s over the later half of s, where E_0 has
+        faded, both means over the rest; alpha / (2 - alpha) if the M_s are independent and many.
         """
         memory_SBMD = torch.stack(memories)
         before_SBMD, alpha = memory_SBMD[:-1], getattr(self.config, "alpha", 1.0)
@@ -61,7 +67,9 @@ class TokenMemory(SegmentRecurrent):
         def change(rows_SBMD: Tensor) -> Tensor:
             return rows_SBMD.diff(dim=0).square().mean((1, 2, 3)).sqrt().mean()
 
-        averaged, written = (rows_SBMD[(len(written_SBMD) - 1) // 2 :].var(0).mean() for rows_SBMD in (memory_SBMD[1:], written_SBMD))
+        averaged, written = (
+            rows_SBMD[(len(written_SBMD) - 1) // 2 :].var(0).mean() for rows_SBMD in (memory_SBMD[1:], written_SBMD)
+        )
         return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), averaged / written), strict=True))
 
 
@@ -94,8 +102,11 @@ class RMT(TokenMemory):
         hidden_BTD, new_BMD = self.segment(state, state if write else state[:, :0], ids_BT, mask_BT)
         return hidden_BTD, self.update(state, new_BMD.to(state.dtype)) if write else state
 
-    def segment(self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the decoder makes of the tokens and of the write rows (there may be none) in ``[read; tokens; write]``."""
+    def segment(
+        self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the decoder makes of the tokens and of the write rows (there may be none) in ``[read; tokens;
+        write]``."""
         tokens_BTD = self.decoder.tokens(ids_BT)
         rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
         start, written = read_BMD.shape[1], write_BMD.shape[1]

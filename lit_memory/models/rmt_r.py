@@ -1,28 +1,32 @@
 """RMT-R: recurrent memory transformer with retrieval over its past memory states.
 
-Paper:     Kuratov et al. 2024, In Search of Needles in a 11M Haystack, arXiv 2402.10790, section on self-retrieval; spec 4.
+Paper:     Kuratov et al. 2024, In Search of Needles in a 11M Haystack, arXiv 2402.10790, section on self-retrieval;
+    spec 4.
 Reference: github.com/booydar/recurrent-memory-transformer, branch babilong_retr.
 
-The rows of a segment are ``[M; R; tokens; M]``: M is the memory that the previous segment wrote, R what M finds among the
-memories that all earlier segments wrote. With X = [M_1; ...; M_{s-1}] and M = M_{s-1}, the numbered steps of spec 4 are
+The rows of a segment are ``[M; R; tokens; M]``: M is the memory that the previous segment wrote, R what M finds among
+the memories that all earlier segments wrote. With X = [M_1; ...; M_{s-1}] and M = M_{s-1}, the numbered steps of spec 4
+are
 
 (1) scores = LN_q(M) W_Q (LN_kv(X) W_K)^T / sqrt(D), p = softmax(scores), or softmax(1e5 scores) for ``top_1``
 (2) r = p LN_kv(X) W_V W_O + M, and R = r + W_2 act(W_1 LN_mlp(r))
 (3) rows [M; R; tokens; M]; in the first segment, which retrieves nothing, [M; R] is a parameter of 2m rows
 (4) M_s is what the decoder made of the last m rows, and joins X
 
-``formula="paper"`` is the formula of the paper: R = softmax(M W_Q (X W_K)^T / sqrt(D)) X W_V W_O with the initial memory M_0 in X.
+``formula="paper"`` is the formula of the paper: R = softmax(M W_Q (X W_K)^T / sqrt(D)) X W_V W_O with the initial
+memory M_0 in X.
 
-The state grows by 2 m D floats a segment (``state_growth``), so a stream is not read in constant memory: 50 million tokens in
-segments of 512, with m = 16 and D = 768, end at 2.4 billion floats.
+The state grows by 2 m D floats a segment (``state_growth``), so a stream is not read in constant memory: 50 million
+tokens in segments of 512, with m = 16 and D = 768, end at 2.4 billion floats.
 
 Deviations
-1. The state holds the keys and values of the past memories, 2 m D floats each, where the reference holds the memories, m D, and
-   projects all of them anew in every segment. They do not change, so the values are the same. Keys and values belong to the
-   segment that wrote them: under ``bptt`` they get gradients from the segments that are within its reach.
+1. The state holds the keys and values of the past memories, 2 m D floats each, where the reference holds the memories,
+   m D, and projects all of them anew in every segment. They do not change, so the values are the same. Keys and values
+   belong to the segment that wrote them: under ``bptt`` they get gradients from the segments that are within its reach.
 2. Dropout, 0.1 in the reference, is the backbone's ``dropout``, as in its blocks.
 3. The projections start like the backbone's, N(0, init_std) with biases 0; the sources do not say.
-4. A sample that has ended adds rows that nobody reads (a batch has one shape); ``reorder`` drops those that no sample reads.
+4. A sample that has ended adds rows that nobody reads (a batch has one shape); ``reorder`` drops those that no sample
+   reads.
 
 Shape suffixes: B batch, T tokens, M memory tokens, P rows of past memories, D width, E = 2D (key, then value).
 """
@@ -40,7 +44,8 @@ from lit_memory.util.checks import at_least
 
 
 class RetrievalState(NamedTuple):
-    """The last memory, keys and values of all that were written, and which of those rows a sample has written itself."""
+    """The last memory, keys and values of all that were written, and which of those rows a sample has written
+    itself."""
 
     memory_BMD: Tensor
     past_BPE: Tensor
@@ -48,20 +53,28 @@ class RetrievalState(NamedTuple):
 
 
 class Retrieval(nn.Module):
-    """One head of attention from the last memory to the past ones and, in the reference, a feed-forward; both residual."""
+    """One head of attention from the last memory to the past ones and, in the reference, a feed-forward; both
+    residual."""
 
     def __init__(self, config: "RMTR.Config") -> None:
         super().__init__()
         width, code = config.width, config.formula == "code"
         self.top_1, self.code = config.retrieval == "top_1", code
-        self.norm_query, self.norm_past = (nn.LayerNorm(width, config.norm_eps) if code else nn.Identity() for _ in range(2))
+        self.norm_query, self.norm_past = (
+            nn.LayerNorm(width, config.norm_eps) if code else nn.Identity() for _ in range(2)
+        )
         self.to_query = nn.Linear(width, width, bias=code)
         self.to_past = nn.Linear(width, 2 * width, bias=code)
         self.out = nn.Linear(width, width, bias=code)
         self.dropout = nn.Dropout(config.dropout)
         if code:
             activation = nn.GELU("tanh" if config.family == "gpt2" else "none")
-            layers = nn.LayerNorm(width, config.norm_eps), nn.Linear(width, 4 * width), activation, nn.Linear(4 * width, width)
+            layers = (
+                nn.LayerNorm(width, config.norm_eps),
+                nn.Linear(width, 4 * width),
+                activation,
+                nn.Linear(4 * width, width),
+            )
             self.feed_forward = nn.Sequential(*layers, nn.Dropout(config.dropout))
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -80,7 +93,9 @@ class Retrieval(nn.Module):
         readable_BP = valid_BP | ~valid_BP.any(1, keepdim=True)
         with full_precision(past_BPE.device):  # in the state's precision: bf16 cannot resolve 1e5 * scores
             key_BPD, value_BPD = past_BPE.chunk(2, dim=-1)
-            scores_BMP = query_BMD.to(key_BPD.dtype) @ key_BPD.mT / key_BPD.shape[-1] ** 0.5 * (1e5 if self.top_1 else 1)  # (1)
+            scores_BMP = (
+                query_BMD.to(key_BPD.dtype) @ key_BPD.mT / key_BPD.shape[-1] ** 0.5 * (1e5 if self.top_1 else 1)
+            )  # (1)
             p_BMP = scores_BMP.masked_fill(~readable_BP[:, None], -torch.inf).softmax(-1)
             found_BMD = (p_BMP if self.top_1 else self.dropout(p_BMP)) @ value_BPD
         found_BMD = self.out(found_BMD.to(memory_BMD.dtype))
@@ -119,7 +134,11 @@ class RMTR(RMT):
         options = self.state_options(device, dtype)
         memory_BMD = self.memory[: self.config.memory_tokens].expand(batch, -1, -1)
         past_BPE = self.retrieval.keys_values(memory_BMD if self.config.formula == "paper" else memory_BMD[:, :0])
-        return RetrievalState(memory_BMD.to(**options), past_BPE.to(**options), torch.ones(past_BPE.shape[:2], dtype=torch.bool, device=options["device"]))
+        return RetrievalState(
+            memory_BMD.to(**options),
+            past_BPE.to(**options),
+            torch.ones(past_BPE.shape[:2], dtype=torch.bool, device=options["device"]),
+        )
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         memory_BMD, past_BPE, valid_BP = state
@@ -128,7 +147,9 @@ class RMTR(RMT):
         if not write:
             return hidden_BTD, state
         past_BPE = torch.cat([past_BPE, self.retrieval.keys_values(new_BMD).to(past_BPE.dtype)], dim=1)  # (4)
-        return hidden_BTD, RetrievalState(new_BMD.to(memory_BMD.dtype), past_BPE, F.pad(valid_BP, (0, new_BMD.shape[1]), value=True))
+        return hidden_BTD, RetrievalState(
+            new_BMD.to(memory_BMD.dtype), past_BPE, F.pad(valid_BP, (0, new_BMD.shape[1]), value=True)
+        )
 
     def retrieve(self, state: RetrievalState) -> Tensor:
         """R (B, M, D) of the next segment; the learned rows for a sample that has written nothing yet."""
@@ -148,7 +169,9 @@ class RMTR(RMT):
         missing = state.valid_BP.shape[1] - others.valid_BP.shape[1]  # what the samples of ``state`` have written
         past_BPE = torch.cat([state.past_BPE, F.pad(others.past_BPE, (0, 0, 0, missing)).to(state.past_BPE.dtype)])
         memory_BMD = torch.cat([state.memory_BMD, others.memory_BMD.to(state.memory_BMD.dtype)])
-        return RetrievalState(memory_BMD, past_BPE, torch.cat([state.valid_BP, F.pad(others.valid_BP, (0, missing), value=False)]))
+        return RetrievalState(
+            memory_BMD, past_BPE, torch.cat([state.valid_BP, F.pad(others.valid_BP, (0, missing), value=False)])
+        )
 
     def reorder(self, state, idx):
         memory_BMD, past_BPE, valid_BP = super().reorder(state, idx)

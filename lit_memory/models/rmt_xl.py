@@ -1,18 +1,21 @@
 """RMT on a Transformer-XL, as it was first published, and TARM, which averages its memory.
 
-Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, sections 3 and 4; Vigneswaran 2023, TARM (course report), eq. 1.
+Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, sections 3 and 4; Vigneswaran 2023, TARM
+    (course report), eq. 1.
 Reference: github.com/booydar/LM-RMT (spec 3); of TARM, none published.
 
-The rows of segment s are ``[E; tokens; E]`` with E = E_(s-1), at relative positions, and with M_s what the last layer made of the write rows
+The rows of segment s are ``[E; tokens; E]`` with E = E_(s-1), at relative positions, and with M_s what the last layer
+made of the write rows
 
     E_s = alpha * M_s + (1 - alpha) * E_(s-1)         alpha = 1 is RMT, alpha < 1 TARM
 
-With ``mem_len`` every layer also reads its inputs at the W ordinary tokens before the segment. That cache is detached, the memory is not: its
-gradients cross the segments of one ``unroll``, or the last ``bptt`` of them. The layers are those of ``xl.py``; ``rmt.py`` and ``tarm.py`` have the
-other backbones.
+With ``mem_len`` every layer also reads its inputs at the W ordinary tokens before the segment. That cache is detached,
+the memory is not: its gradients cross the segments of one ``unroll``, or the last ``bptt`` of them. The layers are
+those of ``xl.py``; ``rmt.py`` and ``tarm.py`` have the other backbones.
 
 Deviations
-1. Attention is causal over all rows; in the reference read rows see each other, and so do write rows. Relative positions know no row ahead.
+1. Attention is causal over all rows; in the reference read rows see each other, and so do write rows. Relative
+   positions know no row ahead.
 2. The first memory is one row N(0, 1), repeated, as in the reference; each row learns by itself from then on.
 3. All rows see the cache (reference: memory only with ``read_mem_from_cache``), in which no memory row is kept.
 4. The memory is carried as the last layer leaves it, without dropout.
@@ -85,4 +88,6 @@ class RMTXL(TokenMemory, AdaptiveRecurrent):
         hidden_BTD = self.decoder.dropout(rows_BRD[:, start:end])
         if not write:
             return hidden_BTD, state
-        return hidden_BTD, RMTXLState(torch.lerp(memory_BMD, rows_BRD[:, end:].to(memory_BMD.dtype), self.config.alpha), tuple(new_caches))
+        return hidden_BTD, RMTXLState(
+            torch.lerp(memory_BMD, rows_BRD[:, end:].to(memory_BMD.dtype), self.config.alpha), tuple(new_caches)
+        )

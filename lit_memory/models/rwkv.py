@@ -1,17 +1,20 @@
 """RWKV-5 (Eagle): linear attention with a decay per channel, and token shifts.
 
-Paper:     Peng et al. 2024, Eagle and Finch: RWKV with matrix-valued states and dynamic recurrence, arXiv 2404.05892, section 4.1
-           (formulas as in spec 9); as the baseline of arXiv 2407.04841, appendix on RWKV. The recurrence is in ``memory/scan.py``.
-Reference: github.com/BlinkDL/RWKV-LM, ``RWKV-v5`` (training, init) and github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2`` (inference).
+Paper:     Peng et al. 2024, Eagle and Finch: RWKV with matrix-valued states and dynamic recurrence, arXiv 2404.05892,
+           section 4.1 (formulas as in spec 9); as the baseline of arXiv 2407.04841, appendix on RWKV. The recurrence is
+           in ``memory/scan.py``.
+Reference: github.com/BlinkDL/RWKV-LM, ``RWKV-v5`` (training, init) and github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2``
+    (inference).
 
-A layer is a time mix (the attention) and a channel mix (the feed-forward), both on a residual stream. What enters their projections
-is, channel by channel, a mean of the token and the one before.
+A layer is a time mix (the attention) and a channel mix (the feed-forward), both on a residual stream. What enters their
+projections is, channel by channel, a mean of the token and the one before.
 
 Deviations
-1. Decays are not kept above 0.005, which torch code that divides by products of them needs, and segments have any length.
+1. Decays are not kept above 0.005, which torch code that divides by products of them needs, and segments have any
+   length.
 2. The residual stream is fp32 under bf16 weights, as in Mamba; the reference's is bf16.
-3. ``zero_init=False`` gives the projections onto the residual stream the init of the others; the reference starts them at zero, so
-   that a fresh model computes nothing. Ours.
+3. ``zero_init=False`` gives the projections onto the residual stream the init of the others; the reference starts them
+   at zero, so that a fresh model computes nothing. Ours.
 4. Masked tokens are skipped: they change neither the shifts nor the state.
 
 Shape suffixes: B batch, T tokens, D width, H heads, K key width of a head, V value width (equal), F feed-forward width.
@@ -63,11 +66,15 @@ class TimeMix(nn.Module):
         self.receptance, self.key, self.value, self.gate, self.out = (nn.Linear(d, d, bias=False) for _ in range(5))
         self.norm = nn.GroupNorm(config.heads, d, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, last_B1D: Tensor, memory_BHKV: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, last_B1D: Tensor, memory_BHKV: Tensor, mask_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = memory_BHKV.dtype
         before_BTD, last_B1D = shift(x_BTD, last_B1D, mask_BT)
         r, k, v, g = before_BTD.lerp(x_BTD, self.mix_4D[:, None, None]).unbind(0)  # x mu + x_{t-1} (1 - mu)
-        r, k, v = (f(x).unflatten(-1, (self.heads, -1)) for f, x in ((self.receptance, r), (self.key, k), (self.value, v)))
+        r, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)) for f, x in ((self.receptance, r), (self.key, k), (self.value, v))
+        )
         decay_BTHK = self.decay_HK.to(dtype).exp().neg().exp().expand_as(k)  # w = exp(-exp(decay))
         if mask_BT is not None:
             real_BT11 = mask_BT[..., None, None]
@@ -105,13 +112,17 @@ class RWKVLayer(nn.Module):
         onto_residual = (self.time.out, self.channel.value, self.channel.receptance)
         for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
             scale = 0.1 if linear in (self.time.key, self.time.gate) else 1.0
-            nn.init.orthogonal_(linear.weight, gain=scale * max(1.0, math.sqrt(linear.out_features / linear.in_features)))
+            nn.init.orthogonal_(
+                linear.weight, gain=scale * max(1.0, math.sqrt(linear.out_features / linear.in_features))
+            )
             if config.zero_init and linear in onto_residual:
                 nn.init.zeros_(linear.weight)
 
     def forward(self, rows_BTD: Tensor, state: RWKVState, mask_BT: Tensor | None = None, write: bool = True):
         dtype = self.norm1.weight.dtype
-        y_BTD, time_B1D, memory_BHKV = self.time(self.norm1(rows_BTD.to(dtype)), state.time_B1D, state.memory_BHKV, mask_BT)
+        y_BTD, time_B1D, memory_BHKV = self.time(
+            self.norm1(rows_BTD.to(dtype)), state.time_B1D, state.memory_BHKV, mask_BT
+        )
         rows_BTD = rows_BTD + y_BTD
         y_BTD, channel_B1D = self.channel(self.norm2(rows_BTD.to(dtype)), state.channel_B1D, mask_BT)
         return rows_BTD + y_BTD, RWKVState(time_B1D, channel_B1D, memory_BHKV) if write else state
@@ -138,7 +149,9 @@ class RWKV(TokenRecurrent):
             if self.width % self.heads:
                 raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
             if self.inner < 1:
-                raise ValueError(f"ff_mult={self.ff_mult}: expected a feed-forward width, ff_mult*width, of at least 32")
+                raise ValueError(
+                    f"ff_mult={self.ff_mult}: expected a feed-forward width, ff_mult*width, of at least 32"
+                )
 
         @property
         def inner(self) -> int:

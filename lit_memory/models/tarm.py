@@ -3,8 +3,8 @@
 Paper:     Vigneswaran 2023, TARM (course report), "Methodology: TARM"; built on RMT (arXiv 2207.06881).
 Reference: none published.
 
-``E_0`` is the learned initial memory and ``E_s = alpha * M_s + (1 - alpha) * E_{s-1}``, where M_s is what segment s wrote. E takes
-the place of RMT's memory in the read and in the write rows.
+``E_0`` is the learned initial memory and ``E_s = alpha * M_s + (1 - alpha) * E_{s-1}``, where M_s is what segment s
+wrote. E takes the place of RMT's memory in the read and in the write rows.
 
 Deviations (the report leaves them open)
 1. Gradients flow through ``E_{s-1}`` as far as they flow through RMT's memory.

@@ -1,8 +1,8 @@
 """What models that are recurrent in every token share: Mamba, RWKV and Titans.
 
-Where the transformers of this package remember from segment to segment, these remember from token to token. A segment is a piece
-of the sequence and nothing more: any way of cutting gives the same hidden states (of Titans, any that cuts between its chunks), and a
-masked token might as well not be there.
+Where the transformers of this package remember from segment to segment, these remember from token to token. A segment
+is a piece of the sequence and nothing more: any way of cutting gives the same hidden states (of Titans, any that cuts
+between its chunks), and a masked token might as well not be there.
 
 Shape suffixes: B batch, T tokens, S kept rows and then T new ones, D width, C channels, V vocabulary.
 """

@@ -4,8 +4,8 @@ Paper:     the backbones of arXiv 2407.04841; window: the reference wrapper's ``
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
 
 Deviations
-1. Keys keep their true distance to the queries (the reference gives cached and current tokens the same positions from the
-   second segment on). With a window that covers the sequence this is full causal attention.
+1. Keys keep their true distance to the queries (the reference gives cached and current tokens the same positions from
+   the second segment on). With a window that covers the sequence this is full causal attention.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
 Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.
@@ -40,7 +40,9 @@ class WindowLayer(nn.Module):
     def forward(self, rows_BTD: Tensor, state: WindowState, mask_BT: Tensor | None = None, write: bool = True):
         if not self.window:
             return self.block(rows_BTD, None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])), state
-        now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
+        now_BT = (
+            torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
+        )
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         past = (state.k_BGWK.to(rows_BTD.dtype), state.v_BGWK.to(rows_BTD.dtype))
         rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), past)
@@ -65,7 +67,9 @@ class Transformer(LayerRecurrent):
             if self.window < 0:
                 raise ValueError(f"window={self.window}: expected 0 or more tokens")
             if self.window and self.family == "gpt2":
-                raise ValueError(f"window={self.window}: a window needs rotary positions; use family: gpt_neox or llama")
+                raise ValueError(
+                    f"window={self.window}: a window needs rotary positions; use family: gpt_neox or llama"
+                )
 
     def __init__(self, config: "Transformer.Config") -> None:
         super().__init__()

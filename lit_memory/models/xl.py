@@ -6,23 +6,28 @@ Reference: github.com/kimiyoung/transformer-xl at 44781ed, ``pytorch/mem_transfo
 With H the inputs of a layer in this segment and C those of the W tokens before it, the layer computes (section 3.3)
 
 (1) q = H W_q,  [k; v] = [C; H] W_kv,  r_n = R_n W_r, where R_n is the sinusoid of distance n
-(2) A_ij = (q_i . k_j + q_i . r_(i-j) + u . k_j + v . r_(i-j)) / sqrt(K) = ((q_i + u) . k_j + (q_i + v) . r_(i-j)) / sqrt(K)
+(2) A_ij = (q_i . k_j + q_i . r_(i-j) + u . k_j + v . r_(i-j)) / sqrt(K) = ((q_i + u) . k_j + (q_i + v) . r_(i-j)) /
+    sqrt(K)
 (3) a = LayerNorm(H + softmax(A) v W_o), and the output LayerNorm(a + W_2 relu(W_1 a)); one u and one v serve all layers
 
-The cache holds inputs, so W_kv of the present weights applies to it and learns from it. A short segment looks at far more rows than
-it has: there W_k multiplies its queries and W_v its sums over rows, the same products in another order, and no cached row is
-projected (``score``, ``blend``).
+The cache holds inputs, so W_kv of the present weights applies to it and learns from it. A short segment looks at far
+more rows than it has: there W_k multiplies its queries and W_v its sums over rows, the same products in another order,
+and no cached row is projected (``score``, ``blend``).
 
 The plain window of cached keys with rotary positions is ``transformer`` with its ``window``.
 
 Deviations
-1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are the same.
-2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive one, whose clusters have the full width, as in the
-   reference for 267,735 words, but weights of their own (reference: those of the embeddings).
-3. Norms start at 1 (reference: N(1, 0.02)), and each layer drops out the sinusoids anew (reference: once for all layers).
+1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are
+   the same.
+2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive one, whose
+   clusters have the full width, as in the reference for 267,735 words, but weights of their own (reference: those of
+   the embeddings).
+3. Norms start at 1 (reference: N(1, 0.02)), and each layer drops out the sinusoids anew (reference: once for all
+   layers).
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
-Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample, V vocabulary.
+Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample,
+V vocabulary.
 """
 
 from dataclasses import dataclass, field
@@ -50,22 +55,24 @@ class XLState(NamedTuple):
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # a table first made during validation must serve training as well
 def sinusoids(length: int, width: int, clamp: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """R_n of the distances n = length-1, ..., 0, of which none counts as more than ``clamp`` (0: no limit), (length, D)."""
+    """R_n of the distances n = length-1, ..., 0, of which none counts as more than ``clamp`` (0: no limit), (length,
+    D)."""
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=torch.float64).clamp(max=clamp or length)
     angle = distance[:, None] * 10_000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
 
 
 def by_distance(x_BHTS: Tensor) -> Tensor:
-    """Column of the distance n = S-1, ..., 0 -> column of the key that lies n before the row; what follows a row is arbitrary."""
+    """Column of the distance n = S-1, ..., 0 -> column of the key that lies n before the row; what follows a row is
+    arbitrary."""
     rows, keys = x_BHTS.shape[-2:]
     padded = F.pad(x_BHTS, (1, 0)).flatten(-2).unflatten(-1, (keys + 1, rows))
     return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
 
 
 def weight_first(queries: int, weight_HKD: Tensor) -> bool:
-    """Whether W costs less on T = ``queries`` rows of a head than on the S rows that they look at, S being large: T D multiplications
-    for each of those S against D K + T K."""
+    """Whether W costs less on T = ``queries`` rows of a head than on the S rows that they look at, S being large: T D
+    multiplications for each of those S against D K + T K."""
     _, head_width, width = weight_HKD.shape
     return queries * width < (queries + width) * head_width
 
@@ -85,7 +92,8 @@ def blend(p_BHTS: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
 
 
 class XLBlock(nn.Module):
-    """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as well as tokens."""
+    """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as
+    well as tokens."""
 
     def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
         super().__init__()
@@ -100,15 +108,19 @@ class XLBlock(nn.Module):
         self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
 
     def forward(self, x_BTD: Tensor, all_BSD: Tensor, mask: Tensor) -> Tensor:
-        """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``. ``mask``: (B or 1, 1, T, S), True where a row may
-        look; not ahead, where distances are arbitrary."""
+        """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``. ``mask``: (B or 1, 1, T, S), True
+        where a row may look; not ahead, where distances are arbitrary."""
         q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
-        content_BTHK, position_BTHK = ((q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK))
+        content_BTHK, position_BTHK = (
+            (q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK)
+        )
         key_HKD, value_HKD = self.key_value.weight.unflatten(0, (2, self.heads, -1)).unbind(0)  # (1)
         table_SD = sinusoids(all_BSD.shape[1], x_BTD.shape[2], self.clamp, x_BTD.device, x_BTD.dtype)
         r_SHK = self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1))
         distant_BHTS = by_distance(torch.einsum("bthk,shk->bhts", position_BTHK, r_SHK))
-        p_BHTS = (score(content_BTHK, key_HKD, all_BSD) + distant_BHTS).masked_fill(~mask, -torch.inf).softmax(-1)  # (2)
+        p_BHTS = (
+            (score(content_BTHK, key_HKD, all_BSD) + distant_BHTS).masked_fill(~mask, -torch.inf).softmax(-1)
+        )  # (2)
         a_BTD = self.norm1(x_BTD + self.dropout(self.out(blend(p_BHTS, value_HKD, all_BSD).flatten(2))))  # (3)
         return self.norm2(a_BTD + self.feed_forward(a_BTD))
 
@@ -121,8 +133,12 @@ class XLLayer(nn.Module):
         self.detach = config.mem_detach
         self.block = XLBlock(config, u_HK, v_HK)
 
-    def forward(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True, tokens: slice = ALL):
-        now_BT = torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
+    def forward(
+        self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True, tokens: slice = ALL
+    ):
+        now_BT = (
+            torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
+        )
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
         out_BTD = self.block(rows_BTD, all_BSD, attention_mask(mask_BS, rows_BTD.shape[1]))
@@ -130,13 +146,18 @@ class XLLayer(nn.Module):
             return out_BTD, state
         new_BTD = (rows_BTD.detach() if self.detach else rows_BTD)[:, tokens].to(state.rows_BWD.dtype)
         count = new_BTD.shape[1]
-        return out_BTD, XLState(torch.cat([state.rows_BWD, new_BTD], dim=1)[:, count:], torch.cat([state.mask_BW, now_BT[:, tokens]], dim=1)[:, count:])
+        return out_BTD, XLState(
+            torch.cat([state.rows_BWD, new_BTD], dim=1)[:, count:],
+            torch.cat([state.mask_BW, now_BT[:, tokens]], dim=1)[:, count:],
+        )
 
 
 class AdaptiveHead(nn.AdaptiveLogSoftmaxWithLoss):
-    """A head whose loss takes the scores of frequent tokens, which have the lowest ids, and for a rare one those of its cluster alone.
+    """A head whose loss takes the scores of frequent tokens, which have the lowest ids, and for a rare one those of its
+    cluster alone.
 
-    Called with hidden states (..., D) it returns the log-probabilities (..., V) of all tokens. Source: Grave et al. 2017, arXiv 1609.04309.
+    Called with hidden states (..., D) it returns the log-probabilities (..., V) of all tokens. Source: Grave et al.
+    2017, arXiv 1609.04309.
     """
 
     def __init__(self, width: int, vocab_size: int, cutoffs: list[int]) -> None:
@@ -164,7 +185,11 @@ class XLDecoder(nn.Module):
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
         self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
         plain = not config.cutoffs
-        self.head = nn.Linear(config.width, config.vocab_size) if plain else AdaptiveHead(config.width, config.vocab_size, config.cutoffs)
+        self.head = (
+            nn.Linear(config.width, config.vocab_size)
+            if plain
+            else AdaptiveHead(config.width, config.vocab_size, config.cutoffs)
+        )
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -222,7 +247,8 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
         """Greatest distance that is told apart from longer ones; 0: no limit."""
         tie_embeddings: bool = True
         cutoffs: list[int] = field(default_factory=list)
-        """First id of every cluster of rare tokens, [20000, 40000, 200000] of the paper's words, for an adaptive softmax; default: a full one."""
+        """First id of every cluster of rare tokens, [20000, 40000, 200000] of the paper's words, for an adaptive
+        softmax; default: a full one."""
         dropout: float = 0.1
         norm_eps: float = 1e-5
         init_std: float = 0.02
@@ -233,7 +259,9 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
             if self.cutoffs != sorted({*self.cutoffs} - {0}):
                 raise ValueError(f"cutoffs={self.cutoffs}: expected ids that rise")
             if self.cutoffs and self.tie_embeddings:
-                raise ValueError(f"cutoffs={self.cutoffs}: an adaptive softmax has weights of its own; expected tie_embeddings: false")
+                raise ValueError(
+                    f"cutoffs={self.cutoffs}: an adaptive softmax has weights of its own; expected tie_embeddings: false"
+                )
             if self.width % 2:
                 raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:

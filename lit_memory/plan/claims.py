@@ -4,16 +4,17 @@
     sum  = + - * / and unary minus over terms and parentheses
     term = number | ref | std(ref) | reach(ref, share) | abs(sum) | min(sum, sum, ...) | max(sum, sum, ...)
     ref  = arm[x] | arm.metric[x]                    mean over seeds; x is a tested number, first or last
-    reach(ref, share)                                how many times its x the mean stays at share * ref or more, at all tested x up to there
+    reach(ref, share)                                how many times its x the mean stays at share * ref or more, at all
+    tested x up to there
 
     gamma[200] - no_gamma[200] > 0.2
     armt[50] - rmt[50] > std(armt[50]) + std(rmt[50])
 
     reach(armt[first], 0.9) > reach(rmt[first], 0.9)
 
-std is the sample standard deviation over seeds (ddof = 1). A comparison with NaN does not hold. Where two sides differ by less than one of
-them does from seed to seed, the numbers say so; the verdict does not change. Lines are parsed by ``ast`` and
-folded over a list of allowed nodes; nothing reaches ``eval``. Standard library only.
+std is the sample standard deviation over seeds (ddof = 1). A comparison with NaN does not hold. Where two sides differ
+by less than one of them does from seed to seed, the numbers say so; the verdict does not change. Lines are parsed by
+``ast`` and folded over a list of allowed nodes; nothing reaches ``eval``. Standard library only.
 """
 
 import ast
@@ -27,9 +28,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 REPRODUCED, NOT_REPRODUCED, INCOMPLETE = "REPRODUCED", "NOT REPRODUCED", "INCOMPLETE"
-GRAMMAR = "a line holds arm[x], arm.metric[x], numbers, + - * /, abs(), min(), max(), std(arm[x]) and reach(arm[x], 0.9)"
+GRAMMAR = (
+    "a line holds arm[x], arm.metric[x], numbers, + - * /, abs(), min(), max(), std(arm[x]) and reach(arm[x], 0.9)"
+)
 MAX_LENGTH = 400
-COMPARE = {ast.Lt: ("<", operator.lt), ast.LtE: ("<=", operator.le), ast.Gt: (">", operator.gt), ast.GtE: (">=", operator.ge)}
+COMPARE = {
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+}
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
 
@@ -47,7 +55,8 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """One line, whether it holds, and the same line in numbers. ``sides`` are the values between the comparison signs."""
+    """One line, whether it holds, and the same line in numbers. ``sides`` are the values between the comparison
+    signs."""
 
     line: str
     verdict: str
@@ -55,8 +64,11 @@ class Claim:
     sides: tuple[float, ...] = ()
 
 
-def check_expect(lines: Sequence[str], arms: Sequence[str], x_values: Sequence[float], metrics: Collection[str] | None = None) -> None:
-    """Raise ValueError, in one line, for what no run of this plan could answer. ``metrics`` None leaves names of metrics unchecked."""
+def check_expect(
+    lines: Sequence[str], arms: Sequence[str], x_values: Sequence[float], metrics: Collection[str] | None = None
+) -> None:
+    """Raise ValueError, in one line, for what no run of this plan could answer. ``metrics`` None leaves names of
+    metrics unchecked."""
     for i, line in enumerate(lines):
         try:
             refs = list(_refs(parse(line)))
@@ -75,12 +87,16 @@ def check_expect(lines: Sequence[str], arms: Sequence[str], x_values: Sequence[f
 def _require(name: str, kind: str, known: Collection[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        raise ValueError(f"no {kind} {name!r}; {kind}s: {_join(known)}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise ValueError(
+            f"no {kind} {name!r}; {kind}s: {_join(known)}" + (f" (did you mean {near[0]!r}?)" if near else "")
+        )
 
 
 def _require_x(ref: Ref, x: float, tested: Sequence[float]) -> None:
     if x not in tested:
-        raise ValueError(f"{ref}: {x:g} is not tested; tested: {_join(tested)} (nearest: {min(tested, key=lambda t: abs(t - x)):g})")
+        raise ValueError(
+            f"{ref}: {x:g} is not tested; tested: {_join(tested)} (nearest: {min(tested, key=lambda t: abs(t - x)):g})"
+        )
 
 
 def _join(items: Collection) -> str:
@@ -116,9 +132,13 @@ def _allow(node: ast.expr) -> None:
             _allow(right)
         case ast.Call(func=ast.Name(id="std"), args=[ast.Subscript() as ref], keywords=[]):
             _ref(ref)
-        case ast.Call(func=ast.Name(id="reach"), args=[ast.Subscript() as ref, ast.Constant(value=int() | float())], keywords=[]):
+        case ast.Call(
+            func=ast.Name(id="reach"), args=[ast.Subscript() as ref, ast.Constant(value=int() | float())], keywords=[]
+        ):
             _ref(ref)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS and (len(args) == 1 if name == "abs" else len(args) > 1):
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS and (
+            len(args) == 1 if name == "abs" else len(args) > 1
+        ):
             for arg in args:
                 _allow(arg)
         case ast.Subscript():
@@ -138,13 +158,22 @@ def _ref(node: ast.Subscript) -> Ref:
     match node.slice:
         case ast.Name(id="first" | "last" as x):
             return Ref(arm, metric, x)
-        case ast.Constant(value=int() | float() as x) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as x)) if not isinstance(x, bool):
+        case (
+            ast.Constant(value=int() | float() as x)
+            | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as x))
+        ) if not isinstance(x, bool):
             return Ref(arm, metric, float(ast.literal_eval(node.slice)))
     raise ValueError(f"{ast.unparse(node)!r}: x must be a tested number, first or last")
 
 
 def _refs(tree: ast.AST) -> Iterator[Ref]:
-    return map(_ref, sorted((node for node in ast.walk(tree) if isinstance(node, ast.Subscript)), key=lambda node: (node.lineno, node.col_offset)))
+    return map(
+        _ref,
+        sorted(
+            (node for node in ast.walk(tree) if isinstance(node, ast.Subscript)),
+            key=lambda node: (node.lineno, node.col_offset),
+        ),
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -184,8 +213,8 @@ class _Fold(ast.NodeTransformer):
         return [ref._replace(x=x) for x in sorted(self.x_values) if x >= self.x(ref)]
 
     def reach(self, ref: Ref, share: float) -> float:
-        """The largest x on the way before the mean falls below ``share`` of what it is at ``ref``, over that of ``ref``; NaN if it
-        does so at once."""
+        """The largest x on the way before the mean falls below ``share`` of what it is at ``ref``, over that of
+        ``ref``; NaN if it does so at once."""
         least, start = share * mean(self.seeds(ref)), self.x(ref)
         on = list(itertools.takewhile(lambda on: mean(self.seeds(on)) >= least, self.way(ref)))
         return self.x(on[-1]) / start if on and start else math.nan
@@ -214,13 +243,19 @@ class _Fold(ast.NodeTransformer):
     def text(self, side: ast.expr) -> str:
         """``0.998 - 0.412 = 0.586``, or the number alone where there is nothing to compute."""
         numbers = self.visit(copy.deepcopy(side))
-        return ast.unparse(numbers) + (f" = {self.value(side):.{self.digits}f}" if isinstance(numbers, ast.BinOp | ast.Call) else "")
+        return ast.unparse(numbers) + (
+            f" = {self.value(side):.{self.digits}f}" if isinstance(numbers, ast.BinOp | ast.Call) else ""
+        )
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Name:
         return ast.Name(f"{self.value(node):.{self.digits}f}")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        return ast.Name(f"{self.value(node):.{self.digits}f}") if _calls(node, "std", "reach") else self.generic_visit(node)
+        return (
+            ast.Name(f"{self.value(node):.{self.digits}f}")
+            if _calls(node, "std", "reach")
+            else self.generic_visit(node)
+        )
 
 
 def _calls(node: ast.AST, *names: str) -> bool:
@@ -228,17 +263,22 @@ def _calls(node: ast.AST, *names: str) -> bool:
 
 
 def _close(nodes: Sequence[ast.expr], fold: _Fold, seeds: int) -> bool:
-    """Whether two sides that are compared differ by less than one of them does from seed to seed (sample standard deviation)."""
+    """Whether two sides that are compared differ by less than one of them does from seed to seed (sample standard
+    deviation)."""
     alone = [replace(fold, results=lambda *ref, i=i: fold.results(*ref)[i : i + 1]) for i in range(seeds)]
     sides = [(fold.value(node), std([one.value(node) for one in alone])) for node in nodes]
     return any(abs(a - b) < spread for (a, s), (b, t) in itertools.pairwise(sides) for spread in (s, t))
 
 
 def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) -> Claim:
-    """Does the line hold? INCOMPLETE while one of its results lacks one of ``seeds`` seeds, or if it takes the std of one seed."""
+    """Does the line hold? INCOMPLETE while one of its results lacks one of ``seeds`` seeds, or if it takes the std of
+    one seed."""
     tree = parse(line)
     fold = _Fold(results, x_values)
-    refs = [*_refs(tree), *(on for call in ast.walk(tree) if _calls(call, "reach") for ref in _refs(call) for on in fold.way(ref))]
+    refs = [
+        *_refs(tree),
+        *(on for call in ast.walk(tree) if _calls(call, "reach") for ref in _refs(call) for on in fold.way(ref)),
+    ]
     finished = {str(ref): len(fold.seeds(ref)) for ref in refs}
     if absent := [name for name, n in finished.items() if not n]:
         return Claim(line, INCOMPLETE, f"no result of {_join(absent)}")
@@ -249,8 +289,16 @@ def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) 
     holds = all(COMPARE[type(op)][1](a, b) for op, a, b in zip(tree.ops, sides[:-1], sides[1:], strict=True))
     gaps = [abs(a - b) for a, b in itertools.pairwise(sides) if a != b]
     fold = replace(fold, digits=next((d for d in (3, 6) if not any(gap < 2 * 10**-d for gap in gaps)), 9))
-    words = [word for op, node in zip(tree.ops, nodes[1:], strict=True) for word in (COMPARE[type(op)][0], fold.text(node))]
+    words = [
+        word for op, node in zip(tree.ops, nodes[1:], strict=True) for word in (COMPARE[type(op)][0], fold.text(node))
+    ]
     partial = min(finished.values()) < seeds
-    remark = f" so far ({min(finished.values())} of {seeds} seeds)" if partial else " (within one std of the seeds)" if _close(nodes, fold, seeds) else ""
+    remark = (
+        f" so far ({min(finished.values())} of {seeds} seeds)"
+        if partial
+        else " (within one std of the seeds)"
+        if _close(nodes, fold, seeds)
+        else ""
+    )
     text = " ".join([fold.text(nodes[0]), *words, "✓" if holds else "✗"]) + remark
     return Claim(line, INCOMPLETE if partial else REPRODUCED if holds else NOT_REPRODUCED, text, sides)

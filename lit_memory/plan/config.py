@@ -27,7 +27,9 @@ class ConfigError(Exception):
     def __init__(self, where: str, key: str, message: str) -> None:
         self.parts = where, key, message
         text = ": ".join(part for part in (where, key, message) if part).replace("\n", " ")
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # a NUL or an escape code must not reach the terminal
+        text = "".join(
+            c if c.isprintable() else ascii(c)[1:-1] for c in text
+        )  # a NUL or an escape code must not reach the terminal
         super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-290:]}")
 
 
@@ -46,17 +48,20 @@ class TrainConfig:
     """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
 
     steps: int = 10_000
-    """Most steps of a stage; a stage may have its own. 0, where ``init`` names a run: that run's weights are tested as they are."""
+    """Most steps of a stage; a stage may have its own. 0, where ``init`` names a run: that run's weights are tested as
+    they are."""
     batch_size: int = 64
     init: Any = ""
-    """What the model's weights come from. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets a fresh memory, or a
-    model of ours. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a BERT. {run: arm}, or {run: experiment/arm} for
-    an experiment beside this one: the run of that arm with the same scale and seed, which is trained first, once for all that start from it.
+    """What the model's weights come from. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets
+    a fresh memory, or a model of ours. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a
+    BERT. {run: arm}, or {run: experiment/arm} for an experiment beside this one: the run of that arm with the same
+    scale and seed, which is trained first, once for all that start from it.
     Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """In every stage, from lr to final_lr * lr: in a line (the reference's over twice the steps is final_lr 0.5), or along half a cosine."""
+    """In every stage, from lr to final_lr * lr: in a line (the reference's over twice the steps is final_lr 0.5), or
+    along half a cosine."""
     final_lr: float = 0.5
     warmup: float = 0
     """From 1 on: steps at the start of the run. Below 1: a share of every stage's steps, at the start of each."""
@@ -72,8 +77,10 @@ class TrainConfig:
     """Segments that gradients cross; default: all."""
     unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
     stages: list[dict[str, Any]] = field(default_factory=list)
-    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}; it ends after N steps, or
-    earlier, at the first validation on which every metric of ``until`` is reached. Default: one stage on the task as it is."""
+    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}; it ends after N
+        steps, or
+    earlier, at the first validation on which every metric of ``until`` is reached. Default: one stage on the task as it
+    is."""
     valid_every: int = 100
     """Steps between two validations; also the work that a killed run can lose."""
     valid_size: int = 256
@@ -81,10 +88,11 @@ class TrainConfig:
     """One number for all values of the test, or a list with one for each: fewer where contexts are longest."""
     eval_batch_size: int = 250
     test_cuts: list[int] = field(default_factory=list)
-    """Tokens of the segments in which a test writes its contexts, where not those of the task: the last one repeats, and 0 is all that
-    is left. [0] reads in one pass, [200, 1] token by token after the first 200."""
+    """Tokens of the segments in which a test writes its contexts, where not those of the task: the last one repeats,
+    and 0 is all that is left. [0] reads in one pass, [200, 1] token by token after the first 200."""
     timed_steps: int = 0
-    """Training steps that are timed after the training at every value of the test, for a report with ``time: train_tokens_per_s``."""
+    """Training steps that are timed after the training at every value of the test, for a report with ``time:
+    train_tokens_per_s``."""
     workers: int = 0
     threads: int = 1
     """CPU threads of a run. Part of the key: sums depend on it in the last bit."""
@@ -107,7 +115,9 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
         if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
-            raise ValueError(f"test_cuts={self.test_cuts}: expected numbers of tokens, of which the last may be 0, for all that is left")
+            raise ValueError(
+                f"test_cuts={self.test_cuts}: expected numbers of tokens, of which the last may be 0, for all that is left"
+            )
         if self.clip_norm and self.clip_value:
             raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
 
@@ -126,10 +136,11 @@ def naming_changes(file: str, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """(dotted key, message) of what no value of a YAML may be: an interpolation, nan or infinite, huge, nested without end.
+    """(dotted key, message) of what no value of a YAML may be: an interpolation, nan or infinite, huge, nested without
+    end.
 
-    OmegaConf takes ``${...}`` for an order to look something up, in the environment for example; an experiment must be what its file
-    says, on every machine.
+    OmegaConf takes ``${...}`` for an order to look something up, in the environment for example; an experiment must be
+    what its file says, on every machine.
     """
     if depth > DEEPEST:
         yield key, f"nested more than {DEEPEST} deep"
@@ -152,11 +163,14 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def strict(cls: type, values: Mapping[str, Any], where: Callable[[str], str], section: str, others: Sequence[type] = ()) -> Any:
-    """An instance of the dataclass ``cls``. A key with a trailing ``?`` is left out where ``cls`` does not have it, but one of
-    ``others`` has to.
+def strict(
+    cls: type, values: Mapping[str, Any], where: Callable[[str], str], section: str, others: Sequence[type] = ()
+) -> Any:
+    """An instance of the dataclass ``cls``. A key with a trailing ``?`` is left out where ``cls`` does not have it, but
+    one of ``others`` has to.
 
-    Raises ConfigError for an unknown key, a wrong type or a failed check; ``where(key)`` tells where the value came from.
+    Raises ConfigError for an unknown key, a wrong type or a failed check; ``where(key)`` tells where the value came
+    from.
     """
     names = [f.name for f in fields(cls)]
     values = {str(k): v for k, v in values.items()}  # YAML reads 1 and off as other things than text

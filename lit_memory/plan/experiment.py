@@ -1,10 +1,12 @@
 """YAML -> Experiment -> list of RunSpec: strict validation, scales, arms, grid, seeds, overrides, keys.
 
-Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a trailing ``?``
-(``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole section may be replaced
-(``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm, ``arms.<a>,<b>.<key>`` several; a scale's ``seeds``,
-``grid`` and ``expect`` replace the experiment's own, and its ``report`` changes keys of that. ``extends: other`` starts from the file beside
-it: sections, scales, paper and report are taken over key by key; arms (with what scales say of them), grid, seeds and claims as a whole.
+Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a
+trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
+section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
+``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid`` and ``expect`` replace the experiment's own, and its
+``report`` changes keys of that. ``extends: other`` starts from the file beside
+it: sections, scales, paper and report are taken over key by key; arms (with what scales say of them), grid, seeds and
+    claims as a whole.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -59,7 +61,8 @@ ADDED: dict[str, Any] = {
     "task.eval_length": None,
     "task.test_eval_length": [],
 }
-"""Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as they were."""
+"""Settings that came after ``KEY_VERSION``, with the value for what was done before: at that value they leave keys as
+they were."""
 
 
 Changes = Sequence[tuple[str, Any]]
@@ -90,7 +93,10 @@ class RunSpec:
     @property
     def key(self) -> str:
         """Identity of everything that changes the numbers; names and reports are outside."""
-        sections = {section: {k: v for k, v in getattr(self, section).items() if (f"{section}.{k}", v) not in ADDED.items()} for section in SECTIONS}
+        sections = {
+            section: {k: v for k, v in getattr(self, section).items() if (f"{section}.{k}", v) not in ADDED.items()}
+            for section in SECTIONS
+        }
         if self.start is not None:
             sections["train"]["init"] = {"run": self.start.key}
         content = {"version": KEY_VERSION, **sections, "seed": self.seed}
@@ -102,12 +108,14 @@ class RunSpec:
         return f"{self.arm}{'-' + self.point if self.point else ''}-s{self.seed}-{self.key[:8]}"
 
     def folder(self, root: Path) -> Path:
-        """Where the run keeps its checkpoints, its lock and its log: one place per key, as several experiments may share it."""
+        """Where the run keeps its checkpoints, its lock and its log: one place per key, as several experiments may
+        share it."""
         return key_folder(root, self.key)
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Stages with their steps, batch size, ``until`` and the fields of the task that they change; none where nothing is trained."""
+        """Stages with their steps, batch size, ``until`` and the fields of the task that they change; none where
+        nothing is trained."""
         stages = self.train["stages"] or [{}] * (self.train["steps"] > 0)
         return [
             {
@@ -160,8 +168,8 @@ class Experiment:
         return list(self.scales)
 
     def at(self, scale: str | None = None) -> "Experiment":
-        """The experiment at one scale (default: the first), what the scale has of ``seeds``, ``expect``, ``grid`` and ``report`` in place. Raises
-        ConfigError."""
+        """The experiment at one scale (default: the first), what the scale has of ``seeds``, ``expect``, ``grid`` and
+        ``report`` in place. Raises ConfigError."""
         scale = next(iter(self.scales)) if scale is None else scale
         if scale not in self.scales:
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
@@ -169,7 +177,9 @@ class Experiment:
         own = {name: values.pop(name) for name in ("seeds", "expect", "grid") if name in values}
         if "report" in values:
             where, changes = f"{self.file} (scale {scale})", values.pop("report")
-            own["report"] = strict(ReportConfig, asdict(self.report) | mapping(changes, where, "report"), lambda key: where, "report")
+            own["report"] = strict(
+                ReportConfig, asdict(self.report) | mapping(changes, where, "report"), lambda key: where, "report"
+            )
         return replace(self, scales={scale: values}, **own)
 
     def plan(self, overrides: Sequence[str] = ()) -> list[RunSpec]:
@@ -177,25 +187,42 @@ class Experiment:
         changes = [parse_override(text) for text in overrides]
         count = len(self.seeds) * sum(math.prod(map(len, self.axes(arm).values())) for arm in self.arms)
         if count > MOST_RUNS:
-            raise ConfigError(self.file, "grid" if self.grid else "seeds", f"{count:.4g} runs; expected at most {MOST_RUNS}")
+            raise ConfigError(
+                self.file, "grid" if self.grid else "seeds", f"{count:.4g} runs; expected at most {MOST_RUNS}"
+            )
         specs = []
         for arm in self.arms:
             for point, settings in self.grid_points(arm):
                 specs += self.specs(arm, point, settings, self.seeds, changes)
         return specs
 
-    def specs(self, arm: str, point: str, settings: Mapping[str, Any], seeds: Sequence[int], changes: Changes, above: Sequence[str] = ()) -> list[RunSpec]:
-        """The runs of one arm at one point of its grid, with those that they start from. ``above``: the arms that start from this one."""
+    def specs(
+        self,
+        arm: str,
+        point: str,
+        settings: Mapping[str, Any],
+        seeds: Sequence[int],
+        changes: Changes,
+        above: Sequence[str] = (),
+    ) -> list[RunSpec]:
+        """The runs of one arm at one point of its grid, with those that they start from. ``above``: the arms that start
+        from this one."""
         scale, name = next(iter(self.scales)), f"{self.experiment}/{arm}"
         run = self.resolve(scale, arm, settings, changes)
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
             starts = self.starts(init["run"], name, seeds, changes, [*above, name])
-        return [RunSpec(self.experiment, scale, arm, point, seed, **run, start=start) for seed, start in zip(seeds, starts, strict=True)]
+        return [
+            RunSpec(self.experiment, scale, arm, point, seed, **run, start=start)
+            for seed, start in zip(seeds, starts, strict=True)
+        ]
 
-    def starts(self, wanted: str, arm: str, seeds: Sequence[int], changes: Changes, above: Sequence[str]) -> list[RunSpec]:
-        """The runs that ``train.init`` of an arm names, one for every seed. Changes of the command line are for this experiment alone."""
+    def starts(
+        self, wanted: str, arm: str, seeds: Sequence[int], changes: Changes, above: Sequence[str]
+    ) -> list[RunSpec]:
+        """The runs that ``train.init`` of an arm names, one for every seed. Changes of the command line are for this
+        experiment alone."""
         where, (other, _, source) = f"{self.file} (arm {arm.rpartition('/')[2]})", wanted.rpartition("/")
 
         def wrong(message: str) -> ConfigError:
@@ -253,22 +280,36 @@ class Experiment:
         return Resolver(self.file, arm, origin).resolve(tree)
 
     def test_values(self, specs: Sequence[RunSpec]) -> list:
-        """The x axis: values of the report's ``test_<field>``, places of a curve, or the steps of the validations, the same in every run. Raises
-        ConfigError."""
+        """The x axis: values of the report's ``test_<field>``, places of a curve, or the steps of the validations, the
+        same in every run. Raises ConfigError."""
         axis = self.report.x
         tasks = [build("task", spec.task) for spec in specs]
         values = [spec.validations for spec in specs] if axis == STEP else [task.x_values(axis) for task in tasks]
         known = ", ".join([f"test_{tasks[0].test_axis()[0]}", *tasks[0].curves]) + f" or {STEP}"
         if axis == STEP and any(stage["until"] for spec in specs for stage in spec.stages):
-            raise ConfigError(self.file, "report.x", f"{axis!r}: a stage with until ends nobody knows when; expected stages of fixed steps")
+            raise ConfigError(
+                self.file,
+                "report.x",
+                f"{axis!r}: a stage with until ends nobody knows when; expected stages of fixed steps",
+            )
         if not values[0]:
-            raise ConfigError(self.file, "report.x", f"{axis!r} is not what the test of {specs[0].task['name']} varies; expected {known}")
+            raise ConfigError(
+                self.file,
+                "report.x",
+                f"{axis!r} is not what the test of {specs[0].task['name']} varies; expected {known}",
+            )
         if any(v != values[0] for v in values):
-            raise ConfigError(self.file, "report.x", f"{axis!r} has not the same values in every arm; expected {known} with the same")
+            raise ConfigError(
+                self.file, "report.x", f"{axis!r} has not the same values in every arm; expected {known} with the same"
+            )
         if len(set(values[0])) < len(values[0]):
             raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected different values")
         if not all(type(v) is int for v in values[0]):
-            raise ConfigError(self.file, f"task.{axis}", f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)")
+            raise ConfigError(
+                self.file,
+                f"task.{axis}",
+                f"{values[0]}: expected whole numbers (they are the steps of MLflow's metrics)",
+            )
         return values[0]
 
     def metrics(self, specs: Sequence[RunSpec]) -> list[str]:
@@ -280,25 +321,45 @@ class Experiment:
             return [*task.metrics, "loss", *(f"test_{name}" for name in (*task.metrics, "loss")), *OF_A_RUN, *diagnosed]
         if self.report.x in task.curves:
             return [*task.curves[self.report.x], "steps"]
-        return [*task.metrics, *task.derived, "loss", "steps", *dict.fromkeys(name for model in models for name in model.tested)]
+        return [
+            *task.metrics,
+            *task.derived,
+            "loss",
+            "steps",
+            *dict.fromkeys(name for model in models for name in model.tested),
+        ]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
         metrics, times = self.metrics(specs), TIMES if self.report.x.startswith("test_") else ()
         if self.report.y in TIMES:
-            raise ConfigError(self.file, "report.y", f"{self.report.y!r} is measured anew by every run; expected time: {self.report.y} beside another metric")
+            raise ConfigError(
+                self.file,
+                "report.y",
+                f"{self.report.y!r} is measured anew by every run; expected time: {self.report.y} beside another metric",
+            )
         if self.report.y not in metrics:
-            raise ConfigError(self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}")
+            raise ConfigError(
+                self.file, "report.y", f"unknown metric {self.report.y!r}; {nearest(self.report.y, metrics)}"
+            )
         x_values = self.test_values(specs)
         for name, wanted in (("time", bool(self.report.time)), ("state_x", self.report.state_x is not None)):
             if wanted and not times:
-                raise ConfigError(self.file, f"report.{name}", f"{getattr(self.report, name)}: expected none where x={self.report.x} is no test_<field>")
+                raise ConfigError(
+                    self.file,
+                    f"report.{name}",
+                    f"{getattr(self.report, name)}: expected none where x={self.report.x} is no test_<field>",
+                )
         try:
             self.report.state_value(x_values)
         except ValueError as error:
             raise ConfigError(self.file, "report.state_x", str(error)) from None
         if self.report.threshold is not None and self.report.x != STEP:
-            raise ConfigError(self.file, "report.threshold", f"{self.report.threshold}: expected none where x={self.report.x} is not {STEP}")
+            raise ConfigError(
+                self.file,
+                "report.threshold",
+                f"{self.report.threshold}: expected none where x={self.report.x} is not {STEP}",
+            )
         try:
             check_expect(self.expect, list(self.arms), x_values, [*metrics, *times])
         except ValueError as error:
@@ -312,14 +373,21 @@ class Experiment:
             try:
                 models[model] = models.get(model) or model_size(spec.model)
             except RuntimeError as error:
-                raise ConfigError(f"{self.file} (arm {spec.arm})", "model", f"cannot be built; expected smaller sizes ({first_line(error)})") from None
+                raise ConfigError(
+                    f"{self.file} (arm {spec.arm})",
+                    "model",
+                    f"cannot be built; expected smaller sizes ({first_line(error)})",
+                ) from None
             except ValueError as error:
-                raise ConfigError(f"{self.file} (arm {spec.arm})", f"model.{str(error).partition('=')[0]}", str(error)) from None
+                raise ConfigError(
+                    f"{self.file} (arm {spec.arm})", f"model.{str(error).partition('=')[0]}", str(error)
+                ) from None
         return {spec.key: models[json.dumps(spec.model)] for spec in specs}
 
 
 def point_name(text: str) -> str:
-    """``text`` if a folder may be called so, else what is left of it and a checksum: values of a grid may be paths, lists or long."""
+    """``text`` if a folder may be called so, else what is left of it and a checksum: values of a grid may be paths,
+    lists or long."""
     if len(text) <= 80 and re.fullmatch(r"(\w[\w.+=-]*)?", text, re.ASCII):
         return text
     rest, checksum = re.sub(r"[^\w.+=-]+", "_", text, flags=re.ASCII), hashlib.sha256(text.encode()).hexdigest()
@@ -329,10 +397,34 @@ def point_name(text: str) -> str:
 SECTIONS = ("model", "task", "train")
 STAGE_KEYS = ("steps", "batch_size", "until")
 OURS = {
-    **dict.fromkeys(("max_epochs", "reload_dataloaders_every_n_epochs", "num_sanity_val_steps", "deterministic", "inference_mode"), ""),
-    **dict.fromkeys(("logger", "callbacks", "plugins", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "default_root_dir"), ""),
-    **{"max_steps": "steps", "log_every_n_steps": "valid_every", "check_val_every_n_epoch": "valid_every", "val_check_interval": "valid_every"},
-    **{"accelerator": "accelerator", "precision": "precision", "gradient_clip_val": "clip_norm", "gradient_clip_algorithm": "clip_norm"},
+    **dict.fromkeys(
+        ("max_epochs", "reload_dataloaders_every_n_epochs", "num_sanity_val_steps", "deterministic", "inference_mode"),
+        "",
+    ),
+    **dict.fromkeys(
+        (
+            "logger",
+            "callbacks",
+            "plugins",
+            "enable_checkpointing",
+            "enable_progress_bar",
+            "enable_model_summary",
+            "default_root_dir",
+        ),
+        "",
+    ),
+    **{
+        "max_steps": "steps",
+        "log_every_n_steps": "valid_every",
+        "check_val_every_n_epoch": "valid_every",
+        "val_check_interval": "valid_every",
+    },
+    **{
+        "accelerator": "accelerator",
+        "precision": "precision",
+        "gradient_clip_val": "clip_norm",
+        "gradient_clip_algorithm": "clip_norm",
+    },
 }
 """Arguments of lightning.Trainer that make a run what its key says, and the field of ``train`` that stands for each."""
 
@@ -342,7 +434,11 @@ def trainer_arguments() -> list[str]:
     found = find_spec("lightning")
     assert found and found.submodule_search_locations, "lightning is a dependency of this package"
     source = Path(found.submodule_search_locations[0], "pytorch", "trainer", "trainer.py")
-    cls = next(node for node in ast.parse(source.read_bytes()).body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+    cls = next(
+        node
+        for node in ast.parse(source.read_bytes()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Trainer"
+    )
     init = next(node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     return [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
 
@@ -358,7 +454,11 @@ def apply(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set one dotted key, or replace one whole section, in place."""
     section, _, name = key.partition(".")
     if section not in SECTIONS or (not name and not isinstance(value, dict)):
-        raise ConfigError(where, key, f"expected model.<field>, task.<field>, train.<field> or a whole section; {nearest(section, SECTIONS)}")
+        raise ConfigError(
+            where,
+            key,
+            f"expected model.<field>, task.<field>, train.<field> or a whole section; {nearest(section, SECTIONS)}",
+        )
     if not name:
         tree[section] = copy.deepcopy(value)
         return
@@ -437,11 +537,19 @@ class Resolver:
         """Fill in vocabulary and inputs, and check that the task fits the model."""
         model.inputs = model.inputs or sampler.inputs
         if model.inputs != sampler.inputs:
-            raise self.error("model", "inputs", f"{model.inputs}: a token of the task has {sampler.inputs} numbers; expected 0, which takes the task's")
+            raise self.error(
+                "model",
+                "inputs",
+                f"{model.inputs}: a token of the task has {sampler.inputs} numbers; expected 0, which takes the task's",
+            )
         if not model.vocab_size:
             model.vocab_size = sampler.vocab_size
         if model.vocab_size < sampler.vocab_size:
-            raise self.error("model", "vocab_size", f"{model.vocab_size}: the task has {sampler.vocab_size} token ids; expected 0 (the task's) or more")
+            raise self.error(
+                "model",
+                "vocab_size",
+                f"{model.vocab_size}: the task has {sampler.vocab_size} token ids; expected 0 (the task's) or more",
+            )
         try:
             if sampler.segment_len is not None:
                 model.check_segment(sampler.segment_len)
@@ -452,7 +560,11 @@ class Resolver:
         """Check the losses that are weighed against those that the model has."""
         for name, weight in train.losses.items():
             if name not in model_class.loss_names:
-                known = nearest(name, model_class.loss_names) if model_class.loss_names else f"{model_class.__name__} has one loss; expected none"
+                known = (
+                    nearest(name, model_class.loss_names)
+                    if model_class.loss_names
+                    else f"{model_class.__name__} has one loss; expected none"
+                )
                 raise self.error("train", f"losses.{name}", f"unknown loss; {known}")
             if type(weight) not in (int, float) or not 0 <= weight < math.inf:
                 raise self.error("train", f"losses.{name}", f"{weight}: expected a finite number, 0 or more")
@@ -468,13 +580,19 @@ class Resolver:
         except ValueError as error:
             raise self.error("train", "frozen", str(error)) from None
         if len(frozen) == len(list(found.parameters())):
-            raise self.error("train", "frozen", f"{train.frozen}: nothing is left to train; expected fewer parts, or steps: 0")
+            raise self.error(
+                "train", "frozen", f"{train.frozen}: nothing is left to train; expected fewer parts, or steps: 0"
+            )
 
     def check_schedule(self, train: TrainConfig, model_class: type) -> None:
         """Check the order of computation against the model."""
         if train.unroll_schedule == "diagonal":
             if not hasattr(model_class, "layers"):
-                raise self.error("train", "unroll_schedule", f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'")
+                raise self.error(
+                    "train",
+                    "unroll_schedule",
+                    f"'diagonal': {model_class.__name__} passes memory from the top layer down; expected 'sequential'",
+                )
             if train.bptt is not None:
                 raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
 
@@ -482,10 +600,16 @@ class Resolver:
         """Check what a stream, whose memory goes on from batch to batch, does not allow."""
         if sampler.stream and (train.bptt or 0) > sampler.written + 1:
             most = f"a batch of the stream has {sampler.written + 1} segments, and no gradient leaves it"
-            raise self.error("train", "bptt", f"{train.bptt}: {most}; expected that many at most, or more task.segments")
+            raise self.error(
+                "train", "bptt", f"{train.bptt}: {most}; expected that many at most, or more task.segments"
+            )
         for i, stage in enumerate(train.stages if sampler.stream else ()):
             for key in stage.keys() - {"steps", "until"}:
-                raise self.error("train", f"stages[{i}].{key}", "a stage of a stream cannot change what its memory comes from; expected steps and until alone")
+                raise self.error(
+                    "train",
+                    f"stages[{i}].{key}",
+                    "a stage of a stream cannot change what its memory comes from; expected steps and until alone",
+                )
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
         """Check the sizes of the test against its values, and segments of its own against task and model."""
@@ -494,10 +618,14 @@ class Resolver:
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
         if train.test_cuts and not sampler.any_segments:
-            raise self.error("train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none")
+            raise self.error(
+                "train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none"
+            )
         for length in train.test_cuts:
             try:
-                model.check_segment(length or max(task.written * task.segment_len for _, task in sampler.test_conditions()))
+                model.check_segment(
+                    length or max(task.written * task.segment_len for _, task in sampler.test_conditions())
+                )
             except ValueError as error:
                 raise self.error("train", "test_cuts", f"{train.test_cuts}: {error}") from None
 
@@ -506,23 +634,37 @@ class Resolver:
         names = trainer_arguments() if train.trainer else ()
         for name in train.trainer:
             if name not in names:
-                raise self.error("train", f"trainer.{name}", f"not an argument of lightning.Trainer; {nearest(name, names)}")
+                raise self.error(
+                    "train", f"trainer.{name}", f"not an argument of lightning.Trainer; {nearest(name, names)}"
+                )
             if name in OURS:
                 own = OURS[name] and f"; set train.{OURS[name]} instead"
-                raise self.error("train", f"trainer.{name}", f"the engine sets this argument itself{own or '; leave it out'}")
+                raise self.error(
+                    "train", f"trainer.{name}", f"the engine sets this argument itself{own or '; leave it out'}"
+                )
 
     def check_stage(self, i: int, stage: Mapping[str, Any], model: Any, task_class: type, task: Any) -> None:
         where = f"stages[{i}]"
         for key, value in stage.items():
             if key in ("steps", "batch_size") and (type(value) is not int or value < 1):
                 raise self.error("train", f"{where}.{key}", f"{value!r}: expected a whole number of at least 1")
-            if key == "until" and not (isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())):
-                raise self.error("train", f"{where}.until", f"{value!r}: expected {{metric: number}}, for example {{{task_class.metrics[0]}: 0.99}}")
+            if key == "until" and not (
+                isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
+            ):
+                raise self.error(
+                    "train",
+                    f"{where}.until",
+                    f"{value!r}: expected {{metric: number}}, for example {{{task_class.metrics[0]}: 0.99}}",
+                )
             for metric in stage["until"] if key == "until" else ():
                 if metric not in task_class.metrics:
-                    raise self.error("train", f"{where}.until.{metric}", f"unknown metric; {nearest(metric, task_class.metrics)}")
+                    raise self.error(
+                        "train", f"{where}.until.{metric}", f"unknown metric; {nearest(metric, task_class.metrics)}"
+                    )
             if key not in STAGE_KEYS and not key.startswith("task."):
-                raise self.error("train", f"{where}.{key}", f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
+                raise self.error(
+                    "train", f"{where}.{key}", f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}"
+                )
         changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}
         try:
             staged = strict(task_class.Config, asdict(task) | changes, self.where, "task")
@@ -542,12 +684,15 @@ def load(path: str | Path) -> Experiment:
 
 
 def extended(path: Path, *above: Path) -> Any:
-    """The content of a YAML, over that of the one that it extends; what it says of several arms (``arms.<a>,<b>.<key>``) is said of each."""
+    """The content of a YAML, over that of the one that it extends; what it says of several arms
+    (``arms.<a>,<b>.<key>``) is said of each."""
     tree = read(path)
     if not isinstance(tree, dict):
         return tree
     if isinstance(tree.get("scales"), dict):
-        tree["scales"] = {scale: each_arm(values, str(path), f"scales.{scale}") for scale, values in tree["scales"].items()}
+        tree["scales"] = {
+            scale: each_arm(values, str(path), f"scales.{scale}") for scale, values in tree["scales"].items()
+        }
     if "grid" in tree:
         tree["grid"] = each_arm(tree["grid"], str(path), "grid")
     if "extends" not in tree:
@@ -561,13 +706,17 @@ def extended(path: Path, *above: Path) -> Any:
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")
     if "arms" in tree:  # what is said of the old ones goes with them
-        below["scales"] = {scale: split_arm(values, "")[0] for scale, values in mappings(below.get("scales"), str(other), "scales").items()}
+        below["scales"] = {
+            scale: split_arm(values, "")[0]
+            for scale, values in mappings(below.get("scales"), str(other), "scales").items()
+        }
     below.pop("experiment", None)  # names a folder of its own
     return overlaid(below, tree, 2)
 
 
 def each_arm(values: Any, file: str, where: str) -> Any:
-    """A scale or a grid with ``arms.<a>,<b>.<key>`` taken apart, so that a file that extends this one may change one of them. Raises ConfigError."""
+    """A scale or a grid with ``arms.<a>,<b>.<key>`` taken apart, so that a file that extends this one may change one of
+    them. Raises ConfigError."""
     if not isinstance(values, dict):
         return values  # parse will say what it is
     out: dict[Any, Any] = {}
@@ -582,15 +731,16 @@ def each_arm(values: Any, file: str, where: str) -> Any:
 
 
 def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:
-    """``tree`` over ``below``, key by key, so many mappings deep; what is alone of its kind replaces the other as a whole."""
+    """``tree`` over ``below``, key by key, so many mappings deep; what is alone of its kind replaces the other as a
+    whole."""
     both = [k for k, v in tree.items() if k not in WHOLE and isinstance(v, dict) and isinstance(below.get(k), dict)]
     deeper = {k: overlaid(below[k], tree[k], depth - 1) for k in both if depth}
     return below | tree | deeper
 
 
 def read(path: Path) -> Any:
-    """The content of a YAML as plain data. Nothing in it is executed or looked up: tags that name Python objects are unknown,
-    and interpolations stay text, which ``parse`` refuses."""
+    """The content of a YAML as plain data. Nothing in it is executed or looked up: tags that name Python objects are
+    unknown, and interpolations stay text, which ``parse`` refuses."""
     try:
         if not path.is_file():
             folder = path if path.is_dir() else path.parent
@@ -606,7 +756,11 @@ def read(path: Path) -> Any:
         raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(str(path), "", f"not valid YAML: nested more than {DEEPEST} deep") from None
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
+    except (
+        OmegaConfBaseException,
+        YAMLError,
+        ValueError,
+    ) as error:  # ValueError: not UTF-8, a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
         problem = (getattr(error, "problem", None) or first_line(error)).partition(". See http")[0]
         raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
@@ -639,12 +793,18 @@ def parse(tree: Any, file: str) -> Experiment:
     arms = mappings(tree["arms"], file, "arms")
     for arm in arms:
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", arm, re.ASCII):
-            raise ConfigError(file, f"arms.{arm}", "expected a name of at most 64 letters, digits and '_' (claims refer to it)")
+            raise ConfigError(
+                file, f"arms.{arm}", "expected a name of at most 64 letters, digits and '_' (claims refer to it)"
+            )
     scales = mappings(tree.get("scales"), file, "scales") or {"default": {}}
     for scale in scales:
         file_name(scale, file, f"scales.{scale}")
         if kept := re.search(r"-(modified|incomplete)\b", scale):
-            raise ConfigError(file, f"scales.{scale}", f"a name with '{kept[0]}' is kept for reports of changed or missing runs; expected another")
+            raise ConfigError(
+                file,
+                f"scales.{scale}",
+                f"a name with '{kept[0]}' is kept for reports of changed or missing runs; expected another",
+            )
     experiment = Experiment(
         file=file,
         experiment=tree["experiment"],
@@ -664,7 +824,9 @@ def parse(tree: Any, file: str) -> Experiment:
 def file_name(name: Any, file: str, key: str) -> None:
     """Raise ConfigError unless ``name`` is one plain component of a path, short enough for every file system."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][\w-]{0,63}", name, re.ASCII):
-        raise ConfigError(file, key, f"{name!r:.80}: expected letters, digits, '_' and '-', 64 at most (it names folders)")
+        raise ConfigError(
+            file, key, f"{name!r:.80}: expected letters, digits, '_' and '-', 64 at most (it names folders)"
+        )
 
 
 def mappings(value: Any, file: str, key: str) -> dict[str, dict[str, Any]]:
@@ -686,21 +848,41 @@ def check_lists(e: Experiment) -> None:
     """Seeds, claims, grid values and the arms that scales address."""
     if not e.arms:
         raise ConfigError(e.file, "arms", "expected at least one arm")
-    for where, values in [("", {"seeds": e.seeds, "expect": e.expect, "grid": e.grid}), *((f"scales.{s}.", v) for s, v in e.scales.items())]:
+    for where, values in [
+        ("", {"seeds": e.seeds, "expect": e.expect, "grid": e.grid}),
+        *((f"scales.{s}.", v) for s, v in e.scales.items()),
+    ]:
         seeds, expect, grid = values.get("seeds", [0]), values.get("expect", []), values.get("grid", {})
-        if not isinstance(seeds, list) or not seeds or any(type(s) is not int or s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
-            raise ConfigError(e.file, f"{where}seeds", f"{seeds!r}: expected a list of different whole numbers, for example [0, 1, 2]")
+        if (
+            not isinstance(seeds, list)
+            or not seeds
+            or any(type(s) is not int or s < 0 for s in seeds)
+            or len(set(seeds)) < len(seeds)
+        ):
+            raise ConfigError(
+                e.file, f"{where}seeds", f"{seeds!r}: expected a list of different whole numbers, for example [0, 1, 2]"
+            )
         if not isinstance(expect, list) or not all(isinstance(line, str) for line in expect):
-            raise ConfigError(e.file, f"{where}expect", f"{expect!r}: expected a list of claims, for example 'gamma[200] > 0.95'")
+            raise ConfigError(
+                e.file, f"{where}expect", f"{expect!r}: expected a list of claims, for example 'gamma[200] > 0.95'"
+            )
         for key, points in mapping(grid, e.file, f"{where}grid").items():
-            if not isinstance(points, list) or not points or any(points.index(point) < i for i, point in enumerate(points)):
+            if (
+                not isinstance(points, list)
+                or not points
+                or any(points.index(point) < i for i, point in enumerate(points))
+            ):
                 raise ConfigError(e.file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")
         for key in (k for k in (*values, *grid) if k.startswith("arms.")):
             _, arm, *below = key.split(".")
             if arm not in e.arms:
                 raise ConfigError(e.file, f"{where}{key}", f"unknown arm {arm!r}; {nearest(arm, e.arms)}")
             if not below:
-                raise ConfigError(e.file, f"{where}{key}", f"expected arms.{arm}.<section>.<field>, for example arms.{arm}.model.width")
+                raise ConfigError(
+                    e.file,
+                    f"{where}{key}",
+                    f"expected arms.{arm}.<section>.<field>, for example arms.{arm}.model.width",
+                )
 
 
 def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[str]:
@@ -711,7 +893,9 @@ def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[
 
     def told(value: Any) -> str:
         if isinstance(value, list) and value and isinstance(value[0], dict):  # stages
-            return "; ".join(", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k != "until") for stage in value)
+            return "; ".join(
+                ", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k != "until") for stage in value
+            )
         return str(value)
 
     theirs = {spec.arm: spec for spec in reversed(reference)}
@@ -722,5 +906,10 @@ def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[
             ours, paper = getattr(spec, section), getattr(theirs[arm], section)
             for name in ours | paper:
                 if ours.get(name) != paper.get(name):
-                    lines.setdefault(f"`{section}.{name}`: {told(paper.get(name))} → {told(ours.get(name))}", []).append(arm)
-    return [line if len(names) == len(arms) else f"{line} ({', '.join(sorted(names, key=list(arms).index))})" for line, names in lines.items()]
+                    lines.setdefault(
+                        f"`{section}.{name}`: {told(paper.get(name))} → {told(ours.get(name))}", []
+                    ).append(arm)
+    return [
+        line if len(names) == len(arms) else f"{line} ({', '.join(sorted(names, key=list(arms).index))})"
+        for line, names in lines.items()
+    ]

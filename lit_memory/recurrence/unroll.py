@@ -1,11 +1,13 @@
 """Segment-level recurrence: what every model offers, and the only loop over segments.
 
-A ``SegmentRecurrent`` model reads one segment at a time and carries a state between segments. The state is a pytree (tuples of
-tensors, batch first) that is passed in and returned, never kept on the module: that is what makes data parallelism, activation
-checkpointing, beam search and tests work. A ``LayerRecurrent`` model keeps one state per layer, which allows the diagonal
-schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, evaluation and benchmarks alike.
+A ``SegmentRecurrent`` model reads one segment at a time and carries a state between segments. The state is a pytree
+(tuples of tensors, batch first) that is passed in and returned, never kept on the module: that is what makes data
+parallelism, activation checkpointing, beam search and tests work. A ``LayerRecurrent`` model keeps one state per layer,
+which allows the diagonal schedule of Sivtsov et al. 2025 (arXiv 2506.05229). ``unroll`` serves training, evaluation and
+benchmarks alike.
 
-Shape suffixes: B batch, T tokens, S tokens of a full segment, N tokens of any sample, D width, V vocabulary, G cells that run together.
+Shape suffixes: B batch, T tokens, S tokens of a full segment, N tokens of any sample, D width, V vocabulary, G cells
+that run together.
 """
 
 import math
@@ -59,15 +61,18 @@ class SegmentRecurrent(nn.Module):
     loss_names: ClassVar[tuple[str, ...]] = ()
     """Of a model that is trained on several losses: what ``train.losses`` may weigh, the task's own being "answer"."""
     state_growth: int = 0
-    """Floats that every segment adds to the state of one sample, or what else ``growth_unit`` says; 0 for a memory of constant size."""
+    """Floats that every segment adds to the state of one sample, or what else ``growth_unit`` says; 0 for a memory of
+    constant size."""
     growth_unit: ClassVar[str] = "segment"
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
-        """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters, but never
-        below fp32."""
+        """The state before the first segment of ``batch`` samples. Default device and dtype: those of the parameters,
+        but never below fp32."""
         raise NotImplementedError
 
-    def step(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None, write: bool = True) -> tuple[Tensor, State]:
+    def step(
+        self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None, write: bool = True
+    ) -> tuple[Tensor, State]:
         """Read one segment: hidden states (B, T, D) of its tokens, and the next state.
 
         ``mask_BT`` is True at real tokens (default: all). With ``write=False`` the state comes back as it was.
@@ -100,7 +105,8 @@ class SegmentRecurrent(nn.Module):
         return map_state(lambda t: t.index_select(0, idx), state)
 
     def choose(self, live_B: Tensor, new: State, old: State) -> State:
-        """State ``new`` for the samples that are live, ``old`` for those that have no real token in the segment between the two."""
+        """State ``new`` for the samples that are live, ``old`` for those that have no real token in the segment between
+        the two."""
         return map_state(lambda a, b: torch.where(live_B.view(-1, *[1] * (a.dim() - 1)), a, b), new, old)
 
     def join(self, state: State, others: State) -> State:
@@ -108,7 +114,8 @@ class SegmentRecurrent(nn.Module):
         return map_state(lambda a, b: torch.cat([a, b.to(a.dtype)]), state, others)
 
     def share(self, state: State, readers: int) -> State:
-        """The state for ``readers`` samples in a row that all read what one sample wrote (``step`` with ``write=False``)."""
+        """The state for ``readers`` samples in a row that all read what one sample wrote (``step`` with
+        ``write=False``)."""
         if readers == 1:
             return state
         batch = next(state_tensors(state))
@@ -125,7 +132,8 @@ class SegmentRecurrent(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, revision: str | None = None, **flags: Any) -> Self:
-        """The model in a folder that ``save_pretrained`` wrote, or a new one around a pretrained decoder; see ``pretrained.py``."""
+        """The model in a folder that ``save_pretrained`` wrote, or a new one around a pretrained decoder; see
+        ``pretrained.py``."""
         from lit_memory.hf.pretrained import from_pretrained
 
         return from_pretrained(cls, source, revision=revision, **flags)
@@ -145,8 +153,8 @@ class SegmentRecurrent(nn.Module):
 class LayerRecurrent(SegmentRecurrent):
     """A model whose recurrence lies inside each layer of its ``decoder``.
 
-    The layers are modules of equal structure, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, and the state
-    is a tuple with one entry per layer.
+    The layers are modules of equal structure, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, and
+    the state is a tuple with one entry per layer.
     """
 
     @property
@@ -171,14 +179,16 @@ class LayerRecurrent(SegmentRecurrent):
 
 
 class Unrolled(NamedTuple):
-    """Hidden states of the segments that were kept, joined to (B, T, D), and the state after the last writing segment."""
+    """Hidden states of the segments that were kept, joined to (B, T, D), and the state after the last writing
+    segment."""
 
     hidden_BTD: Tensor
     state: State
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """No autocast, for what is computed in the precision of a state; there is none to leave on "meta", where sizes are counted."""
+    """No autocast, for what is computed in the precision of a state; there is none to leave on "meta", where sizes are
+    counted."""
     return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
 
 
@@ -209,28 +219,35 @@ def unroll(
 ) -> Unrolled:
     """Read a sequence segment by segment.
 
-    ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an iterator of them,
-        which is consumed with constant memory (besides a state that grows), so that 50 million tokens fit (use ``keep``). Segments
-        may gain samples, which begin there, behind those that are under way; one of a tuple or an iterator may be a pair (ids, mask).
+    ids_BT: (B, T) token ids, cut every ``segment_len`` tokens (default: one segment); or a tuple of segments; or an
+        iterator of them, which is consumed with constant memory (besides a state that grows), so that 50 million tokens
+        fit (use ``keep``). Segments may gain samples, which begin there, behind those that are under way; one of a
+        tuple or an iterator may be a pair (ids, mask).
     mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state.
     state: where to start; default ``model.init_state``.
-    read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other and run
-        as one batch.
+    read_only: the last ``read_only`` segments read the memory and do not write it. They are independent of each other
+        and run as one batch.
     keep: number of trailing segments whose hidden states are returned; default all.
-    bptt: gradients stay within the last ``bptt`` segments, of which the read-only ones count as one; default no truncation.
-    schedule: "sequential", or "diagonal" for LayerRecurrent models: cells (segment, layer) on one diagonal run together.
-    Raises ValueError for a schedule that the model does not allow, for a mask on a tuple, and for ``read_only``, ``bptt``, a mask or a
-    schedule on an iterator.
+    bptt: gradients stay within the last ``bptt`` segments, of which the read-only ones count as one; default no
+        truncation.
+    schedule: "sequential", or "diagonal" for LayerRecurrent models: cells (segment, layer) on one diagonal run
+        together.
+    Raises ValueError for a schedule that the model does not allow, for a mask on a tuple, and for ``read_only``,
+    ``bptt``, a mask or a schedule on an iterator.
     """
     if bptt is not None and bptt < 1:
         raise ValueError(f"bptt={bptt}: expected at least 1 segment, or None for no truncation")
     if schedule not in ("sequential", "diagonal"):
         raise ValueError(f"schedule={schedule!r}: expected 'sequential' or 'diagonal'")
     if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
-        raise ValueError(f"{type(model).__name__} passes memory from the top layer to the bottom one, so schedule='diagonal' is impossible; use 'sequential'")
+        raise ValueError(
+            f"{type(model).__name__} passes memory from the top layer to the bottom one, so schedule='diagonal' is impossible; use 'sequential'"
+        )
     if not isinstance(ids_BT, Tensor | tuple):
         if read_only or mask_BT is not None or schedule != "sequential" or bptt is not None:
-            raise ValueError("an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown")
+            raise ValueError(
+                "an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown"
+            )
         return _sequential(model, ids_BT, None, state, keep, None)
     ids: Any = ids_BT
     masks = None
@@ -240,7 +257,10 @@ def unroll(
     elif mask_BT is not None:
         raise ValueError("a tuple of segments allows no mask_BT; pass one tensor, or pairs of ids and mask")
     elif any(isinstance(segment, tuple) for segment in ids):
-        pairs = [segment if isinstance(segment, tuple) else (segment, segment.new_ones(segment.shape[:2], dtype=torch.bool)) for segment in ids]
+        pairs = [
+            segment if isinstance(segment, tuple) else (segment, segment.new_ones(segment.shape[:2], dtype=torch.bool))
+            for segment in ids
+        ]
         ids, masks = zip(*pairs, strict=True)
     if not 0 <= read_only <= len(ids):
         raise ValueError(f"read_only={read_only}: the input has {len(ids)} segments")
@@ -303,7 +323,10 @@ def _join(model, hidden: deque[Tensor], state) -> Tensor:
 def _read(model, segments, masks, state) -> Tensor:
     """Hidden states of segments that all read the same state, (B, T, D)."""
     if len({ids.shape for ids in segments}) > 1:
-        outs = [model.step(state, ids, masks[i] if masks is not None else None, write=False)[0] for i, ids in enumerate(segments)]
+        outs = [
+            model.step(state, ids, masks[i] if masks is not None else None, write=False)[0]
+            for i, ids in enumerate(segments)
+        ]
         return torch.cat(outs, dim=1)
     batch, count = segments[0].shape[0], len(segments)
     ids = torch.stack(segments, dim=1).flatten(0, 1)
@@ -315,8 +338,8 @@ def _read(model, segments, masks, state) -> Tensor:
 def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, bptt: int | None) -> Unrolled:
     """Run cell (segment s, layer l) at time s + l: S + L - 1 grouped steps in place of S * L single ones.
 
-    The layers of one group run as one ``vmap`` over stacked weights. Segments of another length than the first (a short last
-    one) are read sequentially afterwards. Source: spec 13.
+    The layers of one group run as one ``vmap`` over stacked weights. Segments of another length than the first (a short
+    last one) are read sequentially afterwards. Source: spec 13.
     """
     if masks is not None or bptt is not None:
         raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
@@ -324,7 +347,9 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
     num_layers = len(model.layers)
     layer = model.layers[0]
     single = [{**dict(layer.named_parameters()), **dict(layer.named_buffers())} for layer in model.layers]
-    weights = {name: torch.stack([w[name] for w in single]) for name in single[0]}  # torch.func.stack_module_state would cut the graph
+    weights = {
+        name: torch.stack([w[name] for w in single]) for name in single[0]
+    }  # torch.func.stack_module_state would cut the graph
 
     def cell(weights, rows, layer_state):
         return torch.func.functional_call(layer, weights, (rows, layer_state, None, True))
@@ -352,7 +377,8 @@ def _diagonal(model: LayerRecurrent, segments, masks, state, keep: int | None, b
 
 
 class Prompts(NamedTuple):
-    """Ragged samples: their real tokens in front (B, T), 0 behind, how many there are (B,), and where each column comes from."""
+    """Ragged samples: their real tokens in front (B, T), 0 behind, how many there are (B,), and where each column comes
+    from."""
 
     ids_BT: Tensor
     lengths_B: Tensor
@@ -364,8 +390,9 @@ class Prompts(NamedTuple):
 
 
 def pack(ids_BT: Tensor, mask_BT: Tensor | None = None) -> Prompts:
-    """Move the real tokens of every sample to the front, in order, so that padding on the left changes neither positions nor
-    segments. ``mask_BT`` is True at real tokens (default: all). Raises ValueError for another shape and for a sample without any."""
+    """Move the real tokens of every sample to the front, in order, so that padding on the left changes neither
+    positions nor segments. ``mask_BT`` is True at real tokens (default: all). Raises ValueError for another shape and
+    for a sample without any."""
     mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
     if mask_BT.shape != ids_BT.shape:
         raise ValueError(f"mask of shape {tuple(mask_BT.shape)}: expected {tuple(ids_BT.shape)}, that of the ids")
@@ -376,8 +403,11 @@ def pack(ids_BT: Tensor, mask_BT: Tensor | None = None) -> Prompts:
     return Prompts(ids_BT.masked_fill(~mask_BT, 0).gather(1, order_BT), lengths_B, order_BT)
 
 
-def choose(logits_BV: Tensor, temperature: float = 0.0, top_k: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """Token ids (B,): the likeliest at temperature 0, else drawn from softmax(logits / temperature), cut to the ``top_k`` likeliest."""
+def choose(
+    logits_BV: Tensor, temperature: float = 0.0, top_k: int | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """Token ids (B,): the likeliest at temperature 0, else drawn from softmax(logits / temperature), cut to the
+    ``top_k`` likeliest."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
@@ -401,18 +431,26 @@ def generate(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continuations (B, max_new_tokens) of prompts: each token is chosen from the logits that a full pass over all before it has.
+    """Continuations (B, max_new_tokens) of prompts: each token is chosen from the logits that a full pass over all
+    before it has.
 
     Full segments are written to memory once; the last one is read anew for every token, without writing.
 
-    ids_BT, mask_BT: the prompts, and True at their real tokens (default: all); padding, on either side, changes nothing.
+    ids_BT, mask_BT: the prompts, and True at their real tokens (default: all); padding, on either side, changes
+        nothing.
     segment_len: default one segment for prompt and continuation.
-    state: the memory to start from; default ``model.init_state``. Of fewer samples: the others, the last ones, begin here.
+    state: the memory to start from; default ``model.init_state``. Of fewer samples: the others, the last ones, begin
+        here.
     stop: token ids that end a sample, which repeats the one that it met.
     temperature, top_k, generator: see ``choose``; the default is greedy, and the default generator is torch's own.
     Raises ValueError for an argument out of its range.
     """
-    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("segment_len", segment_len, 1), ("top_k", top_k, 1), ("temperature", temperature, 0)):
+    for name, value, least in (
+        ("max_new_tokens", max_new_tokens, 1),
+        ("segment_len", segment_len, 1),
+        ("top_k", top_k, 1),
+        ("temperature", temperature, 0),
+    ):
         if value is not None and value < least:
             raise ValueError(f"{name}={value}: expected {least} or more")
     stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=ids_BT.dtype, device=ids_BT.device)
@@ -433,18 +471,25 @@ def generate(
     return torch.stack(out + out[-1:] * (max_new_tokens - len(out)), dim=1)
 
 
-def _read_prompts(model: SegmentRecurrent, prompts: Prompts, segment_len: int, state: State | None) -> tuple[State, Tensor, Tensor]:
-    """The state after the full segments that others follow, the segment (B, S) that each sample is in, and its tokens so far (B,)."""
+def _read_prompts(
+    model: SegmentRecurrent, prompts: Prompts, segment_len: int, state: State | None
+) -> tuple[State, Tensor, Tensor]:
+    """The state after the full segments that others follow, the segment (B, S) that each sample is in, and its tokens
+    so far (B,)."""
     (batch, total), device = prompts.ids_BT.shape, prompts.ids_BT.device
     written_B = (prompts.lengths_B - 1) // segment_len * segment_len
     state = model.init_state(batch, device) if state is None else _grown(model, state, prompts.ids_BT)
     if full := int(written_B.max()):
-        state = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=_front(written_B, full), state=state, keep=0).state
+        state = unroll(
+            model, prompts.ids_BT[:, :full], segment_len, mask_BT=_front(written_B, full), state=state, keep=0
+        ).state
     places_BS = (written_B[:, None] + torch.arange(segment_len, device=device)).clamp(max=total - 1)
     return state, prompts.ids_BT.gather(1, places_BS), prompts.lengths_B - written_B
 
 
-def _append(model: SegmentRecurrent, state: State, current_BS: Tensor, filled_B: Tensor, token_B: Tensor) -> tuple[State, Tensor, Tensor]:
+def _append(
+    model: SegmentRecurrent, state: State, current_BS: Tensor, filled_B: Tensor, token_B: Tensor
+) -> tuple[State, Tensor, Tensor]:
     """One more token for every sample; where the segment is full, it is written and the next one starts."""
     full_B = filled_B == current_BS.shape[1]
     if bool(full_B.any()):
@@ -456,4 +501,6 @@ def _append(model: SegmentRecurrent, state: State, current_BS: Tensor, filled_B:
 
 def _front(lengths_B: Tensor, total: int) -> Tensor | None:
     """A mask of the first ``lengths_B`` of ``total`` tokens; None if that is all."""
-    return None if bool((lengths_B == total).all()) else torch.arange(total, device=lengths_B.device) < lengths_B[:, None]
+    return (
+        None if bool((lengths_B == total).all()) else torch.arange(total, device=lengths_B.device) < lengths_B[:, None]
+    )

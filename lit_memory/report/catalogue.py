@@ -12,7 +12,8 @@ from lit_memory.util.provenance import PROJECT
 
 
 def located(text: str) -> Path:
-    """The file of an experiment: a path, or the name of one of the project's, with or without .yaml. Raises ConfigError for a name that none has."""
+    """The file of an experiment: a path, or the name of one of the project's, with or without .yaml. Raises ConfigError
+    for a name that none has."""
     own = PROJECT / "experiments"
     given, *others = (folder / f"{text}{end}" for folder in (Path(), own) for end in ("", ".yaml"))
     found = next((path for path in (given, *others) if path.is_file()), given)
@@ -20,7 +21,11 @@ def located(text: str) -> Path:
         ending = ".yaml" if text.endswith(".yaml") else ""
         names = [f"{path.stem}{ending}" for folder in (Path(), own) for path in sorted(folder.glob("*.yaml"))]
         close = get_close_matches(text, names, n=1)
-        raise ConfigError(text, "", f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or a name that --list shows'}")
+        raise ConfigError(
+            text,
+            "",
+            f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or a name that --list shows'}",
+        )
     return found
 
 
@@ -37,10 +42,13 @@ def is_complete(folder: Path) -> bool:
 
 
 def listing() -> list[tuple[str, str, str, float]]:
-    """Of every experiment of the project: name, item of the paper, verdict of the report that came with it, "" without one, and seconds of its runs."""
+    """Of every experiment of the project: name, item of the paper, verdict of the report that came with it, "" without
+    one, and seconds of its runs."""
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
         found = verdict_of(PROJECT / "reports" / path.stem)
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
-        rows.append((path.stem, paper.item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", []))))
+        rows.append(
+            (path.stem, paper.item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", [])))
+        )
     return rows

@@ -12,9 +12,13 @@ OF_A_RUN = ("steps_to", "roughness")
 """Metrics that a whole curve has, the same at every step."""
 
 
-def of_a_run(values: Mapping[int, float], losses: Mapping[int, float], reached: Callable[[float], bool]) -> dict[str, float]:
-    """steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN if never. roughness: the standard
-    deviation of the change of the loss from one validation to the next, in the second half of the run, where its trend is small."""
+def of_a_run(
+    values: Mapping[int, float], losses: Mapping[int, float], reached: Callable[[float], bool]
+) -> dict[str, float]:
+    """steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN
+        if never. roughness: the standard
+    deviation of the change of the loss from one validation to the next, in the second half of the run, where its trend
+    is small."""
     steps_to = next((float(step) for step, value in sorted(values.items()) if reached(value)), nan)
     late = [loss for _, loss in sorted(losses.items())][len(losses) // 2 :]
     return {"steps_to": steps_to, "roughness": std([new - old for old, new in pairwise(late)])}

@@ -1,9 +1,9 @@
 """The kinds of figures that a report can draw. The only file that imports matplotlib, and that inside functions.
 
-A kind is one function from results to an ``Axes``: it says how the arms look, while ``draw`` owns what all figures share (style,
-title, labels, reference lines, legend, bytes). Beside the figure of its kind, a report may have ``_state``, y at one tested x
-against the floats of state, and one of its kind with seconds for y. Nothing touches pyplot or leaves a trace in matplotlib's
-global state, and the same results give the same bytes.
+A kind is one function from results to an ``Axes``: it says how the arms look, while ``draw`` owns what all figures
+share (style, title, labels, reference lines, legend, bytes). Beside the figure of its kind, a report may have
+``_state``, y at one tested x against the floats of state, and one of its kind with seconds for y. Nothing touches
+pyplot or leaves a trace in matplotlib's global state, and the same results give the same bytes.
 """
 
 import io
@@ -25,9 +25,22 @@ LABELS = {
     "seconds": "seconds per context",
     "train_tokens_per_s": "training, tokens a second",
 }
-LABELS |= {"bits_per_byte": "bits per byte", "segment_bits_per_byte": "bits per byte", "segment_loss": "loss (nats per token)"}
+LABELS |= {
+    "bits_per_byte": "bits per byte",
+    "segment_bits_per_byte": "bits per byte",
+    "segment_loss": "loss (nats per token)",
+}
 LABELS |= {"step": "optimizer steps", "loss": "loss (nats per token)"}
-SHARES = {"exact_match", "exact_set", "babilong_compare", "string_match_all", "recall", "accuracy", "token_accuracy", "answer_accuracy"}
+SHARES = {
+    "exact_match",
+    "exact_set",
+    "babilong_compare",
+    "string_match_all",
+    "recall",
+    "accuracy",
+    "token_accuracy",
+    "answer_accuracy",
+}
 """Metrics from 0 to 1, drawn on that range."""
 LOWER = {"perplexity", "bits_per_byte", "loss", "segment_bits_per_byte", "segment_loss", "mse", "mae"}
 """Metrics of which less is better."""
@@ -81,7 +94,8 @@ def short(x: float) -> str:
 
 
 def draw(results: "Results", status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.* and time.* where the plan wants them; ``status`` stands under the title."""
+    """figure.png and figure.pdf of the results, and state.* and time.* where the plan wants them; ``status`` stands
+    under the title."""
     from matplotlib import style
 
     plan, config = results.plan, results.plan.config
@@ -101,7 +115,8 @@ AGREES = {True: "#D9F0E3", False: "#FBE0D2", None: "#EFEFEF"}
 
 
 def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str, bool | None]]) -> dict[str, bytes]:
-    """figure.png and figure.pdf of a table: (row, column) -> what stands there, and whether it agrees with the paper, see ``AGREES``."""
+    """figure.png and figure.pdf of a table: (row, column) -> what stands there, and whether it agrees with the paper,
+    see ``AGREES``."""
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
@@ -120,9 +135,13 @@ def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str
         axes.spines[:].set_visible(False)
         axes.grid(False)
         axes.set_title(f"{name}\n", loc="left", fontsize=12, fontweight="bold", pad=16)
-        axes.annotate(status, (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
+        axes.annotate(
+            status, (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY
+        )
         words = {True: "as in the paper", False: "not as in the paper", None: "not comparable"}
-        figure.legend([Patch(facecolor=AGREES[key]) for key in words], words.values(), loc="outside lower center", ncols=3)
+        figure.legend(
+            [Patch(facecolor=AGREES[key]) for key in words], words.values(), loc="outside lower center", ncols=3
+        )
         return {f"figure.{suffix}": _bytes(figure, suffix) for suffix in METADATA}
 
 
@@ -144,7 +163,9 @@ def _figure(paint: Callable[[Any, "Results"], None], results: "Results", status:
     if not results.cells:
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set_title(plan.experiment, loc="left", fontsize=12, fontweight="bold", pad=22 + 14 * status.count("\n"))
-    axes.annotate(status, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY)
+    axes.annotate(
+        status, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=9.5, color=GREY
+    )
     _legend(figure, axes)
     return figure
 
@@ -163,10 +184,13 @@ def _log_y(axes: Any) -> None:
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """Below the axes, where it covers no data, in as many columns as fit; the figure grows by its rows, so the axes keep their height."""
+    """Below the axes, where it covers no data, in as many columns as fit; the figure grows by its rows, so the axes
+    keep their height."""
     handles, names = axes.get_legend_handles_labels()
     for columns in range(min(len(names), 5), 0, -1):
-        legend = figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=2.8, columnspacing=1.6)
+        legend = figure.legend(
+            handles, names, loc="outside lower center", ncols=columns, handlelength=2.8, columnspacing=1.6
+        )
         box = legend.get_window_extent()
         if box.width < figure.bbox.width or columns == 1:
             figure.set_figheight(HEIGHT + box.height / figure.dpi)
@@ -189,11 +213,18 @@ def _line(axes: Any, results: "Results") -> None:
     for look, name, groups in _arms(results, xs):
         low, high = zip(*(_band(config.y, group) for group in groups), strict=True)
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, lw=0)
-        axes.plot([x for x, g in zip(xs, groups, strict=True) for _ in g], [v for g in groups for v in g], color=look["color"], **SEED)
+        axes.plot(
+            [x for x, g in zip(xs, groups, strict=True) for _ in g],
+            [v for g in groups for v in g],
+            color=look["color"],
+            **SEED,
+        )
         axes.plot(xs, [mean(g) for g in groups], **look, label=name)
     train_x = _train_x(plan, xs)
     if train_x is not None:
-        axes.axvline(train_x, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5, label=f"trained on up to {short(train_x)}")
+        axes.axvline(
+            train_x, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5, label=f"trained on up to {short(train_x)}"
+        )
     if config.identity:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 200 for i in range(201)]
         axes.plot(curve, curve, color=GREY, lw=1, zorder=1.5, label="all kept (y = x)")
@@ -204,7 +235,8 @@ def _line(axes: Any, results: "Results") -> None:
 
 
 def _band(metric: str, values: list[float]) -> tuple[float, float]:
-    """Mean minus and plus one standard deviation, of a share no further than a share can be; NaN for fewer than two values."""
+    """Mean minus and plus one standard deviation, of a share no further than a share can be; NaN for fewer than two
+    values."""
     middle, spread = mean(values), std(values)
     low, high = middle - spread, middle + spread
     return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if metric in SHARES else (low, high)
@@ -213,11 +245,14 @@ def _band(metric: str, values: list[float]) -> tuple[float, float]:
 def _bar(axes: Any, at: float, metric: str, values: list[float], color: str) -> None:
     """An error bar of the band."""
     middle, (low, high) = mean(values), _band(metric, values)
-    axes.errorbar([at], [middle], [[middle - low], [high - middle]], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6)
+    axes.errorbar(
+        [at], [middle], [[middle - low], [high - middle]], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6
+    )
 
 
 def _cut(axes: Any, results: "Results", xs: list[float]) -> None:
-    """Where one arm lies far above all others, which its curve would press into one line, the axis ends above those, and its numbers stand there."""
+    """Where one arm lies far above all others, which its curve would press into one line, the axis ends above those,
+    and its numbers stand there."""
     ends = {}
     for look, name, groups in _arms(results, xs):
         means = [mean(group) for group in groups if math.isfinite(mean(group))]
@@ -235,15 +270,19 @@ def _cut(axes: Any, results: "Results", xs: list[float]) -> None:
 
 
 def _scale(xs: list[float], log: bool) -> tuple[Callable[[float], float], Callable[[float], float], float]:
-    """From a value to its place on the axis and back; and where the axis is linear up to, if 0 is on a logarithmic one."""
-    if log and min(xs) == 0:  # which has no logarithm: asinh is linear up to the smallest other one, and then logarithmic
+    """From a value to its place on the axis and back; and where the axis is linear up to, if 0 is on a logarithmic
+    one."""
+    if (
+        log and min(xs) == 0
+    ):  # which has no logarithm: asinh is linear up to the smallest other one, and then logarithmic
         positive = min((x for x in xs if x > 0), default=1.0)
         return (lambda x: math.asinh(x / positive)), (lambda y: positive * math.sinh(y)), positive
     return (math.log, math.exp, 0.0) if log else (float, float, 0.0)
 
 
 def _train_x(plan: "ReportPlan", xs: list[float]) -> float | None:
-    """The largest x seen in training, but for 0, which is no length, and for one that would leave a quarter of the axis empty."""
+    """The largest x seen in training, but for 0, which is no length, and for one that would leave a quarter of the axis
+    empty."""
     if not plan.train_x:
         return None
     scale, _, _ = _scale([*xs, plan.train_x], plan.config.log_x)
@@ -251,7 +290,8 @@ def _train_x(plan: "ReportPlan", xs: list[float]) -> float | None:
 
 
 def _x_axis(axes: Any, xs: list[float], train_x: float | None, log: bool) -> None:
-    """Limits that hold every x, finished or not; a tick at every tested x, a label where it touches no more important one."""
+    """Limits that hold every x, finished or not; a tick at every tested x, a label where it touches no more important
+    one."""
     shown = [*xs, *([] if train_x is None else [train_x])]
     scale, back, linear = _scale(shown, log)
     if linear:
@@ -263,7 +303,9 @@ def _x_axis(axes: Any, xs: list[float], train_x: float | None, log: bool) -> Non
     axes.set_xlim(back(low), back(low + span))
     labels = dict.fromkeys(xs, "")
     for x in (xs[-1], xs[0], *(x for x in xs if x == train_x), *xs):
-        gaps = [(abs(scale(x) - scale(other)) / span, len(text)) for other, text in labels.items() if text and other != x]
+        gaps = [
+            (abs(scale(x) - scale(other)) / span, len(text)) for other, text in labels.items() if text and other != x
+        ]
         if all(gap > 0.009 * (len(short(x)) + length + 1) for gap, length in gaps):
             labels[x] = short(x)
     axes.set_xticks(xs, labels.values())
@@ -278,7 +320,11 @@ def _dots(axes: Any, results: "Results") -> None:
         _bar(axes, i, results.plan.config.y, group, look["color"])
         axes.plot([i], [mean(group)], **look | {"mew": 0})
         axes.plot([i + 0.02 * len(results.plan.arms)] * len(group), group, color=look["color"], **SEED)
-        names.append("\n".join(line if len(line) < room else line.replace("_", "_\n") for line in name.replace(" (", "\n(").split("\n")))
+        names.append(
+            "\n".join(
+                line if len(line) < room else line.replace("_", "_\n") for line in name.replace(" (", "\n(").split("\n")
+            )
+        )
     longest = max(len(line) for name in names for line in name.split("\n"))
     axes.set_xticks(range(len(names)), names, size=STYLE["font.size"] * min(1.0, room / longest))
     axes.set_xlim(-0.6, len(names) - 0.4)
@@ -286,12 +332,15 @@ def _dots(axes: Any, results: "Results") -> None:
 
 
 def _arms(results: "Results", xs: list[float]) -> Iterator[tuple[dict[str, Any], str, list[list[float]]]]:
-    """Every arm of the plan: its look, which does not depend on what is finished, its name in the legend, its values at every x."""
+    """Every arm of the plan: its look, which does not depend on what is finished, its name in the legend, its values at
+    every x."""
     seeds = len(results.plan.seeds)
     for i, arm in enumerate(results.plan.arms):
         groups = [results.values(arm, None, x) for x in xs]
         finished = min(map(len, groups))
-        color, (marker, size), dash = (options[n % len(options)] for options, n in ((COLORS, i), (MARKERS, i + i // len(COLORS)), (DASHES, i)))
+        color, (marker, size), dash = (
+            options[n % len(options)] for options, n in ((COLORS, i), (MARKERS, i + i // len(COLORS)), (DASHES, i))
+        )
         look = {"color": color, "marker": marker, "ls": dash, "lw": 1.8, "ms": size, "mec": "white", "mew": 0.7}
         yield look, arm if finished == seeds else f"{arm} ({finished} of {seeds} seeds)", groups
 
@@ -343,12 +392,15 @@ def _points(results: "Results", x: float) -> tuple[list[Point], list[tuple[dict[
         elif not math.isfinite(y) or (plan.config.log_y and y <= 0):
             absent.append((look, f"{name}: {y:.3g}"))
         else:
-            points.append(Point(look, f"{name}, grows" if plan.sizes(arm).get("state_growth") else name, floats, y, seeds))
+            points.append(
+                Point(look, f"{name}, grows" if plan.sizes(arm).get("state_growth") else name, floats, y, seeds)
+            )
     return points, absent
 
 
 def _state(axes: Any, results: "Results", x: float) -> None:
-    """y at the tested ``x`` against the floats of state that one sample carries there. The legend names the arms without a point."""
+    """y at the tested ``x`` against the floats of state that one sample carries there. The legend names the arms
+    without a point."""
     points, absent = _points(results, x)
     decades = _state_axis(axes, points)
     for point in points:
@@ -370,19 +422,37 @@ def _state_axis(axes: Any, points: list[Point]) -> Decades:
     low, high, start, ticks = decades.low, decades.high, float(decades.low), {}
     if any(states):
         ticks = {float(decade): short(10.0**decade) for decade in range(low, high + 1)}
-        axes.set_xticks([decade + math.log10(digit) for decade in range(low, high) for digit in range(2, 10)], minor=True)
+        axes.set_xticks(
+            [decade + math.log10(digit) for decade in range(low, high) for digit in range(2, 10)], minor=True
+        )
     if 0 in states:
-        start, ends, along = decades.zero, [decades.gap + sign * 0.006 * (high - decades.zero) for sign in (-1, 1)], axes.get_xaxis_transform()
+        start, ends, along = (
+            decades.zero,
+            [decades.gap + sign * 0.006 * (high - decades.zero) for sign in (-1, 1)],
+            axes.get_xaxis_transform(),
+        )
         ticks[start] = "0"
         axes.plot(ends, [0, 0], color="white", lw=3, zorder=2.6, transform=along, clip_on=False)
-        axes.plot(ends, [0, 0], ls="", marker=[(-0.5, -1), (0.5, 1)], ms=9, mec=GREY, mew=1, zorder=2.7, transform=along, clip_on=False)
+        axes.plot(
+            ends,
+            [0, 0],
+            ls="",
+            marker=[(-0.5, -1), (0.5, 1)],
+            ms=9,
+            mec=GREY,
+            mew=1,
+            zorder=2.7,
+            transform=along,
+            clip_on=False,
+        )
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(start - 0.04 * (high - start), high + 0.04 * (high - start))
     return decades
 
 
 def _name_points(figure: Any, results: "Results", x: float) -> None:
-    """Write every arm's name beside its point, in its colour; where a crowd pushes a name away, a line leads to the point.
+    """Write every arm's name beside its point, in its colour; where a crowd pushes a name away, a line leads to the
+    point.
 
     Places depend on where the points lie on the page. So the figure is laid out first, and keeps that layout.
     """
@@ -399,7 +469,13 @@ def _name_points(figure: Any, results: "Results", x: float) -> None:
         axes.text(left, middle, point.name, va="center", fontsize=NAMES, color=_ink(point.look["color"]), **here)
         end = box.nearest(*spot)
         if math.dist(spot, end) > FAR and not any(other.crossed(spot, end) for other in boxes if other is not box):
-            axes.plot(*zip(frame.share(*spot), frame.share(*end), strict=True), color=point.look["color"], lw=0.9, zorder=1.7, **here)
+            axes.plot(
+                *zip(frame.share(*spot), frame.share(*end), strict=True),
+                color=point.look["color"],
+                lw=0.9,
+                zorder=1.7,
+                **here,
+            )
 
 
 def _ink(color: str) -> tuple[float, ...]:
@@ -407,8 +483,11 @@ def _ink(color: str) -> tuple[float, ...]:
     return tuple(0.65 * int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
-def _taken(axes: Any, results: "Results", points: list[Point], frame: Box, scale: float) -> tuple[list[Box], list[tuple[float, float]]]:
-    """What no name may cover (points with their error bars, horizontal lines, the break of the axis), and where the points lie."""
+def _taken(
+    axes: Any, results: "Results", points: list[Point], frame: Box, scale: float
+) -> tuple[list[Box], list[tuple[float, float]]]:
+    """What no name may cover (points with their error bars, horizontal lines, the break of the axis), and where the
+    points lie."""
     config, decades = results.plan.config, Decades.around([point.floats for point in points])
 
     def page(x: float, y: float) -> tuple[float, float]:
@@ -416,7 +495,11 @@ def _taken(axes: Any, results: "Results", points: list[Point], frame: Box, scale
         return float(across) * scale, float(up) * scale
 
     spots = [page(decades.at(point.floats), point.y) for point in points]
-    lines = [page(0, y)[1] for y in (config.chance, results.plan.state_x if config.identity else None) if y is not None and (y > 0 or not config.log_y)]
+    lines = [
+        page(0, y)[1]
+        for y in (config.chance, results.plan.state_x if config.identity else None)
+        if y is not None and (y > 0 or not config.log_y)
+    ]
     taken = [Box(frame.x0, y - 1, frame.x1, y + 1) for y in lines]
     for (x, y), point in zip(spots, points, strict=True):
         band = _band(config.y, point.seeds) if len(point.seeds) > 1 else ()

@@ -1,15 +1,17 @@
 """A table of marks over the reports of other experiments: which model has which ability, by stated thresholds.
 
     marks:
-      paper_values: armt_table2_abilities            # the paper's marks: condition is the ability, arm the paper's name of a model
+      paper_values: armt_table2_abilities            # the paper's marks: condition is the ability, arm the paper's name
+          of a model
       models: {mamba: Mamba, armt: ARMT}             # arm of the experiments -> the paper's name
       abilities:
-        Memory Capacity: {experiment: armt_remember, "+": "model.capacity[last] >= 10", "++": "model.capacity[last] >= 50"}
+        Memory Capacity: {experiment: armt_remember, "+": "model.capacity[last] >= 10", "++": "model.capacity[last] >=
+        50"}
 
-A mark has one line of ``expect.py``, or a list of them; ``model`` stands for every arm in turn. An ability gets the strongest mark whose
-lines hold, "-" if none does, "?" while a result is missing. The verdict asks whether every mark is the paper's, where that is not "?".
-Nothing is trained: the numbers come from reports/<experiment>/table.csv, of this root or as they came with the project.
-Imports neither torch nor mlflow.
+A mark has one line of ``expect.py``, or a list of them; ``model`` stands for every arm in turn. An ability gets the
+strongest mark whose lines hold, "-" if none does, "?" while a result is missing. The verdict asks whether every mark is
+the paper's, where that is not "?". Nothing is trained: the numbers come from reports/<experiment>/table.csv, of this
+root or as they came with the project. Imports neither torch nor mlflow.
 """
 
 import csv
@@ -65,7 +67,11 @@ class Source:
 
     def values(self, arm: str, metric: str | None, x: float) -> list[float]:
         """What the finished seeds measured."""
-        found = [r for r in self.rows if r["arm"] == arm and r["metric"] == (metric or self.experiment.report.y) and float(r["x"]) == x]
+        found = [
+            r
+            for r in self.rows
+            if r["arm"] == arm and r["metric"] == (metric or self.experiment.report.y) and float(r["x"]) == x
+        ]
         return [float(v) for row in found for name, v in row.items() if name.startswith("seed_") and v]
 
 
@@ -139,14 +145,20 @@ class Summary:
         file_name(line["experiment"], self.file, f"{where}.experiment")
         whole = load(Path(self.file).with_name(f"{line['experiment']}.yaml"))
         experiment = whole.at(self.scale or None)
-        one = replace(experiment, arms=dict(list(experiment.arms.items())[:1]), seeds=experiment.seeds[:1])  # all arms are tested alike
+        one = replace(
+            experiment, arms=dict(list(experiment.arms.items())[:1]), seeds=experiment.seeds[:1]
+        )  # all arms are tested alike
         values = experiment.test_values(one.plan())
         for arm in self.config.models:
             try:
-                check_expect([text for mark in MARKS for text in thresholds(line, mark, arm)], list(experiment.arms), values)
+                check_expect(
+                    [text for mark in MARKS for text in thresholds(line, mark, arm)], list(experiment.arms), values
+                )
             except ValueError as error:
                 raise ConfigError(self.file, where, str(error)) from None
-        part = Path("reports", experiment.experiment, "" if self.scale == whole.scale_names()[0] else self.scale, "table.csv")
+        part = Path(
+            "reports", experiment.experiment, "" if self.scale == whole.scale_names()[0] else self.scale, "table.csv"
+        )
         for path in (root / part, PROJECT / part):
             if path.is_file():
                 return Source(experiment, list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())))
@@ -158,7 +170,9 @@ class Summary:
         paper = self.paper_marks.get((ability, self.config.models[arm]), "?")
         claims: list[Claim] = []
         for mark in filter(line.get, MARKS if source.rows else ()):
-            found = [evaluate(text, source.values, source.x_values, source.seeds) for text in thresholds(line, mark, arm)]
+            found = [
+                evaluate(text, source.values, source.x_values, source.seeds) for text in thresholds(line, mark, arm)
+            ]
             verdicts = {claim.verdict for claim in found}
             claims += found
             if NOT_REPRODUCED not in verdicts:
@@ -182,15 +196,30 @@ class Summary:
 
     def report(self, root: Path, command: str) -> Report:
         """Write figure, table, verdict and page, also into MLflow."""
-        cells = {(ability, arm): self.cell(ability, arm) for ability in self.config.abilities for arm in self.config.models}
+        cells = {
+            (ability, arm): self.cell(ability, arm) for ability in self.config.abilities for arm in self.config.models
+        }
         agree = [cell.agrees for cell in cells.values() if cell.paper != "?"]
         verdict = INCOMPLETE if None in agree or not agree else REPRODUCED if all(agree) else NOT_REPRODUCED
         missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in self.missing]
-        shown = [[ability, *(str(cells[ability, arm]) for arm in self.config.models)] for ability in self.config.abilities]
-        table = "Marks as measured, in brackets those of the paper\n\n" + markdown(["ability", *self.config.models.values()], shown)
+        shown = [
+            [ability, *(str(cells[ability, arm]) for arm in self.config.models)] for ability in self.config.abilities
+        ]
+        table = "Marks as measured, in brackets those of the paper\n\n" + markdown(
+            ["ability", *self.config.models.values()], shown
+        )
         report = Report(verdict, [], missing, table)
-        lines = [["ability", "model", "measured", "paper"], *([a, self.config.models[arm], cell.mark, cell.paper] for (a, arm), cell in cells.items())]
-        head = {"experiment": self.name, "scale": self.scale, "paper": vars(self.paper), "verdict": verdict, "missing": missing}
+        lines = [
+            ["ability", "model", "measured", "paper"],
+            *([a, self.config.models[arm], cell.mark, cell.paper] for (a, arm), cell in cells.items()),
+        ]
+        head = {
+            "experiment": self.name,
+            "scale": self.scale,
+            "paper": vars(self.paper),
+            "verdict": verdict,
+            "missing": missing,
+        }
         texts = {
             "table.csv": "".join(",".join(line) + "\n" for line in lines),
             "table.md": table,
@@ -198,9 +227,15 @@ class Summary:
             "README.md": self.page(report, cells, command),
         }
         drawn = {(ability, self.config.models[arm]): (str(cell), cell.agrees) for (ability, arm), cell in cells.items()}
-        contents = draw_marks(self.name, f"{self.scale_shown} · in brackets the paper's marks{' · INCOMPLETE' if verdict == INCOMPLETE else ''}", drawn)
+        contents = draw_marks(
+            self.name,
+            f"{self.scale_shown} · in brackets the paper's marks{' · INCOMPLETE' if verdict == INCOMPLETE else ''}",
+            drawn,
+        )
         folder = root / "reports" / self.name / self.scale
-        return replace(report, paths=files.write_all(folder, contents | {name: text.encode() for name, text in texts.items()}))
+        return replace(
+            report, paths=files.write_all(folder, contents | {name: text.encode() for name, text in texts.items()})
+        )
 
     @property
     def scale_shown(self) -> str:
@@ -218,7 +253,8 @@ class Summary:
             numbers.append([ability, self.config.models[arm], cell.mark, cell.paper, why or "no results yet"])
         blocks = [
             f"# {self.name}",
-            f"**{report.verdict}** at {self.scale_shown}" + (f". Missing: {'; '.join(report.missing)}." if report.missing else ""),
+            f"**{report.verdict}** at {self.scale_shown}"
+            + (f". Missing: {'; '.join(report.missing)}." if report.missing else ""),
             claim_of(vars(self.paper)),
             "![The marks of this report, in brackets those of the paper.](figure.png)",
             "## Thresholds\n\nA mark is the strongest whose line holds in the report of the experiment; `-` if none does.\n\n"

@@ -1,5 +1,5 @@
-"""Where to write names next to points so that no name covers another one, a point, or leaves the frame. Geometry alone: no
-matplotlib, no random numbers, so the same boxes always give the same places. Standard library only."""
+"""Where to write names next to points so that no name covers another one, a point, or leaves the frame. Geometry alone:
+no matplotlib, no random numbers, so the same boxes always give the same places. Standard library only."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -43,22 +43,32 @@ class Box(NamedTuple):
         return (x - self.x0) / (self.x1 - self.x0), (y - self.y0) / (self.y1 - self.y0)
 
 
-def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], taken: Sequence[Box], frame: Box, gap: float) -> list[Box]:
+def place(
+    points: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]],
+    taken: Sequence[Box],
+    frame: Box,
+    gap: float,
+) -> list[Box]:
     """A box for the name of every point, of the given (width, height), at least ``gap`` away from the point.
 
-    ``taken`` is what no name may cover. Every name takes the cheapest place that the others leave, several times over; where a
-    crowd leaves none, it covers as little as it can.
+    ``taken`` is what no name may cover. Every name takes the cheapest place that the others leave, several times over;
+    where a crowd leaves none, it covers as little as it can.
     """
     boxes: list[Box | None] = [None] * len(points)
     for _ in range(ROUNDS):
         for i, (point, size) in enumerate(zip(points, sizes, strict=True)):
             others = [*taken, *(box for j, box in enumerate(boxes) if box is not None and j != i)]
-            boxes[i] = min(_candidates(point, size, frame, gap), key=lambda box, point=point, others=others: _cost(box, point, others, frame))
+            boxes[i] = min(
+                _candidates(point, size, frame, gap),
+                key=lambda box, point=point, others=others: _cost(box, point, others, frame),
+            )
     return [box for box in boxes if box is not None]
 
 
 def _candidates(point: tuple[float, float], size: tuple[float, float], frame: Box, gap: float) -> Iterator[Box]:
-    """Right of the point, left of it, over or under it, at every height of the frame; of equal costs, the first wins."""
+    """Right of the point, left of it, over or under it, at every height of the frame; of equal costs, the first
+    wins."""
     (x, y), (width, height) = point, size
     step = height / 4
     for i in range(int((frame.y1 - frame.y0) / step) + 1):

@@ -1,10 +1,11 @@
-"""A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and README.md;
-state.png and state.pdf where the report asks for y against the floats of state, time.png and time.pdf where it asks for times.
+"""A plan and its FINISHED runs in, a folder out: figure.png, figure.pdf, table.csv, table.md, verdict.json and
+README.md; state.png and state.pdf where the report asks for y against the floats of state, time.png and time.pdf where
+it asks for times.
 
-``render`` is pure apart from the files it writes: no clock, no search for runs, no torch, no mlflow. What the plan asks for and the
-runs do not have yet is named, and the verdict stays INCOMPLETE until it is there. table.csv and the figures depend on the plan and
-the measured values alone, so the same experiment gives the same bytes; ``TIMES``, which differ from run to run, are in no table.csv.
-The language of ``expect`` lines lives in ``expect.py``.
+``render`` is pure apart from the files it writes: no clock, no search for runs, no torch, no mlflow. What the plan asks
+for and the runs do not have yet is named, and the verdict stays INCOMPLETE until it is there. table.csv and the figures
+depend on the plan and the measured values alone, so the same experiment gives the same bytes; ``TIMES``, which differ
+from run to run, are in no table.csv. The language of ``expect`` lines lives in ``expect.py``.
 """
 
 import csv
@@ -28,7 +29,8 @@ TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
     "train_tokens_per_s": "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the tokens of a training batch",
 }
-"""What a run measures by the clock at every x of the test, and what it is; the second one with ``train.timed_steps``."""
+"""What a run measures by the clock at every x of the test, and what it is; the second one with
+``train.timed_steps``."""
 
 
 @dataclass
@@ -37,7 +39,8 @@ class ReportConfig:
 
     kind: Literal["line"] = "line"
     x: str = "test_pairs"
-    """test_<field>: what the test varies is the x axis; the axis of one of the task's curves; or step, for the validations along the training."""
+    """test_<field>: what the test varies is the x axis; the axis of one of the task's curves; or step, for the
+    validations along the training."""
     y: str = "exact_match"
     """The metric of the figure, and of ``arm[x]`` in ``expect``."""
     hue: Literal["arm"] = "arm"
@@ -56,7 +59,8 @@ class ReportConfig:
     identity: bool = False
     """Draw y = x: all that was written is kept."""
     state_x: int | str | None = None
-    """Draw y at this tested value against the floats of state, too: a tested number, first or last; None for no second figure."""
+    """Draw y at this tested value against the floats of state, too: a tested number, first or last; None for no second
+    figure."""
     time: Literal["", "seconds", "train_tokens_per_s"] = ""
     """Show one of ``TIMES``, in a table and a figure of its own."""
     paper_values: str = ""
@@ -64,7 +68,8 @@ class ReportConfig:
     paper_rows: list[str] = field(default_factory=list)
     """Beginnings of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
     columns: int | None = None
-    """Most values of x that the table shows, at equal distances, the first and the last among them; default: all. table.csv has all."""
+    """Most values of x that the table shows, at equal distances, the first and the last among them; default: all.
+    table.csv has all."""
     threshold: float | None = None
     """With x: step, the first step at which y is that good is the metric steps_to."""
     notes: str = ""
@@ -79,9 +84,15 @@ class ReportConfig:
 
     def state_value(self, x_values: Sequence[float]) -> float | None:
         """Which of the tested values ``state_x`` names. Raises ValueError for one that is not tested."""
-        x = {"first": x_values[0], "last": x_values[-1]}[self.state_x] if isinstance(self.state_x, str) else self.state_x
+        x = (
+            {"first": x_values[0], "last": x_values[-1]}[self.state_x]
+            if isinstance(self.state_x, str)
+            else self.state_x
+        )
         if x is not None and x not in x_values:
-            raise ValueError(f"state_x={x}: expected one of the tested values {', '.join(map(str, x_values))}, first or last")
+            raise ValueError(
+                f"state_x={x}: expected one of the tested values {', '.join(map(str, x_values))}, first or last"
+            )
         return x
 
 
@@ -109,8 +120,9 @@ class ReportPlan:
     deviations: list[str] = field(default_factory=list)
     """What differs from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments (that the test at
-    ``state_x`` writes; of a state that grows), samples (of the test, a number for every x), steps, stage_steps, seconds."""
+    """arm, seed; where known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
+    (that the test at ``state_x`` writes; of a state that grows), samples (of the test, a number for every x), steps,
+    stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -127,7 +139,14 @@ class ReportPlan:
 
     def sizes(self, arm: str) -> dict[str, Any]:
         """The facts of the arm's runs that are the same in all of them, from the first one that has them."""
-        return next((run for run in self.runs if run["arm"] == arm and not run.keys().isdisjoint({"parameters", "state_floats"})), {})
+        return next(
+            (
+                run
+                for run in self.runs
+                if run["arm"] == arm and not run.keys().isdisjoint({"parameters", "state_floats"})
+            ),
+            {},
+        )
 
     def samples(self, arm: str) -> list[int]:
         """Contexts of the test at every x, of one seed; empty as long as no run tells."""
@@ -201,12 +220,15 @@ class Results:
                 where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
                 state = status.get((arm, seed)) or "finished"
                 if absent:
-                    found.setdefault((arm, where + (f" ({state})" if state.lower() != "finished" else "")), []).append(str(seed))
+                    found.setdefault((arm, where + (f" ({state})" if state.lower() != "finished" else "")), []).append(
+                        str(seed)
+                    )
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{rest}" for (arm, rest), seeds in found.items()]
 
 
 def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> dict[str, str]:
-    """What every arm is, in the words of the YAML: its model, what it sets and another arm has otherwise, and the run it starts from.
+    """What every arm is, in the words of the YAML: its model, what it sets and another arm has otherwise, and the run
+    it starts from.
 
     own: arm -> what the YAML sets for it; the values are those of its runs (RunSpec).
     """
@@ -218,32 +240,64 @@ def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> 
 
     told = {}
     for arm, values in own.items():
-        keys = [f"{key}.{name}" if "." not in key else key for key, value in values.items() for name in (value if "." not in key else [""])]
+        keys = [
+            f"{key}.{name}" if "." not in key else key
+            for key, value in values.items()
+            for name in (value if "." not in key else [""])
+        ]
         init = runs[arm].train["init"]
         start = init.get("run", "") if isinstance(init, dict) else ""
-        keys = [key for key in dict.fromkeys(key.rstrip("?") for key in keys) if key != "model.name" and not (start and key == "train.init")]
-        shown = [f"{key}: {value(arm, key)}" for key in ["model.name", *(key for key in keys if len({value(other, key) for other in runs}) > 1)]]
-        told[arm] = f"`{', '.join(shown)}`" + (f", starts from `{start if '/' in start else f'{runs[arm].experiment}/{start}'}`" if start else "")
+        keys = [
+            key
+            for key in dict.fromkeys(key.rstrip("?") for key in keys)
+            if key != "model.name" and not (start and key == "train.init")
+        ]
+        shown = [
+            f"{key}: {value(arm, key)}"
+            for key in ["model.name", *(key for key in keys if len({value(other, key) for other in runs}) > 1)]
+        ]
+        told[arm] = f"`{', '.join(shown)}`" + (
+            f", starts from `{start if '/' in start else f'{runs[arm].experiment}/{start}'}`" if start else ""
+        )
     return told
 
 
 def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
     """Write the report of ``plan`` into ``out_dir``.
 
-    frame: long DataFrame of FINISHED runs, columns arm, seed, x, metric, value. Rows outside the plan are ignored, and it may be
-    empty. No file is ever half-written: all are staged first, then renamed, README.md last. A second figure that the plan does not
-    want any more is removed.
+    frame: long DataFrame of FINISHED runs, columns arm, seed, x, metric, value. Rows outside the plan are ignored, and
+        it may be
+    empty. No file is ever half-written: all are staged first, then renamed, README.md last. A second figure that the
+    plan does not want any more is removed.
     """
     check_expect(plan.expect, plan.arms, plan.x_values)
     results = Results(plan, frame)
     claims = [evaluate(line, results.values, plan.x_values, len(plan.seeds)) for line in plan.expect]
     missing, verdicts = results.missing(), {claim.verdict for claim in claims}
-    verdict = INCOMPLETE if missing or not claims or INCOMPLETE in verdicts else NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
-    scope = f", tested up to {_count(max(plan.x_values))} (paper: {_count(plan.paper_x)})" if (plan.paper_x or 0) > max(plan.x_values) else ""
+    verdict = (
+        INCOMPLETE
+        if missing or not claims or INCOMPLETE in verdicts
+        else NOT_REPRODUCED
+        if NOT_REPRODUCED in verdicts
+        else REPRODUCED
+    )
+    scope = (
+        f", tested up to {_count(max(plan.x_values))} (paper: {_count(plan.paper_x)})"
+        if (plan.paper_x or 0) > max(plan.x_values)
+        else ""
+    )
     report = Report(verdict, claims, missing, _table(results), scope)
-    texts = {"table.csv": _csv(results), "table.md": report.table, "verdict.json": _json(plan, report), "README.md": _readme(plan, report, results)}
+    texts = {
+        "table.csv": _csv(results),
+        "table.md": report.table,
+        "verdict.json": _json(plan, report),
+        "README.md": _readme(plan, report, results),
+    }
     contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
-    return replace(report, paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]))
+    return replace(
+        report,
+        paths=files.write_all(Path(out_dir), contents, without=[name for name in OPTIONAL if name not in contents]),
+    )
 
 
 def _status(plan: ReportPlan, report: Report) -> str:
@@ -253,7 +307,8 @@ def _status(plan: ReportPlan, report: Report) -> str:
 
 
 def _table(results: Results) -> str:
-    """The y metric in Markdown: an arm per row, a tested value per column; with the samples of the test where they differ."""
+    """The y metric in Markdown: an arm per row, a tested value per column; with the samples of the test where they
+    differ."""
     plan, config, rows = results.plan, results.plan.config, []
     last, most = len(plan.x_values) - 1, config.columns or len(plan.x_values)
     shown = plan.x_values if last < most else [plan.x_values[round(i * last / (most - 1))] for i in range(most)]
@@ -262,11 +317,22 @@ def _table(results: Results) -> str:
         groups = [results.values(arm, None, x) for x in shown]
         run = plan.sizes(arm)
         cells = [f"{mean(g):.3f}" + (f" ± {std(g):.3f}" if len(g) > 1 else "") if g else "–" for g in groups]
-        state = _count(run.get("state_floats")) + (f" + {_count(run['state_growth'])} a {run.get('growth_unit', 'segment')}" if run.get("state_growth") else "")
+        state = _count(run.get("state_floats")) + (
+            f" + {_count(run['state_growth'])} a {run.get('growth_unit', 'segment')}" if run.get("state_growth") else ""
+        )
         if run.get("state_growth") and plan.state_x is not None:
             state += f" ({_count(plan.state(arm))} at {short(plan.state_x)})"
         samples = [_numbers(plan.samples(arm))] if differ else []
-        rows.append([arm, *cells, *samples, f"{min(map(len, groups))} of {len(plan.seeds)}", _count(run.get("parameters")), state])
+        rows.append(
+            [
+                arm,
+                *cells,
+                *samples,
+                f"{min(map(len, groups))} of {len(plan.seeds)}",
+                _count(run.get("parameters")),
+                state,
+            ]
+        )
     columns = label(config.x.removeprefix("test_"), config.x_label)
     caption = f"{label(config.y, config.y_label)}, mean ± standard deviation over seeds; columns: {columns}"
     header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
@@ -279,12 +345,19 @@ def _curves(results: Results) -> str:
     if config.x != STEP:
         return ""
     y = label(config.y, config.y_label)
-    words = {f"test_{config.y}": f"{y} of the test", "steps_to": f"steps to a {y} of {config.threshold or 0:g}", "roughness": "roughness of the loss"}
+    words = {
+        f"test_{config.y}": f"{y} of the test",
+        "steps_to": f"steps to a {y} of {config.threshold or 0:g}",
+        "roughness": "roughness of the loss",
+    }
     columns = {name: [results.values(arm, name, plan.x_values[-1]) for arm in plan.arms] for name in words}
     shown = {words[name]: groups for name, groups in columns.items() if any(math.isfinite(mean(g)) for g in groups)}
     if not shown:
         return ""
-    cells = [[f"{mean(g):.4g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups] for groups in shown.values()]
+    cells = [
+        [f"{mean(g):.4g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups]
+        for groups in shown.values()
+    ]
     table = markdown(["arm", *shown], [list(row) for row in zip(plan.arms, *cells, strict=True)])
     return f"\n{CURVES}{NEVER if 'nan' in table else ''}\n\n{table}"
 
@@ -313,7 +386,13 @@ def _intervals(results: Results) -> str:
         groups = [results.values(arm, None, x) for x in plan.x_values]
         if samples := plan.samples(arm):
             bounds = [wilson(mean(g), len(g) * n) if g else None for g, n in zip(groups, samples, strict=True)]
-            rows.append([arm, *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds), f"{_numbers(samples)} x {min(map(len, groups))} seeds"])
+            rows.append(
+                [
+                    arm,
+                    *("{:.3f} to {:.3f}".format(*b) if b else "–" for b in bounds),
+                    f"{_numbers(samples)} x {min(map(len, groups))} seeds",
+                ]
+            )
     return markdown(["arm", *map(short, plan.x_values), "samples"], rows)
 
 
@@ -326,7 +405,11 @@ def _csv(results: Results) -> str:
         for x in plan.x_values:
             for metric in results.metrics:
                 values = results.values(arm, metric, x)
-                numbers = [mean(values) if values else None, std(values) if len(values) > 1 else None, *results.seeds(arm, metric, x)]
+                numbers = [
+                    mean(values) if values else None,
+                    std(values) if len(values) > 1 else None,
+                    *results.seeds(arm, metric, x),
+                ]
                 average, spread, *single = ("" if v is None else f"{v:.6f}" for v in numbers)
                 writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *single])
     return file.getvalue()
@@ -337,14 +420,20 @@ def _times(results: Results) -> str:
     plan, rows = results.plan, []
     for arm in plan.arms if plan.config.time else ():
         groups = [results.values(arm, plan.config.time, x) for x in plan.x_values]
-        rows.append([arm, *(f"{mean(g):.3g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)])
+        rows.append(
+            [arm, *(f"{mean(g):.3g}" + (f" ± {std(g):.2g}" if len(g) > 1 else "") if g else "–" for g in groups)]
+        )
     return markdown(["arm", *map(short, plan.x_values)], rows) if rows else ""
 
 
 def _json(plan: ReportPlan, report: Report) -> str:
-    """The verdict for programs, such as the one that lists all claims; with seconds, which tell how long the next run takes."""
+    """The verdict for programs, such as the one that lists all claims; with seconds, which tell how long the next run
+    takes."""
     head = {name: getattr(plan, name) for name in ("experiment", "scale", "modified", "paper", "arms", "seeds")}
-    claims = [vars(claim) | {"sides": [side if math.isfinite(side) else None for side in claim.sides]} for claim in report.claims]
+    claims = [
+        vars(claim) | {"sides": [side if math.isfinite(side) else None for side in claim.sides]}
+        for claim in report.claims
+    ]
     runs = [{name: run.get(name) for name in ("arm", "seed", "steps", "seconds")} for run in plan.runs]
     content = head | {"verdict": report.verdict, "missing": report.missing, "claims": claims, "runs": runs}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -358,35 +447,47 @@ def _readme(plan: ReportPlan, report: Report, results: Results) -> str:
     """The report as a page: verdict and figure first, then everything that is needed to check it."""
     missing = "; ".join(report.missing)
     changed = ", ".join(f"`{m}`" for m in plan.modified)
-    claims = [[f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")] for c in report.claims]
+    claims = [
+        [f"`{c.line}`", c.numbers, {REPRODUCED: "yes", NOT_REPRODUCED: "no"}.get(c.verdict, "unknown")]
+        for c in report.claims
+    ]
     times = _times(results)
     pages = {"figure": True, "state": plan.state_x is not None, "time": bool(plan.config.time)}
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name, wanted in pages.items() if wanted)
     blocks = [
         f"# {plan.experiment}",
-        f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only." if changed else "",
+        f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only."
+        if changed
+        else "",
         f"**{report.verdict}** at scale `{plan.scale}`{report.scope}"
         + (f". Missing: {missing}." if missing else "" if claims else ". The experiment states no claim to check."),
         claim_of(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _second_figure(plan),
         markdown(["expected", "measured", "holds"], claims) if claims else "",
-        "## Arms\n\n" + markdown(["arm", "settings"], [list(item) for item in plan.settings.items()]) if plan.settings else "",
+        "## Arms\n\n" + markdown(["arm", "settings"], [list(item) for item in plan.settings.items()])
+        if plan.settings
+        else "",
         "## Numbers\n\n" + report.table + "\nEvery seed and metric: [table.csv](table.csv). For print: " + prints + ".",
         f"{INTERVALS}\n\n{_intervals(results)}" if plan.config.intervals else "",
         f"## Time\n\n{_time(plan.config.time)}\n\n{times}" if times else "",
         "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
-        "## What deviates from the paper's set-up\n\n" + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
+        "## What deviates from the paper's set-up\n\n"
+        + ("\n".join(f"- {d}" for d in plan.deviations) or "None stated."),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         "## Runs\n\n" + _runs(plan),
-        "## How to reproduce\n\n" + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "") + _provenance(plan.provenance),
+        "## How to reproduce\n\n"
+        + (f"```bash\n{plan.command}\n```\n\n" if plan.command else "")
+        + _provenance(plan.provenance),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
 def claim_of(paper: dict[str, str]) -> str:
     """What is to be reproduced, with a link: title, arxiv, item and claim."""
-    link = f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    link = (
+        f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else paper.get("title", "")
+    )
     return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
 
 
@@ -406,22 +507,39 @@ def _second_figure(plan: ReportPlan) -> str:
     if plan.state_x is None:
         return ""
     y, x = label(plan.config.y, plan.config.y_label), label(plan.config.x.removeprefix("test_"), plan.config.x_label)
-    grown = " A state that grows is counted as it is when that test asks." if any(plan.sizes(arm).get("state_growth") for arm in plan.arms) else ""
-    return f"![{y} at {short(plan.state_x)} against the floats of state; the numbers are in the table below.](state.png)\n\n" + (
-        f"{y} against the floats of state that one sample carries from segment to segment; {x}: {short(plan.state_x)}.{grown}"
+    grown = (
+        " A state that grows is counted as it is when that test asks."
+        if any(plan.sizes(arm).get("state_growth") for arm in plan.arms)
+        else ""
+    )
+    return (
+        f"![{y} at {short(plan.state_x)} against the floats of state; the numbers are in the table below.](state.png)\n\n"
+        + (
+            f"{y} against the floats of state that one sample carries from segment to segment; {x}: {short(plan.state_x)}.{grown}"
+        )
     )
 
 
 def _runs(plan: ReportPlan) -> str:
     rows = []
     for run in plan.runs:
-        steps = _count(run.get("steps")) + (f" ({' + '.join(map(_count, run['stage_steps']))})" if len(run.get("stage_steps") or ()) > 1 else "")
+        steps = _count(run.get("steps")) + (
+            f" ({' + '.join(map(_count, run['stage_steps']))})" if len(run.get("stage_steps") or ()) > 1 else ""
+        )
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, _count(run.get("seconds")), key, run_id])
-    return markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
+    return (
+        markdown(["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"], rows) if rows else "None."
+    )
 
 
 def _provenance(provenance: dict[str, Any]) -> str:
     """A list, with nested dictionaries on one line."""
-    flat = {key: ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value for key, value in provenance.items()}
-    return "\n".join(f"- {key.replace('_', ' ')}: {('no', 'yes')[value] if isinstance(value, bool) else value}" for key, value in flat.items())
+    flat = {
+        key: ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        for key, value in provenance.items()
+    }
+    return "\n".join(
+        f"- {key.replace('_', ' ')}: {('no', 'yes')[value] if isinstance(value, bool) else value}"
+        for key, value in flat.items()
+    )

@@ -1,7 +1,8 @@
-"""The folder of a run: its checkpoints, written whole, with a checksum beside them, verified before they are read; and its lock.
+"""The folder of a run: its checkpoints, written whole, with a checksum beside them, verified before they are read; and
+its lock.
 
-``step-00000250.ckpt`` holds the run after 250 steps, ``step-00000250.ckpt.sha256`` its digest. The digest is there first, so that a
-checkpoint without one, or with another one, is damaged. The two newest stay.
+``step-00000250.ckpt`` holds the run after 250 steps, ``step-00000250.ckpt.sha256`` its digest. The digest is there
+first, so that a checkpoint without one, or with another one, is damaged. The two newest stay.
 """
 
 import hashlib
@@ -97,7 +98,8 @@ def damaged(path: Path) -> bool:
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint, None where there is none yet; ``warn`` is told of every damaged one that was passed over.
+    """The newest intact checkpoint, None where there is none yet; ``warn`` is told of every damaged one that was passed
+    over.
 
     Raises CheckpointError if all are damaged: what to do with them is for the user to say.
     """
@@ -108,5 +110,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Path | None:
         if path is not found[-1]:
             warn(f"{path}: damaged (its checksum does not match); going on from an older one")
     if found:
-        raise CheckpointError(f"{found[0]}: damaged (its checksum does not match), and no older one is intact; delete it, or use --fresh, to train anew")
+        raise CheckpointError(
+            f"{found[0]}: damaged (its checksum does not match), and no older one is intact; delete it, or use --fresh, to train anew"
+        )
     return None

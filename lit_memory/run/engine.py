@@ -1,7 +1,9 @@
-"""One run: train through the stages, test, record. ``run_one`` needs nothing but a RunSpec, a folder and a tracking URI.
+"""One run: train through the stages, test, record. ``run_one`` needs nothing but a RunSpec, a folder and a tracking
+URI.
 
-A Lightning epoch is the stretch between two validations, and stages change at its end only. Item k of the data is a function of
-(seed, split, k), and so are the random numbers of step k: a run goes on bit for bit from any of its checkpoints.
+A Lightning epoch is the stretch between two validations, and stages change at its end only. Item k of the data is a
+function of (seed, split, k), and so are the random numbers of step k: a run goes on bit for bit from any of its
+checkpoints.
 """
 
 import contextlib
@@ -35,8 +37,9 @@ from lit_memory.util import files
 from lit_memory.util.seeds import mixed_seed
 
 Send = Callable[[dict[str, Any]], None]
-"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, the event "testing", at first
-alone, then with "share", "tokens" and "tokens_per_s", and the events "waiting" (another process trains the same key) and "warning" with its "message"."""
+"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, the event "testing",
+at first alone, then with "share", "tokens" and "tokens_per_s", and the events "waiting" (another process trains the
+same key) and "warning" with its "message"."""
 
 SAVE_SECONDS = 60.0
 """Most work that a killed run loses, beside the step that it was in."""
@@ -54,7 +57,9 @@ class FiniteGuard(L.Callback):
 
     def on_before_backward(self, trainer, pl_module, loss):
         if not torch.isfinite(loss):
-            raise NonFinite(f"loss is {loss.item()} at {self.where(trainer)}; lower train.lr or raise model.denom_floor")
+            raise NonFinite(
+                f"loss is {loss.item()} at {self.where(trainer)}; lower train.lr or raise model.denom_floor"
+            )
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         norm = torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
@@ -64,7 +69,9 @@ class FiniteGuard(L.Callback):
     def where(self, trainer) -> str:
         curriculum = next((c for c in trainer.callbacks if isinstance(c, Curriculum)), None)
         stage = f", stage {curriculum.stage + 1} of {len(curriculum.stages)}" if curriculum else ""
-        return f"step {trainer.global_step}{stage}, arm {self.arm}, lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"
+        return (
+            f"step {trainer.global_step}{stage}, arm {self.arm}, lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"
+        )
 
 
 class StepSeed(L.Callback):
@@ -78,8 +85,8 @@ class StepSeed(L.Callback):
 
 
 class Curriculum(L.Callback):
-    """Walks through the stages of a run: each changes fields of the task and ends after its steps, or as soon as a validation
-    reaches all metrics of its ``until``, from below or, if less is better, from above."""
+    """Walks through the stages of a run: each changes fields of the task and ends after its steps, or as soon as a
+    validation reaches all metrics of its ``until``, from below or, if less is better, from above."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.stages, self.valid_every = spec.stages, spec.train["valid_every"]
@@ -125,9 +132,14 @@ class Curriculum(L.Callback):
         self.step = trainer.global_step
         stage, data = self.stages[self.stage], cast(LitData, pl_module.data)
         reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
-        solved = bool(reached) and all(data.task.better(name, reached[name], goal) for name, goal in stage["until"].items())
+        solved = bool(reached) and all(
+            data.task.better(name, reached[name], goal) for name, goal in stage["until"].items()
+        )
         if solved or trainer.global_step - self.bounds[-1] >= stage["steps"]:
-            self.history = [*self.history, {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved}]
+            self.history = [
+                *self.history,
+                {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved},
+            ]
         if self.done:
             trainer.should_stop = True
         else:
@@ -135,7 +147,8 @@ class Curriculum(L.Callback):
 
 
 class Progress(L.Callback):
-    """Tells the parent process how far the run is, at every validation and a few times in between; of a test, how much it has read."""
+    """Tells the parent process how far the run is, at every validation and a few times in between; of a test, how much
+    it has read."""
 
     def __init__(self, send: Send, curriculum: Curriculum, metric: str) -> None:
         self.send, self.curriculum, self.metric, self.last = send, curriculum, metric, 0.0
@@ -146,7 +159,9 @@ class Progress(L.Callback):
 
     def on_validation_end(self, trainer, pl_module):
         metrics = trainer.callback_metrics
-        self.tell(trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"]))
+        self.tell(
+            trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"])
+        )
 
     def on_test_start(self, trainer, pl_module):
         data: Any = pl_module.data
@@ -169,7 +184,14 @@ class Progress(L.Callback):
         now = time.monotonic()
         if now - self.last > 1 and now - self.began > 1:
             self.last = now
-            self.send({"event": "testing", "share": min(1.0, self.read / self.total), "tokens": self.read, "tokens_per_s": self.read / (now - self.began)})
+            self.send(
+                {
+                    "event": "testing",
+                    "share": min(1.0, self.read / self.total),
+                    "tokens": self.read,
+                    "tokens_per_s": self.read / (now - self.began),
+                }
+            )
         return segment
 
     def tell(self, trainer, **values):
@@ -178,12 +200,15 @@ class Progress(L.Callback):
         stage = min(c.stage, len(c.stages) - 1)
         step = trainer.global_step - c.bounds[stage]  # of the last stage also when it has ended
         place = {"stage": stage + 1, "stages": len(c.stages), "step": step, "steps": c.stages[stage]["steps"]}
-        self.send({"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values})
+        self.send(
+            {"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values}
+        )
 
 
 class Stopwatch(L.Callback):
-    """How long the test took per context, for every x: reading it and answering, and drawing it where it is made while it is read. And how many
-    tokens a second a training reads at that x, as the mean of ``timed_steps`` forward and backward passes after one that does not count."""
+    """How long the test took per context, for every x: reading it and answering, and drawing it where it is made while
+    it is read. And how many tokens a second a training reads at that x, as the mean of ``timed_steps`` forward and
+    backward passes after one that does not count."""
 
     def __init__(self, timed_steps: int = 0) -> None:
         self.timed_steps = timed_steps
@@ -273,7 +298,9 @@ class VerifiedCheckpoints(TorchCheckpointIO):
         try:
             return torch.load(path, map_location=map_location or (lambda storage, location: storage), weights_only=True)
         except Exception as error:  # torch reports a wrong file in many ways
-            raise CheckpointError(f"{path}: not a checkpoint of plain tensors and numbers ({type(error).__name__}); delete it to train anew") from error
+            raise CheckpointError(
+                f"{path}: not a checkpoint of plain tensors and numbers ({type(error).__name__}); delete it to train anew"
+            ) from error
 
 
 class Keeper(Checkpoint):
@@ -303,8 +330,8 @@ class Keeper(Checkpoint):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM ends the run: while it trains after the present step and a checkpoint, else at once. It counts once: the command that
-        sends it may be gone before the run is closed, and then it comes again (``launch.follow``)."""
+        """SIGTERM ends the run: while it trains after the present step and a checkpoint, else at once. It counts once:
+        the command that sends it may be gone before the run is closed, and then it comes again (``launch.follow``)."""
         if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
             yield
             return
@@ -316,7 +343,9 @@ class Keeper(Checkpoint):
                 signal.signal(signal.SIGTERM, handler)
 
     def on_train_start(self, trainer, pl_module):
-        if self.handling:  # alone: Lightning's handler, which it has put before ours by now, ends the training before we can save
+        if (
+            self.handling
+        ):  # alone: Lightning's handler, which it has put before ours by now, ends the training before we can save
             signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, number: int, frame: Any) -> None:
@@ -349,8 +378,8 @@ class Keeper(Checkpoint):
 
 
 def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
-    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of ``train.init``; of another run's if there
-    is a ``root`` with its checkpoints."""
+    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of
+    ``train.init``; of another run's if there is a ``root`` with its checkpoints."""
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
@@ -370,14 +399,16 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
 
 
 def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
-    """Give a fresh model the weights that a run ended with. Parts that only one of the two has, such as ways to tell the order of lines, stay as they
-    were drawn from the seed, or are left behind.
+    """Give a fresh model the weights that a run ended with. Parts that only one of the two has, such as ways to tell
+    the order of lines, stay as they were drawn from the seed, or are left behind.
 
     Raises FileNotFoundError where the run has left none, ValueError for weights of another model.
     """
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
-        raise FileNotFoundError(f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first")
+        raise FileNotFoundError(
+            f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first"
+        )
     theirs, own = VerifiedCheckpoints().load_checkpoint(path)["state_dict"], module.state_dict()
     common = {part_of(name) for name in theirs} & {part_of(name) for name in own}
     weights = {name: tensor for name, tensor in theirs.items() if part_of(name) in common}
@@ -395,7 +426,8 @@ def part_of(name: str) -> str:
 
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
-    """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after recording it."""
+    """Train and test one run and record it; returns at once if its key is FINISHED. Raises what went wrong, after
+    recording it."""
     quiet()
     lock = checkpoint.lock(spec.folder(root))
     try:
@@ -410,26 +442,35 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
             return
         run_id = tracker.start(spec, run, parent, tags, flatten(spec))
         try:
-            if spec.start is not None and ((found := tracker.find(spec.start.key)) is None or found.status != "FINISHED"):
-                raise RuntimeError(f"init: the run that it starts from, {spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}, has not finished")
+            if spec.start is not None and (
+                (found := tracker.find(spec.start.key)) is None or found.status != "FINISHED"
+            ):
+                raise RuntimeError(
+                    f"init: the run that it starts from, {spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}, has not finished"
+                )
             tracker.finish(run_id, *train_and_test(spec, root, tracker, run_id, send))
         except BaseException as error:
             status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
-            with contextlib.suppress(Exception):  # whoever cannot write this, on a full disk say, still tells what happened
+            with contextlib.suppress(
+                Exception
+            ):  # whoever cannot write this, on a full disk say, still tells what happened
                 tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})
                 tracker.end(run_id, status)
             raise
 
 
 def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, send: Send):
-    """Fit from the last checkpoint, if there is something to train, then test: (metric, x, value) rows, totals, and such rows of measured times."""
+    """Fit from the last checkpoint, if there is something to train, then test: (metric, x, value) rows, totals, and
+    such rows of measured times."""
     torch.set_num_threads(spec.train["threads"])
     path = spec.folder(root)
     files.sweep(path)
     module, data = build(spec, root)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec)
     keeper, stopwatch = Keeper(path, logger), Stopwatch(spec.train["timed_steps"])
-    trainer = make_trainer(spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper)
+    trainer = make_trainer(
+        spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper
+    )
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():
         if spec.stages:
@@ -447,11 +488,16 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
 
 
 def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:
-    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them. ``metric[place]`` is a value of
-    a curve, whose x is its place; a test with several conditions has the curve of its last one."""
+    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them.
+    ``metric[place]`` is a value of a curve, whose x is its place; a test with several conditions has the curve of its
+    last one."""
     out = []
     for x, task in data.test_conditions:
-        means = {name.removeprefix("test/").removesuffix(f"@{x}"): float(v) for name, v in metrics.items() if name.endswith(f"@{x}")}
+        means = {
+            name.removeprefix("test/").removesuffix(f"@{x}"): float(v)
+            for name, v in metrics.items()
+            if name.endswith(f"@{x}")
+        }
         for name, value in (means | task.summarize(means)).items():
             metric, on_curve, place = name.removesuffix("]").partition("[")
             if not on_curve or x == data.test_conditions[-1][0]:
@@ -462,7 +508,10 @@ def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float,
 def make_trainer(spec: RunSpec, path: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:
     """Lightning's Trainer with our epochs, checkpoints and guards."""
     t = spec.train
-    clip = {"gradient_clip_val": t["clip_norm"] or t["clip_value"] or None, "gradient_clip_algorithm": "value" if t["clip_value"] else "norm"}
+    clip = {
+        "gradient_clip_val": t["clip_norm"] or t["clip_value"] or None,
+        "gradient_clip_algorithm": "value" if t["clip_value"] else "norm",
+    }
     return L.Trainer(
         default_root_dir=path,  # what a profiler writes; Lightning would take the working directory
         max_epochs=-1,
@@ -505,5 +554,7 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended.*")  # our data is a function of the step
+    warnings.filterwarnings(
+        "ignore", message="You're resuming from a checkpoint that ended before the epoch ended.*"
+    )  # our data is a function of the step
     warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")

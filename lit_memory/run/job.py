@@ -61,7 +61,16 @@ class Job:
             sizes = experiment.sizes(specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
-        return cls(whole, experiment, args.overrides, specs, [s for s in specs if s.arm in arms and s.seed in seeds], sizes, root, args)
+        return cls(
+            whole,
+            experiment,
+            args.overrides,
+            specs,
+            [s for s in specs if s.arm in arms and s.seed in seeds],
+            sizes,
+            root,
+            args,
+        )
 
     @property
     def scale(self) -> str:
@@ -86,7 +95,8 @@ class Job:
 
     @property
     def report_folder(self) -> Path:
-        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else, and for every set of changes."""
+        """reports/<experiment> for the first scale as the YAML has it; a folder below for everything else, and for
+        every set of changes."""
         folder = self.root / "reports" / self.experiment.experiment
         return folder if self.args.default_scale and not self.changes else folder / self.place
 
@@ -113,7 +123,8 @@ class Job:
             self.runs = {key: run for key, run in zip(keys, tracker.find_all(keys), strict=True) if run is not None}
 
     def close_stale(self, tracker: Any) -> None:
-        """Mark runs KILLED whose process is gone without a word (kill -9, a crash of the machine): their lock is free."""
+        """Mark runs KILLED whose process is gone without a word (kill -9, a crash of the machine): their lock is
+        free."""
         for run in tracker.running(self.where):
             folder = key_folder(self.root, run.tags["lit.key"])
             if not checkpoint.locked(folder):
@@ -127,7 +138,8 @@ class Job:
             checkpoint.clear(spec.folder(self.root))
 
     def todo(self) -> list[RunSpec]:
-        """What there is to run, in order: runs that others start from come first, and arms with equal settings are one run."""
+        """What there is to run, in order: runs that others start from come first, and arms with equal settings are one
+        run."""
         if self.args.report:
             return []
         wanted = [s for s in self.specs if self.args.fresh or self.status(s) != "finished"]
@@ -144,7 +156,11 @@ class Job:
         if wanting and not gpu():
             with naming_changes(self.experiment.file, self.overrides):
                 where = f"{self.experiment.file} (scale {self.scale}, arm {wanting[0].arm})"
-                raise ConfigError(where, "train.accelerator", "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale")
+                raise ConfigError(
+                    where,
+                    "train.accelerator",
+                    "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale",
+                )
 
     def status(self, spec: RunSpec) -> str:
         """finished, running (in another process), failed, to resume, or new; all but the first are run."""
@@ -158,13 +174,20 @@ class Job:
 
     def headline(self, todo: Sequence[RunSpec]) -> str:
         """What will happen, in one line."""
-        counts = {name: sum(self.status(s) == name for s in self.specs) for name in ("finished", "running", "failed", "to resume", "new")}
+        counts = {
+            name: sum(self.status(s) == name for s in self.specs)
+            for name in ("finished", "running", "failed", "to resume", "new")
+        }
         parts = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
         seconds = [self.estimate(s) for s in todo]
         known = [s for s in seconds if s is not None]
-        time_left = f"; about {duration(sum(known) / len(known) * len(todo) / min(self.jobs, len(todo)))}" if known else ""
+        time_left = (
+            f"; about {duration(sum(known) / len(known) * len(todo) / min(self.jobs, len(todo)))}" if known else ""
+        )
         first = len({s.key for s in todo} - {s.key for s in self.specs})
-        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}" + (f"; {first} of other experiments to train first" if first else "")
+        what = f"{len(self.specs)} run{'s' if len(self.specs) != 1 else ''}: {parts}" + (
+            f"; {first} of other experiments to train first" if first else ""
+        )
         modified = f", modified: {' '.join(self.overrides)}" if self.overrides else ""
         return f"[bold]{self.experiment.experiment}[/] (scale {self.scale}{modified}): {what}{time_left}"
 
@@ -196,14 +219,17 @@ class Job:
             run = self.runs.get(spec.key)
             if run is not None and run.status == "FINISHED" and metric in run.metrics:
                 points.setdefault(spec.arm, {}).setdefault(spec.point, []).append(run.metrics[metric])
-        best = {arm: best_of(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()}
+        best = {
+            arm: best_of(scores, key=lambda point, scores=scores: mean(scores[point])) for arm, scores in points.items()
+        }
         return {arm: best.get(arm, next(self.experiment.grid_points(arm))[0]) for arm in self.experiment.arms}
 
     def report(self, tracker: Any) -> Any:
         """Write the report of all finished runs of the plan, also into the parent run. Returns the ``report.Report``.
 
-        Of several commands that end at the same time, one after another: the last one knows most, and MLflow gets no half-written file.
-        One that misses runs leaves a complete one alone; one that misses none removes what stood in for it.
+        Of several commands that end at the same time, one after another: the last one knows most, and MLflow gets no
+        half-written file. One that misses runs leaves a complete one alone; one that misses none removes what stood in
+        for it.
         """
         from lit_memory.report import render as report
         from lit_memory.run.tracking import frame
@@ -216,7 +242,9 @@ class Job:
             folder = self.report_folder if whole or not is_complete(self.report_folder) else self.incomplete_folder
             files.sweep(folder)
             rows = frame(tracker, shown, self.runs, self.experiment.report)
-            rows = rows[rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])]  # a curve has another x than the rest
+            rows = rows[
+                rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])
+            ]  # a curve has another x than the rest
             done = report.render(self.report_plan(shown), rows, folder)
             if whole and self.incomplete_folder.is_dir():
                 shutil.rmtree(self.incomplete_folder)
@@ -249,19 +277,31 @@ class Job:
                 *(f"`{arm}`: {point}, chosen on validation data" for arm, point in self.selected().items() if point),
             ],
             runs=[self.run_facts(s) for s in shown],
-            command=" ".join(["python run.py", self.args.experiment, *self.overrides, *([] if self.args.default_scale else ["--scale", self.scale])]),
+            command=" ".join(
+                [
+                    "python run.py",
+                    self.args.experiment,
+                    *self.overrides,
+                    *([] if self.args.default_scale else ["--scale", self.scale]),
+                ]
+            ),
             provenance=self.origin(),
         )
 
     def train_x(self) -> float | None:
-        """The largest x that any arm was trained on: of the values of ``train_<field>``, if the task has them, else of the field itself."""
+        """The largest x that any arm was trained on: of the values of ``train_<field>``, if the task has them, else of
+        the field itself."""
         axis = self.experiment.report.x
         if axis == STEP:
             return None
         field = axis.removeprefix("test_")
         trained = [s.trained.task | stage["task"] for s in self.everything for stage in s.trained.stages]
         if field == axis:
-            return max(x for task in {json.dumps(task): task for task in trained}.values() for x in build("task", task).places(axis))
+            return max(
+                x
+                for task in {json.dumps(task): task for task in trained}.values()
+                for x in build("task", task).places(axis)
+            )
         seen = [x for task in trained for x in task.get(f"train_{field}") or [task.get(field)] if x is not None]
         return max(seen, default=None)
 
@@ -271,7 +311,11 @@ class Job:
 
     def paper_x(self) -> float | None:
         """The largest value that the test has at the scale "paper"."""
-        return max(self.experiment.test_values(self.paper_specs)) if self.paper_specs and self.experiment.report.x.startswith("test_") else None
+        return (
+            max(self.experiment.test_values(self.paper_specs))
+            if self.paper_specs and self.experiment.report.x.startswith("test_")
+            else None
+        )
 
     @cached_property
     def paper_specs(self) -> list[RunSpec]:
@@ -284,19 +328,31 @@ class Job:
         return list(dict.fromkeys(line for lines in found for line in lines))
 
     def origin(self) -> dict[str, str]:
-        """Commit, versions and hardware of the finished runs, each once; a run that was resumed may have several by itself."""
+        """Commit, versions and hardware of the finished runs, each once; a run that was resumed may have several by
+        itself."""
         tags = [run.tags for run in self.runs.values() if run.status == "FINISHED"]
         names = ("commit", "dirty", "versions", "hardware")
-        found = {name: dict.fromkeys(part for t in tags for part in t.get(f"lit.{name}", "").split("; ") if part) for name in names}
+        found = {
+            name: dict.fromkeys(part for t in tags for part in t.get(f"lit.{name}", "").split("; ") if part)
+            for name in names
+        }
         return {name: "; ".join(values) or "unknown" for name, values in found.items()} if tags else provenance()
 
     def run_facts(self, spec: RunSpec) -> dict[str, Any]:
         run = self.runs.get(spec.key)
-        facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": self.status(spec)}
+        facts = {
+            "arm": spec.arm,
+            "point": spec.point,
+            "seed": spec.seed,
+            "key": spec.key[:8],
+            "status": self.status(spec),
+        }
         facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
         if run is None:
             return facts
-        sizes: dict[str, Any] = {k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params}
+        sizes: dict[str, Any] = {
+            k: int(run.params[k]) for k in ("parameters", "state_floats", "state_growth") if k in run.params
+        }
         if sizes.get("state_growth"):
             sizes |= {"growth_unit": load_class("model", spec.model["name"]).growth_unit}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
@@ -304,7 +360,12 @@ class Job:
         x = self.experiment.report.state_value(self.experiment.test_values(self.everything))
         if x is not None and sizes.get("state_growth"):
             sizes["segments"] = build("task", {**spec.task, self.experiment.report.x.removeprefix("test_"): x}).written
-        return facts | sizes | totals | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+        return (
+            facts
+            | sizes
+            | totals
+            | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+        )
 
 
 def with_starts(spec: RunSpec) -> list[RunSpec]:
@@ -344,4 +405,10 @@ def chosen(flag: str, text: str | None, valid: Sequence, kind: type) -> list:
 
 def duration(seconds: float) -> str:
     """3 s, 4 min, 2.5 h."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )

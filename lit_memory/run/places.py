@@ -1,4 +1,5 @@
-"""Where a call of the command writes and reads: its root and its MLflow server, checked before anything is created. Standard library."""
+"""Where a call of the command writes and reads: its root and its MLflow server, checked before anything is created.
+Standard library."""
 
 import os
 import stat
@@ -40,21 +41,25 @@ def check_root(root: Path, source: str, write: bool) -> None:
 
 
 def make_root(root: Path) -> None:
-    """Create the root. Raises ConfigError where the file system refuses, which may know more than its permissions tell."""
+    """Create the root. Raises ConfigError where the file system refuses, which may know more than its permissions
+    tell."""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise ConfigError("command line", "--root", f"{root}: {reason(problem)}; expected a folder that can be created") from None
+        raise ConfigError(
+            "command line", "--root", f"{root}: {reason(problem)}; expected a folder that can be created"
+        ) from None
 
 
 def font_cache(root: Path) -> None:
-    """Have matplotlib keep its list of fonts below the root in place of the home folder, before Lightning imports it."""
+    """Have matplotlib keep its list of fonts below the root in place of the home folder, before Lightning imports
+    it."""
     os.environ.setdefault("MPLCONFIGDIR", str(root / "checkpoints" / ".matplotlib"))
 
 
 def kernel_cache() -> None:
-    """Name a folder that exists for torch's compiled kernels, of which we have none: torch creates one as soon as a model is built on
-    the device "meta", and a plan or a wrong file must leave nothing behind."""
+    """Name a folder that exists for torch's compiled kernels, of which we have none: torch creates one as soon as a
+    model is built on the device "meta", and a plan or a wrong file must leave nothing behind."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", gettempdir())
 
 
@@ -64,10 +69,15 @@ def reason(problem: Exception) -> str:
 
 
 def check_store(root: Path, uri: str) -> None:
-    """Raise ConfigError for a tracking URI that MLflow cannot use, as far as can be told without MLflow and without the network."""
+    """Raise ConfigError for a tracking URI that MLflow cannot use, as far as can be told without MLflow and without the
+    network."""
     scheme = urlsplit(uri).scheme.partition("+")[0] if "://" in uri else uri
     if uri and scheme not in SCHEMES:
-        raise ConfigError("MLFLOW_TRACKING_URI", "", f"{uri!r}: expected sqlite:///FILE or http://HOST:PORT; {nearest(scheme, SCHEMES)}")
+        raise ConfigError(
+            "MLFLOW_TRACKING_URI",
+            "",
+            f"{uri!r}: expected sqlite:///FILE or http://HOST:PORT; {nearest(scheme, SCHEMES)}",
+        )
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
         raise ConfigError("MLFLOW_TRACKING_URI", "", f"{uri!r}: names no host; expected {scheme}://HOST:PORT")
     path = database(root, uri)
@@ -95,7 +105,8 @@ def database(root: Path, uri: str) -> Path | None:
 def check_server(uri: str) -> None:
     """Raise ConfigError if nothing answers at an http(s) URI, or what answers is broken. Other URIs pass.
 
-    By urllib, which knows the proxies of the environment as MLflow does. An answer such as 401 or 404 is one of somebody who lives.
+    By urllib, which knows the proxies of the environment as MLflow does. An answer such as 401 or 404 is one of
+    somebody who lives.
     """
     if not uri.startswith(("http://", "https://")):
         return
@@ -105,7 +116,19 @@ def check_server(uri: str) -> None:
         problem.close()
         if problem.code < 500:
             return
-        raise ConfigError("MLFLOW_TRACKING_URI", "", f"{uri}: the server answers {problem.code} {problem.reason}; expected an MLflow server") from None
+        raise ConfigError(
+            "MLFLOW_TRACKING_URI",
+            "",
+            f"{uri}: the server answers {problem.code} {problem.reason}; expected an MLflow server",
+        ) from None
     except (OSError, ValueError) as problem:
-        why = reason(problem.reason) if isinstance(problem, URLError) and isinstance(problem.reason, Exception) else reason(problem)
-        raise ConfigError("MLFLOW_TRACKING_URI", "", f"{uri}: no server answers ({why}); start one with `mlflow server` or unset the variable") from None
+        why = (
+            reason(problem.reason)
+            if isinstance(problem, URLError) and isinstance(problem.reason, Exception)
+            else reason(problem)
+        )
+        raise ConfigError(
+            "MLFLOW_TRACKING_URI",
+            "",
+            f"{uri}: no server answers ({why}); start one with `mlflow server` or unset the variable",
+        ) from None

@@ -1,9 +1,9 @@
 """Runs in MLflow: the only file that imports it.
 
-One parent run per experiment and scale, one child per key for its whole life: a resumed run goes on in the same MLflow run, and a
-run that several experiments share (same key) is trained once. FINISHED is written last, after the test metrics, so that it
-marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step, ``test/*`` and ``time/*`` the x of
-the figure; ``time/*`` is measured, and no two runs of a key have the same.
+One parent run per experiment and scale, one child per key for its whole life: a resumed run goes on in the same MLflow
+run, and a run that several experiments share (same key) is trained once. FINISHED is written last, after the test
+metrics, so that it marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step,
+``test/*`` and ``time/*`` the x of the figure; ``time/*`` is measured, and no two runs of a key have the same.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ from lit_memory.report.render import ReportConfig
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
-logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback, on a full disk say, of what it raises as well
+logging.getLogger("mlflow.store.db.utils").setLevel(
+    logging.CRITICAL
+)  # prints the traceback, on a full disk say, of what it raises as well
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 Row = tuple[str, float, float]
@@ -62,13 +64,18 @@ class Tracker:
     """All that the project writes to and reads from MLflow."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
-        """``root``: folder of artifacts and of the default database. Raises ConfigError for a store that does not open."""
+        """``root``: folder of artifacts and of the default database. Raises ConfigError for a store that does not
+        open."""
         self.root, self.uri = root, uri or default_uri(root)
         try:
             with self._creation_lock():
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
-        except (MlflowException, DatabaseError, ImportError) as error:  # no server of MLflow, an older schema, a driver that is not installed
+        except (
+            MlflowException,
+            DatabaseError,
+            ImportError,
+        ) as error:  # no server of MLflow, an older schema, a driver that is not installed
             if files.disk_full(error, root):
                 raise
             raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
@@ -124,24 +131,38 @@ class Tracker:
             if runs:
                 return runs[0].run_id
             own = {"kind": "experiment", "experiment": experiment, "scale": scale}
-            run_id = self._create(experiment_id, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()})
+            run_id = self._create(
+                experiment_id, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()}
+            )
             self.client.update_run(run_id, status="SCHEDULED")  # it groups runs and never runs itself
             return run_id
 
     def running(self, where: str) -> list[Run]:
         """Runs, started at ``where``, that have not ended as far as MLflow knows."""
-        (runs,) = self._search(f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}' and attributes.status = 'RUNNING'")
+        (runs,) = self._search(
+            f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}' and attributes.status = 'RUNNING'"
+        )
         return runs
 
     def _create(self, experiment_id: str, name: str, tags: dict[str, str]) -> str:
         return self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
 
-    def start(self, spec: RunSpec, run: Run | None, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
+    def start(
+        self, spec: RunSpec, run: Run | None, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]
+    ) -> str:
         """Open the run of a key, a new one or the interrupted one (``run``), and mark it RUNNING. Returns its id.
 
         A new run gets the resolved experiment as the artifact ``config.yaml``.
         """
-        own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale, "seed": str(spec.seed), "point": spec.point}
+        own = {
+            "kind": "run",
+            "key": spec.key,
+            "experiment": spec.experiment,
+            "arm": spec.arm,
+            "scale": spec.scale,
+            "seed": str(spec.seed),
+            "point": spec.point,
+        }
         if run is not None:
             self.client.update_run(run.run_id, status="RUNNING")
             told = {name: run.tags.get(f"{TAG}{name}", "") for name in tags}
@@ -162,7 +183,8 @@ class Tracker:
         self._log(run_id, ((name, step, value) for name, value in metrics.items()))
 
     def _log(self, run_id: str, rows: Iterable[tuple[str, int, float]]) -> None:
-        """(metric, step, value) rows, without those that the run logged before it was interrupted: they are the same."""
+        """(metric, step, value) rows, without those that the run logged before it was interrupted: they are the
+        same."""
         now, known = get_current_time_millis(), self.known.get(run_id, ())
         if new := [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in known]:
             self.client.log_batch(run_id, new)
@@ -170,9 +192,15 @@ class Tracker:
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
 
-    def finish(self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()) -> None:
+    def finish(
+        self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()
+    ) -> None:
         """Write the test's rows, the totals and the rows of measured times at once, then FINISHED."""
-        rows = [(f"{prefix}{name}", int(x), value) for prefix, part in (("test/", results), ("time/", times)) for name, x, value in part]
+        rows = [
+            (f"{prefix}{name}", int(x), value)
+            for prefix, part in (("test/", results), ("time/", times))
+            for name, x, value in part
+        ]
         self._log(run_id, rows + [(k, 0, v) for k, v in totals.items()])
         self.end(run_id, "FINISHED")
 
@@ -193,15 +221,22 @@ class Tracker:
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
         """(metric, x, value) rows of a run's test; those of its times have the ``prefix`` "time/"."""
         names = [name for name in run.metrics if name.startswith(prefix)]
-        return [(name.removeprefix(prefix), m.step, m.value) for name in names for m in self.client.get_metric_history(run.run_id, name)]
+        return [
+            (name.removeprefix(prefix), m.step, m.value)
+            for name in names
+            for m in self.client.get_metric_history(run.run_id, name)
+        ]
 
 
 def curve_rows(tracker: Tracker, spec: RunSpec, run: Run, report: ReportConfig) -> list[Row]:
-    """(metric, step, value) rows of a run's validations; what its whole curve and its last test have come to is the same at every step."""
+    """(metric, step, value) rows of a run's validations; what its whole curve and its last test have come to is the
+    same at every step."""
     rows = tracker.results(run, "valid/")
     found = {name: {int(x): value for metric, x, value in rows if metric == name} for name in (report.y, "loss")}
     task, threshold = load_class("task", spec.task["name"]), report.threshold
-    whole = of_a_run(found[report.y], found["loss"], lambda value: threshold is not None and task.better(report.y, value, threshold))
+    whole = of_a_run(
+        found[report.y], found["loss"], lambda value: threshold is not None and task.better(report.y, value, threshold)
+    )
     tested = tracker.results(run)
     last = max(x for _, x, _ in tested)
     whole |= {f"test_{name}": value for name, x, value in tested if x == last}
@@ -209,7 +244,8 @@ def curve_rows(tracker: Tracker, spec: RunSpec, run: Run, report: ReportConfig) 
 
 
 def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run], report: ReportConfig) -> Any:
-    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan; x is what the report's axis has.
+    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan; x is what the report's
+    axis has.
 
     The metric ``steps``, the same at every x of a run, counts its optimizer steps.
     """
@@ -220,9 +256,15 @@ def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run], r
     rows = []
     for spec, run in done:
         if report.x == STEP:
-            rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in curve_rows(tracker, spec, run, report)]
+            rows += [
+                (spec.arm, spec.point, spec.seed, x, metric, value)
+                for metric, x, value in curve_rows(tracker, spec, run, report)
+            ]
             continue
         results = tracker.results(run)
         steps = [("steps", x, run.metrics["steps"]) for x in dict.fromkeys(x for _, x, _ in results)]
-        rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in results + steps + tracker.results(run, "time/")]
+        rows += [
+            (spec.arm, spec.point, spec.seed, x, metric, value)
+            for metric, x, value in results + steps + tracker.results(run, "time/")
+        ]
     return DataFrame(rows, columns=columns)

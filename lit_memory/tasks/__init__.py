@@ -1,7 +1,7 @@
 """The registry of tasks. Names are strings, so that a wrong name in a YAML fails before torch is imported.
 
-A task file holds one class with its configuration as the attribute ``Config``; it is built as ``Task(Task.Config(...))`` and
-offers what ``tasks/base.py`` describes.
+A task file holds one class with its configuration as the attribute ``Config``; it is built as
+``Task(Task.Config(...))`` and offers what ``tasks/base.py`` describes.
 """
 
 TASKS = {

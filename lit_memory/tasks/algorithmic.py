@@ -5,16 +5,20 @@ Reference: github.com/booydar/LM-RMT.
 
     copy         x START x x               7 3 9 7 START 7 3 9 7 7 3 9 7     scored behind START
     reverse      x START x reversed        7 3 9 7 START 7 9 3 7             the same
-    associative  pairs, key START value    q 4 e 0 w 7 b 2 w START 7         a letter is a key, the digit behind it the value
+    associative  pairs, key START value    q 4 e 0 w 7 b 2 w START 7         a letter is a key, the digit behind it the
+    value
 
-Copy and reverse: 1 is START, symbols follow. Associative: digits come first, then START (10), then the letters (11 to 36).
+Copy and reverse: 1 is START, symbols follow. Associative: digits come first, then START (10), then the letters (11 to
+36).
 
 Deviations
-1. A sample has the last token of its answer, from which nothing is predicted, as well: copy of 24 symbols is 73 tokens, cut after 24, 48 and
-   72, where the reference reads 72 in three segments. What is predicted from which tokens in which segment is the same.
-2. Samples are drawn on the fly, those of a split from a stream of its own; of 10^24 inputs none comes twice (reference: 100k, 10k, 20k).
-3. The reference measures what a model writes by itself only where the answer is no shorter than a segment, and elsewhere gives it the right tokens
-   before every one; here both have a name, at any length.
+1. A sample has the last token of its answer, from which nothing is predicted, as well: copy of 24 symbols is 73 tokens,
+   cut after 24, 48 and 72, where the reference reads 72 in three segments. What is predicted from which tokens in which
+   segment is the same.
+2. Samples are drawn on the fly, those of a split from a stream of its own; of 10^24 inputs none comes twice (reference:
+   100k, 10k, 20k).
+3. The reference measures what a model writes by itself only where the answer is no shorter than a segment, and
+   elsewhere gives it the right tokens before every one; here both have a name, at any length.
 4. ``length`` and ``symbols`` are free for associative retrieval, too (reference: 4 pairs).
 
 Shape suffixes: B batch, N input symbols or pairs, T tokens, S scored tokens.
@@ -35,7 +39,8 @@ LETTERS = 26
 class Algorithmic(Task):
     """Repeat symbols that were read segments ago, or find the value of a key.
 
-    token_accuracy: share of right tokens of the answer, which a model writes by itself, one after the other. forced_token_accuracy:
+    token_accuracy: share of right tokens of the answer, which a model writes by itself, one after the other.
+        forced_token_accuracy:
     the same with the right tokens in front of every one.
     """
 
@@ -58,7 +63,9 @@ class Algorithmic(Task):
             at_least(2, self, "symbols")
             most = min(self.symbols, LETTERS)
             if self.task == "associative" and self.length > most:
-                raise ValueError(f"length={self.length}: expected at most {most}, as no letter and none of symbols={self.symbols} comes twice; the paper has 4")
+                raise ValueError(
+                    f"length={self.length}: expected at most {most}, as no letter and none of symbols={self.symbols} comes twice; the paper has 4"
+                )
 
     @property
     def start_id(self) -> int:
@@ -84,7 +91,9 @@ class Algorithmic(Task):
 
     @property
     def written(self) -> int:
-        return -(-(self.prompt + self.new_tokens - 1) // self.segment_len) - 1  # what the last one writes is read by none
+        return (
+            -(-(self.prompt + self.new_tokens - 1) // self.segment_len) - 1
+        )  # what the last one writes is read by none
 
     @property
     def stop_id(self) -> tuple[int, ...]:
@@ -96,13 +105,21 @@ class Algorithmic(Task):
         targets_BT = ids_BT.clone()
         targets_BT[:, : self.prompt] = -100
         prompt_B = None if split == "train" else torch.full((size,), self.prompt)
-        return Batch(ids_BT, targets_BT, self.segment_len, meta={"length": torch.full((size,), self.config.length)}, prompt_B=prompt_B)
+        return Batch(
+            ids_BT,
+            targets_BT,
+            self.segment_len,
+            meta={"length": torch.full((size,), self.config.length)},
+            prompt_B=prompt_B,
+        )
 
     def draw(self, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """What stands before START, and behind it."""
         c = self.config
         if c.task == "associative":
-            keys_BN, values_BN = (torch.rand(size, many, generator=rng).topk(c.length, dim=1).indices for many in (LETTERS, c.symbols))
+            keys_BN, values_BN = (
+                torch.rand(size, many, generator=rng).topk(c.length, dim=1).indices for many in (LETTERS, c.symbols)
+            )
             keys_BN += self.start_id + 1
             asked_B1 = torch.randint(c.length, (size, 1), generator=rng)
             pairs = torch.stack([keys_BN, values_BN], dim=2).flatten(1)
@@ -111,7 +128,9 @@ class Algorithmic(Task):
         return input_BN, input_BN.repeat(1, 2) if c.task == "copy" else input_BN.flip(1)
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return {f"forced_{name}": value for name, value in self.score_text(predicted_BT[:, self.prompt :], batch).items()}
+        return {
+            f"forced_{name}": value for name, value in self.score_text(predicted_BT[:, self.prompt :], batch).items()
+        }
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"token_accuracy": (said_BN == batch.ids_BT[:, self.prompt :]).float().mean(1)}

@@ -1,7 +1,8 @@
 """Associative retrieval, Remember and Rewrite.
 
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 3 and appendices B.2, D.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``run_finetuning_associative_retrieval.py``.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
+    ``run_finetuning_associative_retrieval.py``.
 
     segment 1..n : key digits, SEP, value digits, EOS        one pair each
     query        : key digits, GEN, value digits, EOS        scored at the value digits and EOS
@@ -59,11 +60,15 @@ class AssociativeRetrieval(Task):
             at_least(1, self, "pairs", "key_size", "value_size", "queries")
             for name in ("key_size", "value_size"):
                 if getattr(self, name) > 15:
-                    raise ValueError(f"{name}={getattr(self, name)}: expected at most 15, as 16^{name} has to be a 64-bit number")
+                    raise ValueError(
+                        f"{name}={getattr(self, name)}: expected at most 15, as 16^{name} has to be a 64-bit number"
+                    )
             if not 0 <= self.vary <= 1:
                 raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
             if self.mode == "remember" and self.pairs > BASE**self.key_size:
-                raise ValueError(f"pairs={self.pairs}: only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size")
+                raise ValueError(
+                    f"pairs={self.pairs}: only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size"
+                )
 
     @property
     def special_ids(self) -> tuple[int, int, int]:
@@ -137,5 +142,6 @@ def digits(numbers: Tensor, count: int) -> Tensor:
 
 
 def capacity(exact_match: float, pairs: int, values: int) -> float:
-    """Pairs that a model keeps if it answers kept ones and guesses the rest: k = n (v a - 1) / (v - 1). Source: section 3."""
+    """Pairs that a model keeps if it answers kept ones and guesses the rest: k = n (v a - 1) / (v - 1). Source: section
+    3."""
     return pairs * (values * exact_match - 1) / (values - 1)

@@ -1,22 +1,28 @@
 """BABILong: the facts of one bAbI question, hidden in order between the sentences of a book.
 
-Paper:     Kuratov et al. 2024, arXiv 2406.10149; as in Rodkin et al. 2024, arXiv 2407.04841, section 4.2 and appendix C (spec 3).
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de; github.com/booydar/babilong (the metric).
+Paper:     Kuratov et al. 2024, arXiv 2406.10149; as in Rodkin et al. 2024, arXiv 2407.04841, section 4.2 and appendix C
+    (spec 3).
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de; github.com/booydar/babilong (the
+    metric).
 
     context                                                            tail
-    [noise ... fact ... noise ... fact ... noise, exactly T tokens]    question GEN answer EOS      T = segments * segment_len - margin
+    [noise ... fact ... noise ... fact ... noise, exactly T tokens]    question GEN answer EOS      T = segments *
+    segment_len - margin
 
-The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS are scored.
+The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS
+are scored.
 
 Deviations
-1. Stories are simulated and noise is placed when a batch is asked for, as a function of (seed, split, step): the reference shares one
-   generator between its workers, which then draw the same noise.
-2. Splits are disjoint by construction: a hash of facts and question decides the split of a simulated sample, and books belong to one split.
+1. Stories are simulated and noise is placed when a batch is asked for, as a function of (seed, split, step): the
+   reference shares one generator between its workers, which then draw the same noise.
+2. Splits are disjoint by construction: a hash of facts and question decides the split of a simulated sample, and books
+   belong to one split.
 3. White space within a sentence of noise is one space: line ends would tell noise from facts.
-4. A long sample is a slice of the cached tokens of the books, with the facts let in; a test reads it segment by segment and never
-   builds it. Passages repeat where the books are shorter than the context.
-5. A test may take its samples from a distributed set instead (``eval_set``, ``babilong_sets.py``). Their contexts are tokenized as ours are,
-   sentence by sentence without line ends, and have any length: the first segment is then short, and padded under a mask.
+4. A long sample is a slice of the cached tokens of the books, with the facts let in; a test reads it segment by segment
+   and never builds it. Passages repeat where the books are shorter than the context.
+5. A test may take its samples from a distributed set instead (``eval_set``, ``babilong_sets.py``). Their contexts are
+   tokenized as ours are, sentence by sentence without line ends, and have any length: the first segment is then short,
+   and padded under a mask.
 
 Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
 """
@@ -54,7 +60,8 @@ class BABILong(Hidden):
 
     @dataclass
     class Config(HiddenConfig):
-        """With 0 segments, a sample is facts alone, in one segment ("0k"); the margin is for question, GEN, answer and EOS."""
+        """With 0 segments, a sample is facts alone, in one segment ("0k"); the margin is for question, GEN, answer and
+        EOS."""
 
         task: Literal["qa1", "qa2", "qa3", "qa4", "qa5"] = "qa1"
         tokens_per_fact: int = 5
@@ -67,7 +74,8 @@ class BABILong(Hidden):
         facts_to: float = 1.0
         """Facts lie in this part of the context."""
         eval_set: str = ""
-        """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see ``babilong_sets.load_set``."""
+        """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see
+        ``babilong_sets.load_set``."""
         eval_revision: str | None = None
         """Branch, tag or commit of ``eval_set`` on the hub."""
         eval_length: int | None = None
@@ -82,9 +90,13 @@ class BABILong(Hidden):
             check_source("stories", self.stories, RULES)
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
-                raise ValueError(f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact")
+                raise ValueError(
+                    f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact"
+                )
             if not 0 <= self.facts_from < self.facts_to <= 1:
-                raise ValueError(f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1")
+                raise ValueError(
+                    f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1"
+                )
             check_set(self.eval_set, self.test_eval_length)
             part_name(self.eval_length or 0)
 
@@ -100,7 +112,9 @@ class BABILong(Hidden):
     def remarks(self) -> list[str]:
         """Where contexts of the test are longer than the haystack, and so have sentences more than once."""
         c = self.config
-        budgets = {task.config.segments: task.config.segments * c.segment_len - c.margin for _, task in self.test_conditions()}
+        budgets = {
+            task.config.segments: task.config.segments * c.segment_len - c.margin for _, task in self.test_conditions()
+        }
         if c.eval_set or not any(budgets):
             return []
         noise = load_noise(self.tokenizer, c.haystack, c.books, "test", c.leading_space)
@@ -132,7 +146,15 @@ class BABILong(Hidden):
         c = self.config
         context = np.concatenate(encoded(self.tokenizer, sentences(row["input"]), c.leading_space))
         full = max(len(context) - (c.segment_len - c.margin), 0)
-        return Sample(None, 0, [context], np.zeros(1, np.int64), 1 - (-full // c.segment_len), len(context), *self.tail(row["question"], row["target"]))
+        return Sample(
+            None,
+            0,
+            [context],
+            np.zeros(1, np.int64),
+            1 - (-full // c.segment_len),
+            len(context),
+            *self.tail(row["question"], row["target"]),
+        )
 
     def fitting(self, stream: Iterator[Question], segments: int) -> tuple[Question, list[np.ndarray]]:
         """The next question whose facts fit into so many segments, and the tokens of the facts."""
@@ -144,9 +166,13 @@ class BABILong(Hidden):
                 facts = encoded(self.tokenizer, question.facts, c.leading_space)
                 if sum(map(len, facts)) <= room:
                     return question, facts
-        raise ValueError(f"segments={segments}: no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len")
+        raise ValueError(
+            f"segments={segments}: no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len"
+        )
 
-    def place(self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack | None, rng: Generator) -> Sample:
+    def place(
+        self, chosen: tuple[Question, list[np.ndarray]], segments: int, noise: Haystack | None, rng: Generator
+    ) -> Sample:
         """Draw where the noise begins and which gaps between its sentences hold the facts."""
         question, facts = chosen
         lengths = np.array([len(fact) for fact in facts])
@@ -157,22 +183,29 @@ class BABILong(Hidden):
             chosen_F = np.sort(rng.integers(*self.gaps(noise, position, tokens, told), len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - told)
         starts_F = gaps_F + np.cumsum(lengths) - lengths
-        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, *self.tail(question.text, question.answer))
+        return Sample(
+            noise, position, facts, starts_F, max(segments, 1), tokens, *self.tail(question.text, question.answer)
+        )
 
     def tail(self, question: str, answer: str) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of the question with GEN, and of the answer with EOS."""
         asked, told = encoded(self.tokenizer, [question, answer], self.config.leading_space)
         if len(asked) + len(told) + 2 > self.config.margin:
-            raise ValueError(f"margin={self.config.margin}: expected at least {len(asked) + len(told) + 2}, the tokens of a question, GEN, its answer and EOS")
+            raise ValueError(
+                f"margin={self.config.margin}: expected at least {len(asked) + len(told) + 2}, the tokens of a question, GEN, its answer and EOS"
+            )
         return np.append(asked, self.tokenizer.gen_id), np.append(told, self.tokenizer.eos_id)
 
     def gaps(self, noise: Haystack, position: int, tokens: int, told: int) -> tuple[int, int]:
-        """From which gap on, and before which, facts may lie: gap k is in front of sentence k, and one more at the end of the context."""
+        """From which gap on, and before which, facts may lie: gap k is in front of sentence k, and one more at the end
+        of the context."""
         c = self.config
         first = noise.sentences(position, math.ceil(tokens * c.facts_from))
         last = noise.sentences(position, int(tokens * c.facts_to) - told) + (c.facts_to == 1)
         if first >= last:
-            raise ValueError(f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range")
+            raise ValueError(
+                f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range"
+            )
         return first, last
 
     def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
@@ -185,7 +218,8 @@ TRIES = 10_000
 
 
 def babilong_compare(target: str, output: str, question: str, labels: Sequence[str]) -> bool:
-    """Whether the labels in the first sentence of ``output``, those of the question left out, are ``target`` and no other.
+    """Whether the labels in the first sentence of ``output``, those of the question left out, are ``target`` and no
+    other.
 
     Source: spec 3.8, the metric of the BABILong repository.
     """
@@ -197,4 +231,10 @@ def babilong_compare(target: str, output: str, question: str, labels: Sequence[s
 @lru_cache(maxsize=16)
 def load_noise(tokenizer: Tokenizer, haystack: str, books: int | None, split: str, leading_space: bool) -> Haystack:
     """The sentences of a split's books, without those that might state a fact."""
-    return build_haystack(load_corpus(haystack, split, books), tokenizer, cache_folder(), without=(PEOPLE, PLACES), leading_space=leading_space)
+    return build_haystack(
+        load_corpus(haystack, split, books),
+        tokenizer,
+        cache_folder(),
+        without=(PEOPLE, PLACES),
+        leading_space=leading_space,
+    )

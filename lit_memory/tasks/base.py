@@ -18,7 +18,8 @@ Segment = Tensor | tuple[Tensor, Tensor]
 
 
 def generator(seed: int, split: str, step: int) -> torch.Generator:
-    """A CPU generator that depends on its arguments alone: the same bits on any machine, in any process, in any order."""
+    """A CPU generator that depends on its arguments alone: the same bits on any machine, in any process, in any
+    order."""
     return torch.Generator().manual_seed(mixed_seed(seed, split, step))
 
 
@@ -26,17 +27,21 @@ def generator(seed: int, split: str, step: int) -> torch.Generator:
 class Batch:
     """What a model reads and what it is asked.
 
-    ids_BT: token ids. targets_BT: the id at every position that is scored, -100 elsewhere; position p is predicted from p-1.
-        Numbers in place of ids: see ``Task.inputs``.
+    ids_BT: token ids. targets_BT: the id at every position that is scored, -100 elsewhere; position p is predicted from
+        p-1. Numbers in place of ids: see ``Task.inputs``.
     segment_len: tokens per segment where the task fixes it (None: the whole sequence).
     read_only: the last ``read_only`` segments ask and do not write; if positive, all targets lie in them.
     meta: numbers per sample (B,) that say what kind of sample it is.
-    context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a tuple, or an
-        iterable that makes them as it goes, once, some with a mask. Samples are ordered so that the longest come first: b grows up to B.
-    prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model, which then goes on by itself (``score_text``); None: it does not.
-    continues: whether the samples go on where those of the batch before have ended, with the memory that those have left (False: they begin).
-        The last token of such a batch is only predicted; the next one begins with it. None: the batch stands alone.
-    apart: lines (B, n, L) that are in no context, and a mask that is True at real tokens, for models that learn to write lines. None: there are none.
+    context: segments (b, T) that are read before ``ids_BT``, each a part of a sample that may be too long to hold: a
+        tuple, or an iterable that makes them as it goes, once, some with a mask. Samples are ordered so that the
+        longest come first: b grows up to B.
+    prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model, which then goes on by itself (``score_text``);
+        None: it does not.
+    continues: whether the samples go on where those of the batch before have ended, with the memory that those have
+        left (False: they begin). The last token of such a batch is only predicted; the next one begins with it. None:
+        the batch stands alone.
+    apart: lines (B, n, L) that are in no context, and a mask that is True at real tokens, for models that learn to
+        write lines. None: there are none.
     """
 
     ids_BT: Tensor
@@ -61,16 +66,23 @@ class Batch:
         if self.apart is not None:
             moved["apart"] = move(self.apart[0]), move(self.apart[1])
         context = (tuple(map(move, part)) if isinstance(part, tuple) else move(part) for part in self.context)
-        return replace(self, **moved, meta={k: move(v) for k, v in self.meta.items()}, context=tuple(context) if isinstance(self.context, tuple) else context)
+        return replace(
+            self,
+            **moved,
+            meta={k: move(v) for k, v in self.meta.items()},
+            context=tuple(context) if isinstance(self.context, tuple) else context,
+        )
 
     def written(self) -> list[Segment]:
-        """The segments that the samples write: ``context``, which is read if it is an iterator, and those of ``ids_BT`` before the read-only ones."""
+        """The segments that the samples write: ``context``, which is read if it is an iterator, and those of ``ids_BT``
+        before the read-only ones."""
         written_BT = self.ids_BT[:, : self.ids_BT.shape[1] - self.read_only * (self.segment_len or 0)]
         length = written_BT.shape[1]
         return [*self.context, *(written_BT.split(self.segment_len or length, dim=1) if length else ())]
 
     def recut(self, lengths: Sequence[int]) -> "Batch":
-        """The same batch, whose written tokens become ``context`` in segments of ``lengths``: the last one repeats, 0 is all that is left.
+        """The same batch, whose written tokens become ``context`` in segments of ``lengths``: the last one repeats, 0
+        is all that is left.
 
         For a batch of a task with ``any_segments``: one tensor with read-only segments of ``segment_len`` at its end.
         """
@@ -81,24 +93,29 @@ class Batch:
             length = lengths[min(len(cuts), len(lengths) - 1)]
             cuts.append(min(length or left, left))
             left -= cuts[-1]
-        return replace(self, ids_BT=asked_BT, targets_BT=self.targets_BT[:, -asked:], context=written_BT.split(cuts, dim=1))
+        return replace(
+            self, ids_BT=asked_BT, targets_BT=self.targets_BT[:, -asked:], context=written_BT.split(cuts, dim=1)
+        )
 
 
 class Task:
     """A pure sampler and its metric.
 
-    ``batch(seed, split, step, size)`` returns the same bits for the same arguments. A split may have an end (``count``): then validation
-    and test take its samples in order, each at most once. ``Config.test_<field>`` lists the values of ``<field>`` that the test visits.
+    ``batch(seed, split, step, size)`` returns the same bits for the same arguments. A split may have an end
+    (``count``): then validation and test take its samples in order, each at most once. ``Config.test_<field>`` lists
+    the values of ``<field>`` that the test visits.
 
-    Metrics are means over a whole split, exact for batches of any size: ``score`` returns one value per sample, from predicted ids; a
-    task with ``scores_losses`` gets the loss at every position in place of them, and returns the values that are averaged, of any number,
-    per name. ``summarize`` adds what follows from the means. The x axis of a figure is a field that the test varies, or the axis of one of
+    Metrics are means over a whole split, exact for batches of any size: ``score`` returns one value per sample, from
+    predicted ids; a task with ``scores_losses`` gets the loss at every position in place of them, and returns the
+    values that are averaged, of any number, per name. ``summarize`` adds what follows from the means. The x axis of a
+    figure is a field that the test varies, or the axis of one of
     ``curves``: metrics of which one test has a value at every place, under the name ``metric[place]``.
     """
 
     Config: ClassVar[type]
     metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
-    """Names of what validation and test measure, one by one or by ``summarize``; the first selects grid points and is shown while a run is on."""
+    """Names of what validation and test measure, one by one or by ``summarize``; the first selects grid points and is
+    shown while a run is on."""
     lower: ClassVar[tuple[str, ...]] = ()
     """Those of the metrics of which less is better."""
     derived: ClassVar[tuple[str, ...]] = ()
@@ -120,8 +137,9 @@ class Task:
 
     @property
     def inputs(self) -> int:
-        """Numbers that a token is made of. 0: tokens are ids. If positive, ``ids_BT`` is (B, T, inputs), ``targets_BT`` is (B, T, H), nan where
-        nothing is scored, ``vocab_size`` is the largest H, the loss is the squared error, and ``score`` gets what was predicted."""
+        """Numbers that a token is made of. 0: tokens are ids. If positive, ``ids_BT`` is (B, T, inputs), ``targets_BT``
+        is (B, T, H), nan where nothing is scored, ``vocab_size`` is the largest H, the loss is the squared error, and
+        ``score`` gets what was predicted."""
         return 0
 
     @property
@@ -140,7 +158,8 @@ class Task:
         return (self.written + 1) * (self.segment_len or 1)
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
-        """``size`` samples of ``split`` ("train", "valid" or "test"). Default: drawn, with replacement, from the ``count`` that there are."""
+        """``size`` samples of ``split`` ("train", "valid" or "test"). Default: drawn, with replacement, from the
+        ``count`` that there are."""
         count = self.count(split)
         if count is None:
             raise NotImplementedError
@@ -155,7 +174,8 @@ class Task:
         raise NotImplementedError
 
     def in_parts(self, split: str) -> bool:
-        """Whether batch k has the k-th part of what a split has in order, so that a validation or a test reads batches of one size."""
+        """Whether batch k has the k-th part of what a split has in order, so that a validation or a test reads batches
+        of one size."""
         return False
 
     @property
@@ -176,7 +196,8 @@ class Task:
         raise NotImplementedError
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Metrics per sample, (B,), from the ``new_tokens`` tokens that a model said after the prompts of a batch that has them."""
+        """Metrics per sample, (B,), from the ``new_tokens`` tokens that a model said after the prompts of a batch that
+        has them."""
         raise NotImplementedError
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -184,7 +205,8 @@ class Task:
         raise NotImplementedError
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """What is averaged, (n,) for any n, from the loss at every target position (nan elsewhere); "loss" is one of the names."""
+        """What is averaged, (n,) for any n, from the loss at every target position (nan elsewhere); "loss" is one of
+        the names."""
         raise NotImplementedError
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
@@ -217,15 +239,19 @@ class Task:
             raise ValueError(f"test_{error}") from None
 
     def test_sizes(self, test_size: int | Sequence[int]) -> list[int]:
-        """Contexts at every value of the test, of which ``test_size`` has one number for all or one for each. Raises ValueError for another count."""
+        """Contexts at every value of the test, of which ``test_size`` has one number for all or one for each. Raises
+        ValueError for another count."""
         values = self.test_axis()[1]
         sizes = [test_size] * len(values) if isinstance(test_size, int) else list(test_size)
         if len(sizes) != len(values):
-            raise ValueError(f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}")
+            raise ValueError(
+                f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}"
+            )
         return sizes
 
     def x_values(self, x: str) -> list:
-        """Where a figure with this x axis has values: those of ``test_<field>``, or the places of a curve; [] for an axis that the task does not have.
+        """Where a figure with this x axis has values: those of ``test_<field>``, or the places of a curve; [] for an
+        axis that the task does not have.
 
         A test with several conditions has the curve of its last one.
         """
@@ -244,7 +270,8 @@ class Task:
 
 
 def exact_match(predicted_BT: Tensor, batch: Batch) -> Tensor:
-    """Share of a sample's answers that are right in every token, (B,). An answer is what one read-only segment is asked."""
+    """Share of a sample's answers that are right in every token, (B,). An answer is what one read-only segment is
+    asked."""
     answers = max(batch.read_only, 1)
     length = batch.ids_BT.shape[1] if not batch.read_only else batch.read_only * (batch.segment_len or 0)
     targets, predicted = (t[:, -length:].unflatten(1, (answers, -1)) for t in (batch.targets_BT, predicted_BT))

@@ -1,17 +1,21 @@
 """DNA: which class a sequence of bases belongs to.
 
 Paper:     Behrouz et al. 2025, Titans, arXiv 2501.00663, section 5.6 and table 4.
-Data:      Gresova et al. 2023, GenomicsBenchmarks, BMC Genomic Data 24:25; tokens and padding as in Nguyen et al. 2023, HyenaDNA,
-           arXiv 2306.15794 (spec 9).
+Data:      Gresova et al. 2023, GenomicsBenchmarks, BMC Genomic Data 24:25; tokens and padding as in Nguyen et al. 2023,
+           HyenaDNA, arXiv 2306.15794 (spec 9).
 
-    [padding] A C G T ... N ASK class        one character is one token; scored at the class, which has a token of its own
+    [padding] A C G T ... N ASK class        one character is one token; scored at the class, which has a token of its
+    own
 
 Deviations
-1. Without a download there is a stand-in, ``motifs``: in a sequence of class 1 motif A is followed by motif B at a distance of 20 to 120
-   bases, on either strand; class 0 has them in the wrong order, or one with the letters of the other shuffled, so that both classes
-   have the same bases. Samples are drawn on the fly and checked: what chance adds does not change a class.
-2. The paper pre-trains on the human genome. ``next_base`` makes every base of the training sequences a target, for a first stage.
-3. Validation has a tenth of the training sequences, by a hash of their bases; the published sets have none of their own.
+1. Without a download there is a stand-in, ``motifs``: in a sequence of class 1 motif A is followed by motif B at a
+   distance of 20 to 120 bases, on either strand; class 0 has them in the wrong order, or one with the letters of the
+   other shuffled, so that both classes have the same bases. Samples are drawn on the fly and checked: what chance adds
+   does not change a class.
+2. The paper pre-trains on the human genome. ``next_base`` makes every base of the training sequences a target, for a
+   first stage.
+3. Validation has a tenth of the training sequences, by a hash of their bases; the published sets have none of their
+   own.
 
 Shape suffixes: B batch, L bases of a sample, T tokens.
 """
@@ -37,7 +41,13 @@ from lit_memory.util.seeds import mixed_seed
 BASES = "ACGTN"
 PAD, ASK, FIRST_CLASS = 5, 6, 7
 """Token ids behind those of the bases, 0 to 4."""
-SETS = ("human_enhancers_cohn", "human_enhancers_ensembl", "human_ensembl_regulatory", "human_nontata_promoters", "human_ocr_ensembl")
+SETS = (
+    "human_enhancers_cohn",
+    "human_enhancers_ensembl",
+    "human_ensembl_regulatory",
+    "human_nontata_promoters",
+    "human_ocr_ensembl",
+)
 HUB = {name: f"katarinagresova/Genomic_Benchmarks_{name}" for name in SETS}
 """Source -> name on the Hugging Face hub."""
 HELD_OUT = 10
@@ -58,8 +68,8 @@ class DNA(Task):
     @dataclass
     class Config:
         source: str = "motifs"
-        """motifs, the stand-in; a set of GenomicsBenchmarks on the hub, human_enhancers_cohn for example; or a folder, see
-        ``load_sequences``."""
+        """motifs, the stand-in; a set of GenomicsBenchmarks on the hub, human_enhancers_cohn for example; or a folder,
+        see ``load_sequences``."""
         length: int = 500
         """Bases of a sample; longer sequences are cut at their end, shorter ones padded in front."""
         classes: int = 2
@@ -178,7 +188,8 @@ def plant(rng: Generator, bases_L: np.ndarray, label: int) -> None:
 
 
 def has_pair(bases_BL: np.ndarray) -> np.ndarray:
-    """Which sequences, (B,), have A before B at the right distance on either strand, each with at most one other base."""
+    """Which sequences, (B,), have A before B at the right distance on either strand, each with at most one other
+    base."""
     found_B = np.zeros(len(bases_BL), bool)
     for strand_BL in (bases_BL, reverse_complement(bases_BL)):
         windows = np.lib.stride_tricks.sliding_window_view(strand_BL, WIDTH, axis=1)
@@ -224,22 +235,32 @@ def load_sequences(source: str, split: str, classes: int) -> Sequences:
     train/<class>/*       .txt files with one sequence a line, or .fa and .fasta files, or
     train/<class>.txt     (or .fa, or .fasta) the same, with one file for each class.
 
-    Classes are numbered in the order of their names in the training part. Raises ValueError for a character that is no base, for a
-    table without these columns and for classes that do not fit; FileNotFoundError for what is not there.
+    Classes are numbered in the order of their names in the training part. Raises ValueError for a character that is no
+    base, for a table without these columns and for classes that do not fit; FileNotFoundError for what is not there.
     """
     part = split if split != "valid" or _has(source, "valid") else "train"
     found = list(_fetch(source, part) if source in HUB else _read(Path(source), part))
     names = sorted({label for _, label in found}) if part == "train" else load_sequences(source, "train", classes).names
     if len(names) != classes:
-        raise ValueError(f"{source}: has {len(names)} classes ({', '.join(names)}), but classes={classes}; set it to {len(names)}")
+        raise ValueError(
+            f"{source}: has {len(names)} classes ({', '.join(names)}), but classes={classes}; set it to {len(names)}"
+        )
     if strange := {label for _, label in found}.difference(names):
-        raise ValueError(f"{source}: the {part} part has the class {min(strange)!r}; expected those of the train part, {', '.join(names)}")
+        raise ValueError(
+            f"{source}: the {part} part has the class {min(strange)!r}; expected those of the train part, {', '.join(names)}"
+        )
     if part == "train" and not _has(source, "valid"):
-        found = [(bases, label) for bases, label in found if (zlib.crc32(bases.tobytes()) % HELD_OUT == 0) == (split == "valid")]
+        found = [
+            (bases, label)
+            for bases, label in found
+            if (zlib.crc32(bases.tobytes()) % HELD_OUT == 0) == (split == "valid")
+        ]
     if not found:
         raise ValueError(f"{source}: no sequences for split {split!r}; expected more than a few")
     ends = np.cumsum([0, *(len(bases) for bases, _ in found)])
-    return Sequences(np.concatenate([bases for bases, _ in found]), ends, np.array([names.index(label) for _, label in found]), names)
+    return Sequences(
+        np.concatenate([bases for bases, _ in found]), ends, np.array([names.index(label) for _, label in found]), names
+    )
 
 
 Record = tuple[np.ndarray, str]
@@ -266,7 +287,9 @@ def _read(folder: Path, part: str) -> Iterator[Record]:
         return
     paths = sorted(path for path in (folder / part).rglob("*") if path.suffix in (".txt", ".fa", ".fasta"))
     if not paths:
-        raise FileNotFoundError(f"{folder}: no sequences in {part}; expected {part}.csv, or .txt or .fa files in {part}/<class>")
+        raise FileNotFoundError(
+            f"{folder}: no sequences in {part}; expected {part}.csv, or .txt or .fa files in {part}/<class>"
+        )
     for path in paths:
         label = path.stem if path.parent == folder / part else path.parent.name
         yield from ((bases, label) for bases in _read_lines(path))
@@ -291,7 +314,9 @@ def _read_table(path: Path) -> Iterator[Record]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.DictReader(file)
         if not {"seq", "label"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"{path}:1: has the columns {', '.join(rows.fieldnames or ())}; expected seq and label among them")
+            raise ValueError(
+                f"{path}:1: has the columns {', '.join(rows.fieldnames or ())}; expected seq and label among them"
+            )
         for row in rows:
             if not row["seq"] or not row["label"]:
                 raise ValueError(f"{path}:{rows.line_num}: expected a sequence and a label")
@@ -306,7 +331,9 @@ def _fetch(source: str, part: str) -> Iterator[Record]:
         rows: Any = load_dataset(HUB[source], split=part)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
-        raise FileNotFoundError(f"{source}: {HUB[source]} is not in reach on the Hugging Face hub ({kind}); check the network, or name a folder") from error
+        raise FileNotFoundError(
+            f"{source}: {HUB[source]} is not in reach on the Hugging Face hub ({kind}); check the network, or name a folder"
+        ) from error
     for number, row in enumerate(rows):
         if not {"seq", "label"} <= row.keys():
             raise ValueError(f"{HUB[source]}: has the columns {', '.join(row)}; expected seq and label among them")

@@ -1,16 +1,20 @@
-"""What tasks share whose samples are episodes of lines, for models that remember lines; and the same samples as plain text, for all others.
+"""What tasks share whose samples are episodes of lines, for models that remember lines; and the same samples as plain
+text, for all others.
 
-    layout "lines"    context: [line] [line] ... [line] [question], each left-aligned in line_tokens columns    tail: prompt answer EOS
-    layout "text"     as ``hidden.py`` has it: [line line ... line question answer EOS]
+    layout "lines"    context: [line] [line] ... [line] [question], each left-aligned in line_tokens columns    tail:
+    prompt answer EOS layout "text"     as ``hidden.py`` has it: [line line ... line question answer EOS]
 
-A line is a fact, or a sentence of the noise between facts, cut after every ``line_tokens`` tokens. A fact without tokens is an empty line: one
-pad token that is real. Episodes end together: a shorter one begins with lines that have no real token.
+A line is a fact, or a sentence of the noise between facts, cut after every ``line_tokens`` tokens. A fact without
+tokens is an empty line: one pad token that is real. Episodes end together: a shorter one begins with lines that have no
+real token.
 
-Of a share of the training samples a model is told which lines support the answer: ``meta["support"]`` (B, H) counts them back from the question
-(1: the line before it; 0: not told), hop by hop. Nothing learns from validation and test, so there it is told for all. As text, a training
-sample of the share has a second tail that asks for the facts themselves; another sample has the tail, too, without targets.
+Of a share of the training samples a model is told which lines support the answer: ``meta["support"]`` (B, H) counts
+them back from the question (1: the line before it; 0: not told), hop by hop. Nothing learns from validation and test,
+so there it is told for all. As text, a training sample of the share has a second tail that asks for the facts
+themselves; another sample has the tail, too, without targets.
 
-Source: Das, Ko, Dai et al. 2025 (MemReasoner), sections 4 and B; Nelson et al. 2024, arXiv 2407.01437, section 3 (spec 4.1, 4.2, 6).
+Source: Das, Ko, Dai et al. 2025 (MemReasoner), sections 4 and B; Nelson et al. 2024, arXiv 2407.01437, section 3 (spec
+    4.1, 4.2, 6).
 
 Shape suffixes: B batch, L tokens of a line, F facts, H hops, N tokens of an answer, X lines of a batch.
 """
@@ -41,7 +45,8 @@ NOTHING = np.empty(0, np.int32)
 
 @dataclass
 class EpisodesConfig(TextConfig):
-    """The margin is for what text asks and answers; ``line_tokens`` and ``segment_lines`` are for lines, where ``segment_len`` holds prompt, answer and EOS."""
+    """The margin is for what text asks and answers; ``line_tokens`` and ``segment_lines`` are for lines, where
+    ``segment_len`` holds prompt, answer and EOS."""
 
     segment_len: int = 128
     margin: int = 48
@@ -55,7 +60,8 @@ class EpisodesConfig(TextConfig):
     supporting: float = 0.0
     """Share of the training samples of which the supporting facts are told, chosen by a hash of their text."""
     apart: int = 0
-    """Sentences of books that come with every training sample of lines, in no context (published: about one), for models that learn to write lines."""
+    """Sentences of books that come with every training sample of lines, in no context (published: about one), for
+    models that learn to write lines."""
     test_tokens: list[int] = field(default_factory=list)
     """Tokens of the contexts that the test visits; default: ``tokens``."""
 
@@ -68,11 +74,14 @@ class EpisodesConfig(TextConfig):
         if not 0 <= self.supporting <= 1:
             raise ValueError(f"supporting={self.supporting}: expected a share from 0 to 1")
         if len(axes := [name for name, values in vars(self).items() if name.startswith("test_") and values]) > 1:
-            raise ValueError(f"{axes[1]}={getattr(self, axes[1])}: a test varies one field; expected none where {axes[0]} is given")
+            raise ValueError(
+                f"{axes[1]}={getattr(self, axes[1])}: a test varies one field; expected none where {axes[0]} is given"
+            )
 
 
 class Place(NamedTuple):
-    """Where the facts of a context lie: between ``room`` tokens of noise from ``position`` on, behind so many of them each."""
+    """Where the facts of a context lie: between ``room`` tokens of noise from ``position`` on, behind so many of them
+    each."""
 
     facts: Sequence[np.ndarray]
     gaps_F: np.ndarray
@@ -82,7 +91,8 @@ class Place(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What is asked of a context: ``question`` in text, ``line`` and ``prompt`` in lines; one answer to a tail of lines, all of them in one of text."""
+    """What is asked of a context: ``question`` in text, ``line`` and ``prompt`` in lines; one answer to a tail of
+    lines, all of them in one of text."""
 
     question: str
     line: str
@@ -92,7 +102,8 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Episode(Sample):
-    """A sample that may also be read as lines. line: tokens of the question. support: numbers of the facts that support the answer, hop by hop."""
+    """A sample that may also be read as lines. line: tokens of the question. support: numbers of the facts that support
+    the answer, hop by hop."""
 
     line: np.ndarray = field(default_factory=NOTHING.copy)
     support: Sequence[int] = ()
@@ -107,7 +118,11 @@ class Lines:
         self.noise = cut(sample.noise, most) if sample.noise else None
         lengths_F = np.array([len(fact) for fact in sample.facts], np.int64)
         before_F = sample.starts_F - (np.cumsum(lengths_F) - lengths_F)
-        self.ends = [sample.position, *(sample.position + before_F).tolist(), sample.position + sample.context - int(lengths_F.sum())]
+        self.ends = [
+            sample.position,
+            *(sample.position + before_F).tolist(),
+            sample.position + sample.context - int(lengths_F.sum()),
+        ]
         counts = np.empty(2 * len(lengths_F) + 1, np.int64)  # of noise, a fact, noise, ..., a fact, noise
         counts[::2] = [self.between(a, b) for a, b in pairwise(self.ends)]
         counts[1::2] = np.maximum(1, -(-lengths_F // most))
@@ -141,7 +156,9 @@ class Lines:
         if self.noise is None or not count:
             return []
         start, stop = self.ends[part // 2], self.ends[part // 2 + 1]
-        starts = start + 1 + self.noise.offset(start + 1, np.arange(skip, skip + count + 1) - 1)  # of line k > 0, and of the next one
+        starts = (
+            start + 1 + self.noise.offset(start + 1, np.arange(skip, skip + count + 1) - 1)
+        )  # of line k > 0, and of the next one
         starts[0] = start if skip == 0 else starts[0]
         starts[-1] = min(starts[-1], stop)
         tokens, edges = self.noise.tokens(int(starts[0]), int(starts[-1] - starts[0])), (starts - starts[0]).tolist()
@@ -168,7 +185,11 @@ class Episodes(Hidden):
 
     def test_axis(self) -> tuple[str, list]:
         """The field that has values, or ``tokens``."""
-        given = [name.removeprefix("test_") for name, values in vars(self.config).items() if name.startswith("test_") and values]
+        given = [
+            name.removeprefix("test_")
+            for name, values in vars(self.config).items()
+            if name.startswith("test_") and values
+        ]
         axis = given[0] if given else "tokens"
         return axis, getattr(self.config, f"test_{axis}") or [self.config.tokens]
 
@@ -198,23 +219,38 @@ class Episodes(Hidden):
         c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
         hay = cut(self.prose("train"), c.line_tokens)
         places = [hay.place(rng) for _ in range(size * c.apart)]
-        ids_XL, mask_XL = rows_of([hay.tokens(place, int(hay.offset(place, 1))) for place in places], c.line_tokens, self.tokenizer.pad_id)
+        ids_XL, mask_XL = rows_of(
+            [hay.tokens(place, int(hay.offset(place, 1))) for place in places], c.line_tokens, self.tokenizer.pad_id
+        )
         return ids_XL.unflatten(0, (size, -1)), mask_XL.unflatten(0, (size, -1))
 
     def in_lines(self, episodes: Sequence[Episode], split: str) -> Batch:
         """A batch in layout "lines"; a tail to every hop that has an answer of its own."""
         c = self.config
-        views, prompts = [Lines(episode, c.line_tokens) for episode in episodes], torch.tensor([len(episode.question) for episode in episodes])
+        views, prompts = (
+            [Lines(episode, c.line_tokens) for episode in episodes],
+            torch.tensor([len(episode.question) for episode in episodes]),
+        )
         asked = zip(*([(episode.question, episode.answer), *episode.more] for episode in episodes), strict=True)
-        ids, targets = zip(*(tail([NOTHING] * len(episodes), each, c.segment_len, self.tokenizer.pad_id) for each in asked), strict=True)
-        support = [[(len(v) - v.number(fact)) * e.told for fact in e.support] for v, e in zip(views, episodes, strict=True)]
-        meta = self.meta(episodes) | {"asked": torch.zeros_like(prompts), "prompt": prompts, "support": torch.tensor(support)}
+        ids, targets = zip(
+            *(tail([NOTHING] * len(episodes), each, c.segment_len, self.tokenizer.pad_id) for each in asked),
+            strict=True,
+        )
+        support = [
+            [(len(v) - v.number(fact)) * e.told for fact in e.support] for v, e in zip(views, episodes, strict=True)
+        ]
+        meta = self.meta(episodes) | {
+            "asked": torch.zeros_like(prompts),
+            "prompt": prompts,
+            "support": torch.tensor(support),
+        }
         context, test = self.segments_of(episodes, views), split == "test"
         options = {"meta": meta, "context": context if test else tuple(context), "prompt_B": prompts if test else None}
         return Batch(torch.cat(ids, dim=1), torch.cat(targets, dim=1), c.segment_len, len(ids), **options)
 
     def segments_of(self, episodes: Sequence[Episode], views: Sequence[Lines]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The context, segment by segment: ids (B, lines * L) and their mask. The last line of the last one is the question."""
+        """The context, segment by segment: ids (B, lines * L) and their mask. The last line of the last one is the
+        question."""
         c, pad_id = self.config, self.tokenizer.pad_id
         n, empty = c.segment_lines, np.array([pad_id])
         end = -(-(max(map(len, views)) + 1) // n) * n
@@ -229,26 +265,46 @@ class Episodes(Hidden):
             yield ids_XL.view(len(episodes), -1), mask_XL.view(len(episodes), -1)
 
     def episode(self, place: Place, support: Sequence[int], texts: Texts, split: str, key: Sequence[str]) -> Episode:
-        """A sample of facts in their places, and what is asked of it; by the texts of ``key`` it is told what supports the answer.
+        """A sample of facts in their places, and what is asked of it; by the texts of ``key`` it is told what supports
+        the answer.
 
-        Raises ValueError for what does not fit into a tail or a line, and for an answer with a word that the tokenizer does not have.
+        Raises ValueError for what does not fit into a tail or a line, and for an answer with a word that the tokenizer
+        does not have.
         """
         c, tokenizer, told = self.config, self.tokenizer, self.told(split, key)
         lengths = np.array([len(fact) for fact in place.facts], np.int64)
         context = place.room + int(lengths.sum())
         segments = 1 - (-max(context - c.segment_len + c.margin, 0) // c.segment_len)
-        asked, more = self.lines_asked(texts) if c.layout == "lines" else self.text_asked(texts, [place.facts[i] for i in support], split, told)
+        asked, more = (
+            self.lines_asked(texts)
+            if c.layout == "lines"
+            else self.text_asked(texts, [place.facts[i] for i in support], split, told)
+        )
         (line,) = encoded(tokenizer, [texts.line], leading_space=True)
         name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
         if (needed := max(len(question) + len(answer) for question, answer in [asked, *more])) > most:
-            raise ValueError(f"{name}={most}: expected at least {needed}, the tokens of a question or prompt, its answer and EOS")
+            raise ValueError(
+                f"{name}={most}: expected at least {needed}, the tokens of a question or prompt, its answer and EOS"
+            )
         if c.layout == "lines" and len(line) > c.line_tokens:
             raise ValueError(f"line_tokens={c.line_tokens}: expected at least {len(line)}, the tokens of a question")
         if c.tokenizer == "word" and any(UNKNOWN in answer for _, answer in [asked, *more[: len(texts.answers) - 1]]):
             told_by = "expected one of task and vocabulary, or another tokenizer"
             raise ValueError(f"answer={', '.join(texts.answers)!r}: tokenizer 'word' has no such word; {told_by}")
         starts_F = place.gaps_F + np.cumsum(lengths) - lengths
-        return Episode(place.noise, place.position, list(place.facts), starts_F, segments, context, *asked, more, line, support, told)
+        return Episode(
+            place.noise,
+            place.position,
+            list(place.facts),
+            starts_F,
+            segments,
+            context,
+            *asked,
+            more,
+            line,
+            support,
+            told,
+        )
 
     def lines_asked(self, texts: Texts) -> tuple[Asked, list[Asked]]:
         """A prompt and an answer for every tail of lines: the first one, and the others."""
@@ -256,12 +312,19 @@ class Episodes(Hidden):
         first, *others = [(prompt, np.append(answer, self.tokenizer.eos_id)) for answer in answers]
         return first, others
 
-    def text_asked(self, texts: Texts, support: Sequence[np.ndarray], split: str, told: bool) -> tuple[Asked, list[Asked]]:
-        """Question and answer in text; and, in training with ``supporting``, the question for the facts, which is answered where they are told."""
+    def text_asked(
+        self, texts: Texts, support: Sequence[np.ndarray], split: str, told: bool
+    ) -> tuple[Asked, list[Asked]]:
+        """Question and answer in text; and, in training with ``supporting``, the question for the facts, which is
+        answered where they are told."""
         eos_id = self.tokenizer.eos_id
-        question, cite, answer = encoded(self.tokenizer, [texts.question, f"{texts.line} {CITE}", ", ".join(texts.answers)], leading_space=True)
+        question, cite, answer = encoded(
+            self.tokenizer, [texts.question, f"{texts.line} {CITE}", ", ".join(texts.answers)], leading_space=True
+        )
         facts = np.append(np.concatenate(support), eos_id)
-        return (question, np.append(answer, eos_id)), [(cite, facts if told else NOTHING)] * (split == "train" and self.config.supporting > 0)
+        return (question, np.append(answer, eos_id)), [(cite, facts if told else NOTHING)] * (
+            split == "train" and self.config.supporting > 0
+        )
 
     def told(self, split: str, key: Sequence[str]) -> bool:
         """Whether a sample of these texts comes with its supporting facts."""
@@ -274,10 +337,17 @@ class Episodes(Hidden):
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         shape = (len(predicted_BT), batch.read_only, -1)
         parts = [predicted_BT.view(shape), batch.scored_BT.view(shape)]
-        return self.judged([self.joined([tail[scored] for tail, scored in zip(*tails, strict=True)]) for tails in zip(*parts, strict=True)], batch)
+        return self.judged(
+            [
+                self.joined([tail[scored] for tail, scored in zip(*tails, strict=True)])
+                for tails in zip(*parts, strict=True)
+            ],
+            batch,
+        )
 
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Of what was said after the first prompt, or after every one of R, (B, R * new_tokens): all of it counts as one answer."""
+        """Of what was said after the first prompt, or after every one of R, (B, R * new_tokens): all of it counts as
+        one answer."""
         tails = said_BN.unflatten(1, (-1, min(said_BN.shape[1], self.new_tokens)))
         return self.judged([self.joined(said) for said in tails], batch)
 

@@ -1,29 +1,40 @@
-"""Language modelling in windows of text, with a memory that is empty at the start of each, or in streams, with a memory that goes on.
+"""Language modelling in windows of text, with a memory that is empty at the start of each, or in streams, with a memory
+that goes on.
 
-Paper:     Rodkin et al. 2024, arXiv 2407.04841, the figure of WikiText-103 by segment; Behrouz et al. 2025, arXiv 2501.00663, tables 1 and 5,
-           figure 7 (perplexity, also against length); Bulatov et al. 2022, arXiv 2207.06881, and TARM: streams; spec 8, 9.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, its WikiText scripts; of streams, github.com/booydar/LM-RMT.
+Paper:     Rodkin et al. 2024, arXiv 2407.04841, the figure of WikiText-103 by segment; Behrouz et al. 2025, arXiv
+           2501.00663, tables 1 and 5, figure 7 (perplexity, also against length); Bulatov et al. 2022, arXiv
+           2207.06881, and TARM: streams; spec 8, 9.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, its WikiText scripts; of streams,
+    github.com/booydar/LM-RMT.
 
     text     t0 t1 t2 ...                                        all books of a split, each with its end token
-    window   [s, s + segments * segment_len)                     read segment by segment; every token but the first is scored
-    training s is any place; validation and test: 0, stride, 2 * stride, ...
+    window   [s, s + segments * segment_len)                     read segment by segment; every token but the first is
+    scored training s is any place; validation and test: 0, stride, 2 * stride, ...
 
-    stream   c = batch size columns of L tokens each, L = (tokens - 1) // c in training, where a place that is drawn for every epoch is the
-             text's first; rounded up in validation and test. Batch k reads window k of every column and predicts all tokens that follow one
+    stream   c = batch size columns of L tokens each, L = (tokens - 1) // c in training, where a place that is drawn for
+             every epoch is the text's first; rounded up in validation and test. Batch k reads window k of every column
+             and predicts all tokens that follow one
 
-    perplexity = exp(CE)    bits per byte = CE / ln 2 * tokens / bytes, both of the split    CE: nats, mean over all scored tokens
+    perplexity = exp(CE)    bits per byte = CE / ln 2 * tokens / bytes, both of the split    CE: nats, mean over all
+    scored tokens
 
-The token at a segment's beginning is predicted from the end of the segment before, and counts as one of its own segment.
+The token at a segment's beginning is predicted from the end of the segment before, and counts as one of its own
+segment.
 
 Deviations
-1. A training window begins at any token, drawn with replacement; the reference's begin at multiples of 128, and it reads all once per epoch.
-2. Validation and test windows lie side by side by default, so that no token is scored twice; the reference's stride is a segment (``stride``).
+1. A training window begins at any token, drawn with replacement; the reference's begin at multiples of 128, and it
+   reads all once per epoch.
+2. Validation and test windows lie side by side by default, so that no token is scored twice; the reference's stride is
+   a segment (``stride``).
 3. The first token of every segment but the first counts (the reference's curve leaves out all of them, its total none).
-4. No text is dropped: the last window ends in padding that is not scored. One token alone, which nothing predicts, is left out.
-5. A stream's epochs begin at different places, so that seeds differ (reference: at the first token). Of its training text less than a window per
-   column is left out, of the others nothing.
-6. A stream's batch is ``segments`` segments, which gradients cross; the reference's is one, and the D before it are read again for their gradients.
-7. ``<unk>`` of WikiText is text like any other; the reference makes it GPT-2's end of text in WikiText-103, not in WikiText-2.
+4. No text is dropped: the last window ends in padding that is not scored. One token alone, which nothing predicts, is
+   left out.
+5. A stream's epochs begin at different places, so that seeds differ (reference: at the first token). Of its training
+   text less than a window per column is left out, of the others nothing.
+6. A stream's batch is ``segments`` segments, which gradients cross; the reference's is one, and the D before it are
+   read again for their gradients.
+7. ``<unk>`` of WikiText is text like any other; the reference makes it GPT-2's end of text in WikiText-103, not in
+   WikiText-2.
 
 Shape suffixes: B batch, T tokens of a window.
 """
@@ -58,23 +69,28 @@ class LanguageModeling(Task):
     @dataclass
     class Config:
         source: str = "noise"
-        """Synthetic English; a folder of books or of WikiText; or a set of the hub, wikitext-..., fineweb-edu or pg19, see ``text.load_corpus``."""
+        """Synthetic English; a folder of books or of WikiText; or a set of the hub, wikitext-..., fineweb-edu or pg19,
+        see ``text.load_corpus``."""
         books: int | None = None
-        """Most books (articles, pages) of a split; default: all of a folder and of WikiText, 50 of noise, 100,000 of FineWeb-Edu."""
+        """Most books (articles, pages) of a split; default: all of a folder and of WikiText, 50 of noise, 100,000 of
+        FineWeb-Edu."""
         tokenizer: str = "word"
-        """word, wikitext (words between spaces, line by line), char, bpe, gpt2, or any folder or name on the hub. Bits per byte mean little with words,
-        which leave out white space and rare ones."""
+        """word, wikitext (words between spaces, line by line), char, bpe, gpt2, or any folder or name on the hub. Bits
+        per byte mean little with words, which leave out white space and rare ones."""
         vocab_size: int = 4096
         """Token ids at most; those of char are 259."""
         vocabulary: str = ""
-        """Where the text comes from that word and bpe are trained on; default: ``source``. A trained model keeps its own."""
+        """Where the text comes from that word and bpe are trained on; default: ``source``. A trained model keeps its
+        own."""
         segments: int = 8
         """Segments of a window."""
         segment_len: int = 128
         stride: int | None = None
-        """Tokens from the beginning of one window of validation and test to that of the next; default: all of the window."""
+        """Tokens from the beginning of one window of validation and test to that of the next; default: all of the
+        window."""
         stream: bool = False
-        """Whether a batch holds the next window of every column of the text and goes on with the memory of the batch before."""
+        """Whether a batch holds the next window of every column of the text and goes on with the memory of the batch
+        before."""
         test_segments: list[int] = field(default_factory=list)
         """Segments of the windows that the test visits; default: ``segments``."""
 
@@ -83,7 +99,9 @@ class LanguageModeling(Task):
             if self.stream and self.stride:
                 raise ValueError(f"stride={self.stride}: expected none for a stream, whose windows follow each other")
             if self.window < 2:
-                raise ValueError(f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored")
+                raise ValueError(
+                    f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored"
+                )
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
 
@@ -109,7 +127,9 @@ class LanguageModeling(Task):
         c = self.config
         found = load_tokenizer(type(self), c.tokenizer, c.vocab_size, c.vocabulary or c.source, c.books)
         if found.vocab_size > self.vocab_size:
-            raise ValueError(f"vocab_size={c.vocab_size}: expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}")
+            raise ValueError(
+                f"vocab_size={c.vocab_size}: expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}"
+            )
         return found
 
     def text(self, split: str) -> Stream:
@@ -118,7 +138,9 @@ class LanguageModeling(Task):
         text = load_text(c.source, split, c.books, self.tokenizer)
         if len(text) < c.window:
             name = f"{c.source}, split {split}"
-            raise ValueError(f"segments={c.segments}: a window has {c.window:,} tokens, all of {name}, {len(text):,}; expected fewer, or more text")
+            raise ValueError(
+                f"segments={c.segments}: a window has {c.window:,} tokens, all of {name}, {len(text):,}; expected fewer, or more text"
+            )
         return text
 
     def stride(self, split: str) -> int:
@@ -134,11 +156,14 @@ class LanguageModeling(Task):
         return length // self.config.window if split == "train" else -(-length // self.config.window)
 
     def column(self, split: str, size: int) -> int:
-        """Tokens that are predicted in each of ``size`` columns. Raises ValueError for a text whose columns have no window."""
+        """Tokens that are predicted in each of ``size`` columns. Raises ValueError for a text whose columns have no
+        window."""
         c, tokens = self.config, len(self.text(split)) - 1
         if tokens // size < c.window:
             name = f"{c.source}, split {split}, in {size:,} columns"
-            raise ValueError(f"segments={c.segments}: a window has {c.window:,} tokens, a column of {name}, {tokens // size:,}; expected fewer, or more text")
+            raise ValueError(
+                f"segments={c.segments}: a window has {c.window:,} tokens, a column of {name}, {tokens // size:,}; expected fewer, or more text"
+            )
         return tokens // size if split == "train" else -(-tokens // size)
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
@@ -150,7 +175,9 @@ class LanguageModeling(Task):
         inside = np.arange(k * window, (k + 1) * window + 1)  # places in a column, of which the first is read only
         places_BT = np.arange(size)[:, None] * column + inside
         real_BT = (inside <= column) & ((places_BT < len(text)) | (split == "train"))
-        ids_BT = np.where(real_BT, text.tokens_N[(first + places_BT) % len(text)].astype(np.int64), self.tokenizer.pad_id)
+        ids_BT = np.where(
+            real_BT, text.tokens_N[(first + places_BT) % len(text)].astype(np.int64), self.tokenizer.pad_id
+        )
         targets_BT = np.where(real_BT & (inside > inside[0]), ids_BT, -100)
         return self.joined(text, ids_BT, targets_BT, k > 0)
 
@@ -173,8 +200,13 @@ class LanguageModeling(Task):
     def joined(self, text: Stream, ids_BT: np.ndarray, targets_BT: np.ndarray, continues: bool | None = None) -> Batch:
         """A batch of tokens of a text."""
         size = len(ids_BT)
-        meta = {"segments": torch.full((size,), self.config.segments), "bytes_per_token": torch.full((size,), text.num_bytes / len(text))}
-        return Batch(torch.from_numpy(ids_BT), torch.from_numpy(targets_BT), self.segment_len, meta=meta, continues=continues)
+        meta = {
+            "segments": torch.full((size,), self.config.segments),
+            "bytes_per_token": torch.full((size,), text.num_bytes / len(text)),
+        }
+        return Batch(
+            torch.from_numpy(ids_BT), torch.from_numpy(targets_BT), self.segment_len, meta=meta, continues=continues
+        )
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]

@@ -1,11 +1,11 @@
 """bAbI as MemReasoner reads it: every fact is a line, and so is every sentence of what hides the facts.
 
-Paper:     Das, Ko, Dai et al. 2025, Can memory-augmented language models generalize on reasoning-in-a-haystack tasks?, sections 4.1 and B.1 to
-           B.3 (spec 4).
+Paper:     Das, Ko, Dai et al. 2025, Can memory-augmented language models generalize on reasoning-in-a-haystack tasks?,
+           sections 4.1 and B.1 to B.3 (spec 4).
 Reference: none is public.
 
-    lines    [Mary moved to the bathroom.] [] [Sandra went to the hallway.] [Where is Mary?]    tail: Mary is in the  bathroom EOS
-    text     [Mary moved to the bathroom. Sandra went to the hallway. Where is Mary? bathroom EOS]
+    lines    [Mary moved to the bathroom.] [] [Sandra went to the hallway.] [Where is Mary?]    tail: Mary is in the
+    bathroom EOS text     [Mary moved to the bathroom. Sandra went to the hallway. Where is Mary? bathroom EOS]
 
     test                      settings
     bAbI                      tokens: 0
@@ -14,16 +14,20 @@ Reference: none is public.
     other places              eval_places: other
     from two hops to one      task: qa2, eval_task: qa1
 
-An empty line stands where an earlier question of the story was. Soft noise are sentences of bAbI's own kind, "Mary moved to the garden.", which
-keep the answer: behind the move that settles it, they tell of other people. Splits are disjoint as in ``babilong.py``.
+An empty line stands where an earlier question of the story was. Soft noise are sentences of bAbI's own kind, "Mary
+moved to the garden.", which keep the answer: behind the move that settles it, they tell of other people. Splits are
+disjoint as in ``babilong.py``.
 
 Deviations
 1. The tail has no BOS: a model with ``bos_id`` begins with one, here as in the lines that it learns to write.
-2. Contexts of sentences of books are ours, as in ``babilong.py`` (published: BABILong's own samples); there are no empty lines in them.
-3. Soft noise ends before the sentence that would exceed ``tokens``. What is said of an object is "The milk is in the", with its article.
+2. Contexts of sentences of books are ours, as in ``babilong.py`` (published: BABILong's own samples); there are no
+   empty lines in them.
+3. Soft noise ends before the sentence that would exceed ``tokens``. What is said of an object is "The milk is in the",
+   with its article.
 4. Text has no token that asks for the answer: it follows the question.
-5. Stories of the simulator do not come twice (published: 10,000, seen 200 times), so that a share of told ones is not learnt by heart. Of a folder's stories
-   those that do not fit into ``tokens`` are passed over for the next ones, which may then come twice.
+5. Stories of the simulator do not come twice (published: 10,000, seen 200 times), so that a share of told ones is not
+   learnt by heart. Of a folder's stories those that do not fit into ``tokens`` are passed over for the next ones, which
+   may then come twice.
 
 Shape suffixes: P sentences of soft noise.
 """
@@ -42,16 +46,38 @@ from lit_memory.tasks.babi.files import PLACES, WORDS, Question, questions
 from lit_memory.tasks.babi.reader import Reader, event_of
 from lit_memory.tasks.babi.world import ACTORS
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
-from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
+from lit_memory.tasks.episodes import (
+    CITE,
+    Episode,
+    Episodes,
+    EpisodesConfig,
+    Place,
+    Texts,
+    between,
+    encoded_rows,
+    mixed,
+)
 from lit_memory.text.corpus import check_source
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.seeds import mixed_seed
 
-OTHER = {"office": "library", "garden": "garage", "kitchen": "cafe", "bathroom": "attic", "bedroom": "basement", "hallway": "gym"}
+OTHER = {
+    "office": "library",
+    "garden": "garage",
+    "kitchen": "cafe",
+    "bathroom": "attic",
+    "bedroom": "basement",
+    "hallway": "gym",
+}
 """Place -> the one that ``eval_places: other`` has instead."""
 PLACE = re.compile(rf"\b({'|'.join(PLACES)})\b")
-SOFT = [f"{who} {verb} to the {place}." for who in ACTORS for verb in ("moved", "went", "journeyed", "travelled", "went back") for place in PLACES]
+SOFT = [
+    f"{who} {verb} to the {place}."
+    for who in ACTORS
+    for verb in ("moved", "went", "journeyed", "travelled", "went back")
+    for place in PLACES
+]
 """All sentences of soft noise, actor by actor."""
 SUBJECT = re.compile(r"Where is (.+)\?")
 PROMPT = "{} is in the"
@@ -116,7 +142,9 @@ class BabiEpisodes(Episodes):
             facts = encoded_rows(self.tokenizer, question.facts)
             if not c.tokens or sum(map(len, facts)) <= c.tokens:
                 return question, facts
-        raise ValueError(f"tokens={c.tokens}: no question among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone")
+        raise ValueError(
+            f"tokens={c.tokens}: no question among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone"
+        )
 
     def placed(self, question: Question, facts: list[np.ndarray], split: str, rng: Generator) -> Episode:
         c, support, subject = self.config, question.support, subject_of(question, self.asked(split))
@@ -130,18 +158,23 @@ class BabiEpisodes(Episodes):
         texts = Texts(question.text, question.text, prompt, [question.answer])
         return self.episode(place, support, texts, split, [*question.facts, question.text])
 
-    def softened(self, question: Question, facts: list[np.ndarray], rng: Generator) -> tuple[list[np.ndarray], tuple[int, ...]]:
+    def softened(
+        self, question: Question, facts: list[np.ndarray], rng: Generator
+    ) -> tuple[list[np.ndarray], tuple[int, ...]]:
         """Facts between soft noise, and which of the lines support the answer.
 
-        To put sentence after sentence into a gap drawn from all gaps there are is Polya's urn: the share that lies behind the settling move has a
-        beta distribution, and on either side of it all orders of facts and sentences are as likely.
+        To put sentence after sentence into a gap drawn from all gaps there are is Polya's urn: the share that lies
+        behind the settling move has a beta distribution, and on either side of it all orders of facts and sentences are
+        as likely.
         """
         settled, kinds = question.support[-1], len(SOFT) // len(ACTORS)
         said, rows = soft_noise(self.tokenizer, question.answer in OTHER.values())
         room, who = self.config.tokens - sum(map(len, facts)), ACTORS.index(event_of(question.facts[settled]).actor)
         most = room // min(map(len, rows))
         behind_P = rng.random(most) < rng.beta(len(facts) - settled, settled + 1)
-        who_P = np.where(behind_P, who + rng.integers(1, len(ACTORS), most), rng.integers(0, len(ACTORS), most)) % len(ACTORS)
+        who_P = np.where(behind_P, who + rng.integers(1, len(ACTORS), most), rng.integers(0, len(ACTORS), most)) % len(
+            ACTORS
+        )
         soft_P = who_P * kinds + rng.integers(0, kinds, most)
         fit = int(np.searchsorted(np.cumsum([len(rows[i]) for i in soft_P]), room, side="right"))
         soft_P, behind_P = soft_P[:fit] + len(facts), behind_P[:fit]
@@ -161,7 +194,9 @@ def subject_of(question: Question, task: str) -> str:
     """Whom or what a question is about. Raises ValueError for one of another kind than the task's."""
     found, hops = SUBJECT.fullmatch(question.text), HOPS[task]
     if not found or len(question.support) != hops:
-        raise ValueError(f"question={question.text!r} with {len(question.support)} supporting facts: expected 'Where is ...?' with {hops}, as in {task}")
+        raise ValueError(
+            f"question={question.text!r} with {len(question.support)} supporting facts: expected 'Where is ...?' with {hops}, as in {task}"
+        )
     return found[1]
 
 
@@ -170,7 +205,11 @@ def with_gaps(question: Question) -> Question:
     facts = list(question.facts)
     for above in reversed(question.earlier):
         facts.insert(above, "")
-    return replace(question, facts=tuple(facts), support=tuple(i + sum(above <= i for above in question.earlier) for i in question.support))
+    return replace(
+        question,
+        facts=tuple(facts),
+        support=tuple(i + sum(above <= i for above in question.earlier) for i in question.support),
+    )
 
 
 def moved(text: str) -> str:
@@ -190,7 +229,9 @@ def check_answer(facts: Sequence[str], question: Question) -> None:
     for fact in filter(None, facts):
         reader.tell(known_event(fact))
     if (found := reader.answer(question.text)[0]) != question.answer:
-        raise ValueError(f"question={question.text!r}: soft noise changed its answer from {question.answer} to {found}; expected the same")
+        raise ValueError(
+            f"question={question.text!r}: soft noise changed its answer from {question.answer} to {found}; expected the same"
+        )
 
 
 known_event = lru_cache(maxsize=4096)(event_of)

@@ -1,25 +1,31 @@
-"""Needle in a haystack: one sentence that gives a key its value, hidden between sentences that do not matter (RULER's S-NIAH).
+"""Needle in a haystack: one sentence that gives a key its value, hidden between sentences that do not matter (RULER's
+S-NIAH).
 
-Paper:     Hsieh et al. 2024, arXiv 2404.06654 (RULER); as in Behrouz et al. 2025, arXiv 2501.00663, section 5.3 and table 2 (spec 6.4).
+Paper:     Hsieh et al. 2024, arXiv 2404.06654 (RULER); as in Behrouz et al. 2025, arXiv 2501.00663, section 5.3 and
+    table 2 (spec 6.4).
 Reference: github.com/NVIDIA/RULER, single_1 to single_3.
 
     context                                             tail
-    [note ... hay ... needle ... hay, exactly T tokens]    question prefix value EOS      T = segments * segment_len - margin
+    [note ... hay ... needle ... hay, exactly T tokens]    question prefix value EOS      T = segments * segment_len -
+    margin
 
     variant  RULER         hay                     value
     pk       niah_single_1 one line, repeated      number
     n        niah_single_2 books                   number
     w        niah_single_3 books                   uuid
 
-Samples are laid out, streamed and prompted as ``hidden.py`` says: the value and EOS are scored, and a test has the model say them.
+Samples are laid out, streamed and prompted as ``hidden.py`` says: the value and EOS are scored, and a test has the
+model say them.
 
 Deviations
-1. Keys and words are an adjective and a noun of ``text/lexicon.py``, 24,806 in all; the reference draws from the package wonderwords.
+1. Keys and words are an adjective and a noun of ``text/lexicon.py``, 24,806 in all; the reference draws from the
+   package wonderwords.
 2. Splits are disjoint by construction: a hash of a value decides its split, and books belong to one split.
 3. No sentence of the books has a digit or a hyphen between letters, so that values and keys are in the needle alone.
 4. Words that are digits have no end: the word tokenizer reads numbers and uuids character by character.
-5. The needle is in front of a sentence, or behind the last whole one: the k-th of S for depth k/S, of 40 depths from 0 to 100 %. In
-   ``pk`` a sentence is the whole line. White space is one space, where the reference ends the lines of ``pk``.
+5. The needle is in front of a sentence, or behind the last whole one: the k-th of S for depth k/S, of 40 depths from 0
+   to 100 %. In ``pk`` a sentence is the whole line. White space is one space, where the reference ends the lines of
+   ``pk``.
 6. The note is in our words, and may be left out. Books take the place of essays, as in BABILong.
 7. A model says at most 48 tokens, not 128: no value has more.
 
@@ -48,7 +54,9 @@ from lit_memory.util.checks import at_least
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
-NOTE = "A special magic {kind} is hidden in the text below. Memorize it, for you will be asked for the {kind} at the end."
+NOTE = (
+    "A special magic {kind} is hidden in the text below. Memorize it, for you will be asked for the {kind} at the end."
+)
 NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
 QUESTION = "What is the special magic {kind} for {key} mentioned in the provided text?"
 PREFIX = "The special magic {kind} for {key} mentioned in the provided text is"
@@ -56,7 +64,14 @@ LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. Ther
 ADJECTIVES, NOUNS = WORDS["ADJ"].split(), [*WORDS["THING"].split(), *WORDS["PLACE"].split()]
 KINDS = {"pk": "number", "n": "number", "w": "uuid"}
 """Variant -> kind of its values."""
-VOCABULARY = (*(text.format(kind=kind, key="-", value="") for text in (NOTE, NEEDLE, QUESTION, PREFIX) for kind in ("number", "word", "uuid")), LINE)
+VOCABULARY = (
+    *(
+        text.format(kind=kind, key="-", value="")
+        for text in (NOTE, NEEDLE, QUESTION, PREFIX)
+        for kind in ("number", "word", "uuid")
+    ),
+    LINE,
+)
 VOCABULARY = (*VOCABULARY, *ADJECTIVES, *NOUNS, *"0123456789abcdef")
 """All that the word tokenizer has to know."""
 GIVEAWAY = re.compile(r"\d|\w-\w")
@@ -93,8 +108,13 @@ class Needle(Hidden):
             if not 2 <= self.digits <= 40:
                 raise ValueError(f"digits={self.digits}: expected 2 to 40; with fewer, no split has values of its own")
             specimen = Generator(PCG64(0))
-            *told, asked, answer = (len(WORD.findall(text)) for text in self.texts(compound(specimen), VALUES[self.kind](specimen, self.digits)))
-            self.fit(1 if self.vary else self.segments, sum(told), asked + answer + 1)  # exact for words; of other tokens there are no fewer
+            *told, asked, answer = (
+                len(WORD.findall(text))
+                for text in self.texts(compound(specimen), VALUES[self.kind](specimen, self.digits))
+            )
+            self.fit(
+                1 if self.vary else self.segments, sum(told), asked + answer + 1
+            )  # exact for words; of other tokens there are no fewer
 
         @property
         def kind(self) -> str:
@@ -104,20 +124,29 @@ class Needle(Hidden):
         def texts(self, key: str, value: str) -> list[str]:
             """The note, unless it is left out, the needle, the question with its prefix, and the answer."""
             spelled = " ".join(value) if self.tokenizer == "word" and self.kind != "word" else value
-            note, needle, *asked = (text.format(kind=self.kind, key=key, value=spelled) for text in (NOTE, NEEDLE, QUESTION, PREFIX))
+            note, needle, *asked = (
+                text.format(kind=self.kind, key=key, value=spelled) for text in (NOTE, NEEDLE, QUESTION, PREFIX)
+            )
             return [*[note] * self.note, needle, " ".join(asked), spelled]
 
         def fit(self, segments: int, told: int, tail: int) -> None:
-            """Raise ValueError where a context has no room for the ``told`` tokens of note and needle, or the margin for those of the tail."""
+            """Raise ValueError where a context has no room for the ``told`` tokens of note and needle, or the margin
+            for those of the tail."""
             if tail > self.margin:
-                raise ValueError(f"margin={self.margin}: expected at least {tail}, the tokens of a question, its prefix, the value and EOS")
+                raise ValueError(
+                    f"margin={self.margin}: expected at least {tail}, the tokens of a question, its prefix, the value and EOS"
+                )
             if told > (tokens := segments * self.segment_len - self.margin):
-                raise ValueError(f"segments={segments}: {tokens} tokens are too few for note and needle, which take {told}; raise segments or segment_len")
+                raise ValueError(
+                    f"segments={segments}: {tokens} tokens are too few for note and needle, which take {told}; raise segments or segment_len"
+                )
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"needle/{split}", step)))
-        hay = repeated_line(self.tokenizer) if c.variant == "pk" else load_hay(self.tokenizer, c.haystack, c.books, split)
+        hay = (
+            repeated_line(self.tokenizer) if c.variant == "pk" else load_hay(self.tokenizer, c.haystack, c.books, split)
+        )
         return [self.hide(n, hay, split, rng) for n in self.draw_segments(split, size, rng)]
 
     def hide(self, segments: int, hay: Haystack, split: str, rng: Generator) -> Sample:

@@ -1,27 +1,32 @@
 """Passkey, magic number and San Francisco: a sentence in a haystack is to be completed from its first words.
 
-Paper:     Nelson et al. 2024, Needle in the haystack for memory based large language models, arXiv 2407.01437, section 3 (spec 6.1, 6.3); after
-           Mohtashami and Jaggi 2023, arXiv 2305.16300, and github.com/gkamradt/LLMTest_NeedleInAHaystack.
+Paper:     Nelson et al. 2024, Needle in the haystack for memory based large language models, arXiv 2407.01437, section
+           3 (spec 6.1, 6.3); after Mohtashami and Jaggi 2023, arXiv 2305.16300, and
+           github.com/gkamradt/LLMTest_NeedleInAHaystack.
 Reference: none is public.
 
     lines    [The pass key is 9054.] ... [The grass is green.] ... [The pass key is]    tail: The pass key is  9054 EOS
     text     [... The pass key is 9054. ... What is the pass key? The pass key is 9054 EOS]
 
     needle           sentence                                                   hay                       recall
-    passkey          The pass key is K. (and two more)                          five sentences, repeated  K is a part of what is said
-    magic            The magic number is K.                                     books                     the same
-    san_francisco    The best thing to do in San Francisco is eat a sandwich    books                     ROUGE-L recall
-                     and sit in Dolores Park on a sunny day.
+    passkey          The pass key is K. (and two more)                          five sentences, repeated  K is a part of
+    what is said magic            The magic number is K.                                     books
+    the same san_francisco    The best thing to do in San Francisco is eat a sandwich    books
+                     ROUGE-L recall and sit in Dolores Park on a sunny day.
 
-Every sentence is a line. The question is the beginning of the needle, so that a model whose keys are prefixes of lines finds it by the same words.
-A context has at most ``tokens`` tokens: whole repetitions of the five sentences, or a run of the sentences of books that is cut at the end.
+Every sentence is a line. The question is the beginning of the needle, so that a model whose keys are prefixes of lines
+finds it by the same words. A context has at most ``tokens`` tokens: whole repetitions of the five sentences, or a run
+of the sentences of books that is cut at the end.
 
 Deviations
-1. What stands in front of a passkey is in our words. Books take the place of essays, without sentences that have digits, as in ``needle.py``.
-2. A hash of a number decides its split, but of one digit, of which there are too few. The sentence about San Francisco is in all splits: a
-   model that was trained on it needs no haystack.
-3. To the word tokenizer, digits are spelled. A model says at most 16 tokens (published: 10 for a passkey), as many as San Francisco takes.
-4. The published model is trained on text of all kinds; a small one may learn to write numbers from the needles of ``train_digits``.
+1. What stands in front of a passkey is in our words. Books take the place of essays, without sentences that have
+   digits, as in ``needle.py``.
+2. A hash of a number decides its split, but of one digit, of which there are too few. The sentence about San Francisco
+   is in all splits: a model that was trained on it needs no haystack.
+3. To the word tokenizer, digits are spelled. A model says at most 16 tokens (published: 10 for a passkey), as many as
+   San Francisco takes.
+4. The published model is trained on text of all kinds; a small one may learn to write numbers from the needles of
+   ``train_digits``.
 """
 
 import re
@@ -42,11 +47,19 @@ from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.seeds import mixed_seed
 
-NOTE = ("Something important is hidden in a lot of text that does not matter.", "Find it and keep it in mind.", "You will be asked for it at the end.")
+NOTE = (
+    "Something important is hidden in a lot of text that does not matter.",
+    "Find it and keep it in mind.",
+    "You will be asked for it at the end.",
+)
 PASSKEY = ("The pass key is {}.", "Remember it.", "{} is the pass key.")
 QUESTION = "What is the pass key?"
 SAN_FRANCISCO = "eat a sandwich and sit in Dolores Park on a sunny day"
-PROMPTS = {"passkey": "The pass key is", "magic": "The magic number is", "san_francisco": "The best thing to do in San Francisco is"}
+PROMPTS = {
+    "passkey": "The pass key is",
+    "magic": "The magic number is",
+    "san_francisco": "The best thing to do in San Francisco is",
+}
 VOCABULARY = (*NOTE, *PASSKEY, QUESTION, SAN_FRANCISCO, *PROMPTS.values(), CITE, LINE, *"0123456789")
 """All that the word tokenizer has to know."""
 
@@ -91,7 +104,9 @@ class Passkey(Episodes):
     def hide(self, split: str, rng: Generator) -> Episode:
         """Draw a number and where the sentence with it lies."""
         c, answer, prompt = self.config, SAN_FRANCISCO, PROMPTS[self.config.needle]
-        digits = c.train_digits[int(rng.integers(len(c.train_digits)))] if c.train_digits and split != "test" else c.digits
+        digits = (
+            c.train_digits[int(rng.integers(len(c.train_digits)))] if c.train_digits and split != "test" else c.digits
+        )
         while c.needle != "san_francisco":
             answer = VALUES["number"](rng, digits)
             if digits == 1 or split_of((), answer) == split:
@@ -106,7 +121,9 @@ class Passkey(Episodes):
         hay, position, room, gap = self.gap(c.tokens - told, depth, split, rng)
         gaps_F = np.repeat([0, gap, room], [len(note), len(needle), len(ends)])
         texts = Texts(" ".join([*question, prompt]), prompt, prompt, [spelled])
-        return self.episode(Place(facts, gaps_F, hay, position, room), [len(note)], texts, split, [*needle, f"{position} {gap}"])
+        return self.episode(
+            Place(facts, gaps_F, hay, position, room), [len(note)], texts, split, [*needle, f"{position} {gap}"]
+        )
 
     def gap(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:
         """Hay, where it begins, how many tokens of it there are, and how many of them lie in front of the needle."""
@@ -126,8 +143,14 @@ class Passkey(Episodes):
 
     def meta(self, samples: list[Episode]) -> dict[str, Tensor]:
         """With digits, and the percent of hay that is in front of the needle, to a whole number."""
-        hay = [(int(s.starts_F[s.support[0]]) - sum(map(len, s.facts[: s.support[0]])), s.context - sum(map(len, s.facts))) for s in samples]
-        depths = [self.config.depth if self.config.depth is not None else round(100 * before / max(all_of_it, 1)) for before, all_of_it in hay]
+        hay = [
+            (int(s.starts_F[s.support[0]]) - sum(map(len, s.facts[: s.support[0]])), s.context - sum(map(len, s.facts)))
+            for s in samples
+        ]
+        depths = [
+            self.config.depth if self.config.depth is not None else round(100 * before / max(all_of_it, 1))
+            for before, all_of_it in hay
+        ]
         digits = [sum(map(str.isdigit, self.tokenizer.decode(s.answer[:-1]))) for s in samples]
         return super().meta(samples) | {"digits": torch.tensor(digits), "depth": torch.tensor(depths)}
 

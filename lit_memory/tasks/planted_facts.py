@@ -1,9 +1,11 @@
-"""What tasks share that hide facts in a text and ask about them: samples that are read part by part, their layout in segments, prompts.
+"""What tasks share that hide facts in a text and ask about them: samples that are read part by part, their layout in
+segments, prompts.
 
     context                                  tail
     [noise ... fact ... noise, T tokens]     question answer EOS      T = segments * segment_len - margin
 
-The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS are scored.
+The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS
+are scored.
 
 Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segment, F facts, N tokens of an answer.
 """
@@ -26,7 +28,8 @@ from lit_memory.util.checks import at_least, one_of
 from lit_memory.util.provenance import cache_folder
 
 ROUND = 8
-"""Last segments of a batch that is not a test's are as wide as its longest, in whole multiples of this, so that few shapes come up."""
+"""Last segments of a batch that is not a test's are as wide as its longest, in whole multiples of this, so that few
+shapes come up."""
 
 Asked = tuple[np.ndarray, np.ndarray]
 """Tokens of a question, with all that comes before the answer, and of the answer, with EOS."""
@@ -72,7 +75,8 @@ class Sample:
         return out
 
     def segment(self, k: int, segment_len: int, margin: int) -> np.ndarray:
-        """The part of the context that segment ``k`` has, counted back from the end: the last one leaves ``margin`` free, and the first may be short."""
+        """The part of the context that segment ``k`` has, counted back from the end: the last one leaves ``margin``
+        free, and the first may be short."""
         first = self.context - (segment_len - margin) - (self.segments - 1 - k) * segment_len
         start, stop = max(first, 0), min(first + segment_len, self.context)
         return self.read(start, stop - start)
@@ -81,8 +85,8 @@ class Sample:
 def padded(rows: Sequence[np.ndarray], segment_len: int, pad_id: int) -> Segment:
     """Rows of tokens as one full segment (b, S), with a mask of the real tokens where some are short.
 
-    A short one is never read as it is: what a model appends to a segment, memory tokens for example, lies where it lay in training, and no
-    sample depends on the others of its batch.
+    A short one is never read as it is: what a model appends to a segment, memory tokens for example, lies where it lay
+    in training, and no sample depends on the others of its batch.
     """
     lengths = np.array([len(row) for row in rows])
     if (lengths == segment_len).all():
@@ -106,8 +110,11 @@ def tail(starts: Sequence[np.ndarray], asked: Sequence[Asked], segment_len: int,
 
 @lru_cache(maxsize=16)
 def load_tokenizer(task: type[Task], name: str, vocab_size: int, source: str, books: int | None) -> Tokenizer:
-    """The tokenizer of a task, trained (word, bpe) on the training books of a source; a word tokenizer knows the task's ``words``."""
-    return build_tokenizer(name, load_corpus(source, "train", books), cache_folder(), vocab_size, getattr(task, "words", ()))
+    """The tokenizer of a task, trained (word, bpe) on the training books of a source; a word tokenizer knows the task's
+    ``words``."""
+    return build_tokenizer(
+        name, load_corpus(source, "train", books), cache_folder(), vocab_size, getattr(task, "words", ())
+    )
 
 
 @dataclass
@@ -125,7 +132,8 @@ class TextConfig:
     """word, char, bpe, gpt2, or any folder or name on the hub."""
     vocab_size: int = 4096
     vocabulary: str = ""
-    """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its own."""
+    """Where the text comes from that word and bpe are trained on; default: ``haystack``. A trained model keeps its
+    own."""
 
     def __post_init__(self) -> None:
         one_of(self)
@@ -158,7 +166,8 @@ class HiddenConfig(TextConfig):
 
 
 class Hidden(Task):
-    """Say what facts tell that are hidden in a long text. ``Config`` is a ``HiddenConfig``, or a ``TextConfig`` where ``written`` says how long."""
+    """Say what facts tell that are hidden in a long text. ``Config`` is a ``HiddenConfig``, or a ``TextConfig`` where
+    ``written`` says how long."""
 
     words: ClassVar[tuple[str, ...]]
     """Texts that the word tokenizer has to know."""
@@ -206,11 +215,18 @@ class Hidden(Task):
         asked = [[(sample.question, sample.answer), *sample.more] for sample in samples]
         test = split == "test"
         if not test:  # where no sample has a token left, nobody reads; a test may say more than the answer
-            longest = max(len(start) + len(question) + len(answer) for start, each in zip(starts, asked, strict=True) for question, answer in each)
+            longest = max(
+                len(start) + len(question) + len(answer)
+                for start, each in zip(starts, asked, strict=True)
+                for question, answer in each
+            )
             length = min(length, -(-longest // ROUND) * ROUND)
         ids, targets = zip(*(tail(starts, each, length, pad_id) for each in zip(*asked, strict=True)), strict=True)
         asked_B = torch.tensor([len(start) for start in starts])
-        meta = self.meta(samples) | {"asked": asked_B, "prompt": asked_B + torch.tensor([len(sample.question) for sample in samples])}
+        meta = self.meta(samples) | {
+            "asked": asked_B,
+            "prompt": asked_B + torch.tensor([len(sample.question) for sample in samples]),
+        }
         context = self.contexts(samples) if samples[0].segments > 1 else ()
         return Batch(
             torch.cat(ids, dim=1),
@@ -235,7 +251,8 @@ class Hidden(Task):
             yield padded(parts, c.segment_len, self.tokenizer.pad_id)
 
     def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
-        """Metrics of one answer: what is right, what a model said before EOS, whether EOS came, and what it was asked."""
+        """Metrics of one answer: what is right, what a model said before EOS, whether EOS came, and what it was
+        asked."""
         return {"exact_match": float(ended and said.strip() == target)}
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -248,11 +265,20 @@ class Hidden(Task):
         """``judge`` of every sample."""
         scores: dict[str, list[float]] = {name: [] for name in self.metrics}
         tokenizer = self.tokenizer
-        rows = zip(said, batch.ids_BT.tolist(), batch.targets_BT.tolist(), batch.meta["asked"].tolist(), batch.meta["prompt"].tolist(), strict=True)
+        rows = zip(
+            said,
+            batch.ids_BT.tolist(),
+            batch.targets_BT.tolist(),
+            batch.meta["asked"].tolist(),
+            batch.meta["prompt"].tolist(),
+            strict=True,
+        )
         for answer, ids, targets, asked, prompt in rows:
             target = tokenizer.decode([t for t in targets if t not in (-100, tokenizer.eos_id)]).strip()
             spoken, ended = until(answer.tolist(), tokenizer.eos_id)
-            for name, value in self.judge(target, tokenizer.decode(spoken), ended, tokenizer.decode(ids[asked:prompt])).items():
+            for name, value in self.judge(
+                target, tokenizer.decode(spoken), ended, tokenizer.decode(ids[asked:prompt])
+            ).items():
                 scores[name].append(value)
         return {name: torch.tensor(values, device=batch.ids_BT.device) for name, values in scores.items()}
 

@@ -1,22 +1,25 @@
 """Quadratic equations, solved step by step.
 
-Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, section 5; Vigneswaran 2023, TARM, table 1 (spec 7.1).
+Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, section 5; Vigneswaran 2023, TARM, table
+    1 (spec 7.1).
 Reference: github.com/booydar/LM-RMT.
 
-    step      1 equation             2 canonic form     3 discriminant              4 smaller root    5 larger root     6 answer
-    cell      -6*x^2+24*x+360=0      x^2-4*x-60=0       D=4^2-4*1*-60=256=16^2      x=(4-16)/2=-6     x=(4+16)/2=10     -6,10
-    no roots  2*x^2+2*x+10=0         x^2+x+5=0          D=1^2-4*1*5=-19
+    step      1 equation             2 canonic form     3 discriminant              4 smaller root    5 larger root
+    6 answer cell      -6*x^2+24*x+360=0      x^2-4*x-60=0       D=4^2-4*1*-60=256=16^2      x=(4-16)/2=-6
+    x=(4+16)/2=10     -6,10 no roots  2*x^2+2*x+10=0         x^2+x+5=0          D=1^2-4*1*5=-19
 
-One character is one token, and a cell has 30 of them, the rest padding: 180 tokens, of which all but those of step 1 are scored.
+One character is one token, and a cell has 30 of them, the rest padding: 180 tokens, of which all but those of step 1
+are scored.
 
 Deviations
-1. Samples are drawn on the fly, and a hash of the equation decides on the split: 10 equations in 13 are for training, 1 for validation, 2
-   for the test. The reference draws more than it needs once, drops what comes twice, and splits the rest in that proportion (100k, 10k,
-   20k). So likely equations, those with small numbers, come more often here.
-2. An equation without roots has c > b^2/4. The reference's bound also lets in D = 0 (5 in 100,000), and leaves out the root.
+1. Samples are drawn on the fly, and a hash of the equation decides on the split: 10 equations in 13 are for training, 1
+   for validation, 2 for the test. The reference draws more than it needs once, drops what comes twice, and splits the
+   rest in that proportion (100k, 10k, 20k). So likely equations, those with small numbers, come more often here.
+2. An equation without roots has c > b^2/4. The reference's bound also lets in D = 0 (5 in 100,000), and leaves out the
+   root.
 3. ``max_root`` below 100 makes easier equations, for a curriculum. Ours.
-4. Token accuracy is the mean over samples of the share of right tokens, and both accuracies are also measured with the right tokens in
-   front of every token (``forced_``).
+4. Token accuracy is the mean over samples of the share of right tokens, and both accuracies are also measured with the
+   right tokens in front of every token (``forced_``).
 
 Shape suffixes: B batch, N equations, T tokens, S scored tokens.
 """
@@ -45,9 +48,10 @@ IDS[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS)) +
 class Quadratic(Task):
     """Solve a quadratic equation in six steps, each written into a cell of its own.
 
-    answer_accuracy: share of samples whose last cell is right in all of its tokens. token_accuracy: share of right tokens in steps 2 to 6,
-    padding left out. A model writes all of these cells by itself, one token after the other; in the metrics ``forced_...`` every token
-    has the right ones in front of it.
+    answer_accuracy: share of samples whose last cell is right in all of its tokens. token_accuracy: share of right
+        tokens in steps 2 to 6,
+    padding left out. A model writes all of these cells by itself, one token after the other; in the metrics
+    ``forced_...`` every token has the right ones in front of it.
     """
 
     metrics = ("answer_accuracy", "token_accuracy", "forced_answer_accuracy", "forced_token_accuracy")
@@ -58,7 +62,8 @@ class Quadratic(Task):
         segment_len: int = CELL
         """Tokens of a segment: 30 for a step, 180 for the whole sample."""
         max_root: int = 100
-        """Roots lie between this number and its negative, without both. The paper's equations have 100, the longest that fit into the cells."""
+        """Roots lie between this number and its negative, without both. The paper's equations have 100, the longest
+        that fit into the cells."""
         test_max_root: list[int] = field(default_factory=list)
         """Bounds of the roots that the test visits; default: ``max_root``."""
 
@@ -66,7 +71,9 @@ class Quadratic(Task):
             at_least(1, self, "segment_len")
             at_least(2, self, "max_root")
             if self.segment_len > CELL * STEPS:
-                raise ValueError(f"segment_len={self.segment_len}: expected at most {CELL * STEPS}, the tokens of a sample")
+                raise ValueError(
+                    f"segment_len={self.segment_len}: expected at most {CELL * STEPS}, the tokens of a sample"
+                )
             if self.max_root > 100:
                 raise ValueError(f"max_root={self.max_root}: expected at most 100, as a step has {CELL} characters")
 
@@ -94,7 +101,13 @@ class Quadratic(Task):
         targets_BT = ids_BT.clone()
         targets_BT[:, :CELL] = -100
         prompt_B = None if split == "train" else torch.full((size,), CELL)
-        return Batch(ids_BT, targets_BT, self.segment_len, meta={"max_root": torch.full((size,), self.config.max_root)}, prompt_B=prompt_B)
+        return Batch(
+            ids_BT,
+            targets_BT,
+            self.segment_len,
+            meta={"max_root": torch.full((size,), self.config.max_root)},
+            prompt_B=prompt_B,
+        )
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """Equations k * (x^2 + b*x + c) = 0 as k, b, c (N, 3), of which four in five have roots."""
@@ -105,7 +118,10 @@ class Quadratic(Task):
         constant_N = least_N + (draws[3] * (bound**2 - least_N)).long()
         factor_N = (1 + 9 * draws[4]).round().long() * torch.where(draws[5] < 0.5, -1, 1)
         rooted_N = draws[6] < 0.8
-        b_N, c_N = torch.where(rooted_N, -(first_N + second_N), linear_N), torch.where(rooted_N, first_N * second_N, constant_N)
+        b_N, c_N = (
+            torch.where(rooted_N, -(first_N + second_N), linear_N),
+            torch.where(rooted_N, first_N * second_N, constant_N),
+        )
         return torch.stack([factor_N, b_N, c_N], dim=1)
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -114,7 +130,10 @@ class Quadratic(Task):
     def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
         asked_BS = batch.ids_BT[:, CELL:]
         right_BS, real_BS = said_BN == asked_BS, asked_BS != PAD
-        return {"answer_accuracy": right_BS[:, -CELL:].all(1).float(), "token_accuracy": (right_BS & real_BS).sum(1) / real_BS.sum(1)}
+        return {
+            "answer_accuracy": right_BS[:, -CELL:].all(1).float(),
+            "token_accuracy": (right_BS & real_BS).sum(1) / real_BS.sum(1),
+        }
 
 
 def split_of(text: str) -> str:
@@ -135,7 +154,9 @@ def equation(k: int, b: int, c: int) -> str:
     for factor, power in ((k, "x^2"), (k * b, "x"), (k * c, "")):
         if factor:
             sign = "-" if factor < 0 else "+" if text else ""
-            text += sign + (power if abs(factor) == 1 and power else f"{abs(factor)}*{power}" if power else str(abs(factor)))
+            text += sign + (
+                power if abs(factor) == 1 and power else f"{abs(factor)}*{power}" if power else str(abs(factor))
+            )
     return f"{text}=0"
 
 

@@ -1,24 +1,28 @@
 """Time series: forecast the next numbers of a channel from the last ones.
 
-Paper:     Behrouz et al. 2025, Titans, arXiv 2501.00663, section 5.7 and table 3; its protocol is that of the field (spec 9).
-Data:      ETT of Zhou et al. 2021, Informer, arXiv 2012.07436; the tokens are patches of single channels as in Nie et al. 2023, PatchTST,
-           arXiv 2211.14730.
+Paper:     Behrouz et al. 2025, Titans, arXiv 2501.00663, section 5.7 and table 3; its protocol is that of the field
+    (spec 9).
+Data:      ETT of Zhou et al. 2021, Informer, arXiv 2012.07436; the tokens are patches of single channels as in Nie et
+           al. 2023, PatchTST, arXiv 2211.14730.
 
     patch 1   patch 2   ...   patch lookback/patch   answer          scored at the answer: ``horizon`` numbers at once
 
-Every column has mean 0 and variance 1 on the rows of the training part. MSE and MAE are means over all windows, channels and steps of these
-numbers. ETT is split into 12, 4 and 4 months, all else 7:1:2. A window belongs to the part that its forecast lies in: the look-back of the
-first windows of validation and test reaches into the part before.
+Every column has mean 0 and variance 1 on the rows of the training part. MSE and MAE are means over all windows,
+channels and steps of these numbers. ETT is split into 12, 4 and 4 months, all else 7:1:2. A window belongs to the part
+that its forecast lies in: the look-back of the first windows of validation and test reaches into the part before.
 
 Deviations
-1. One model forecasts the longest horizon, and the test visits shorter ones, ``test_horizon``, by its first steps; the protocol has a model
-   for each (``horizon`` alone gives that).
+1. One model forecasts the longest horizon, and the test visits shorter ones, ``test_horizon``, by its first steps; the
+   protocol has a model for each (``horizon`` alone gives that).
 2. A sample is one channel; models with channels as tokens or mixing them see more.
-3. Windows are shifted by their mean (``center``), but not scaled as in reversible instance normalisation: that leaves the errors as they are.
-4. Without a download there is a stand-in, ``seasons``: mixtures of seasons, an AR(2), level shifts and noise, and a last channel that repeats, in
-   seven of ten rows, its value of 300 rows before, which only a longer look-back or a memory can know.
+3. Windows are shifted by their mean (``center``), but not scaled as in reversible instance normalisation: that leaves
+   the errors as they are.
+4. Without a download there is a stand-in, ``seasons``: mixtures of seasons, an AR(2), level shifts and noise, and a
+   last channel that repeats, in seven of ten rows, its value of 300 rows before, which only a longer look-back or a
+   memory can know.
 
-Shape suffixes: B batch, T tokens (patches, then the answer), N numbers of a patch, H steps of a forecast, R rows, C channels.
+Shape suffixes: B batch, T tokens (patches, then the answer), N numbers of a patch, H steps of a forecast, R rows, C
+channels.
 """
 
 import csv
@@ -52,7 +56,8 @@ ROWS, CHANNELS, LAG = 17_420, 7, 300
 
 
 class TimeSeries(Task):
-    """Forecast ``horizon`` numbers of one channel. ``repeat`` and ``season`` errors are those of forecasts that repeat the last number or day."""
+    """Forecast ``horizon`` numbers of one channel. ``repeat`` and ``season`` errors are those of forecasts that repeat
+    the last number or day."""
 
     metrics = ("mse", "mae", "repeat_mse", "repeat_mae", "season_mse", "season_mae")
     lower = metrics
@@ -60,7 +65,8 @@ class TimeSeries(Task):
     @dataclass
     class Config:
         source: str = "seasons"
-        """seasons, the stand-in; ETTh1, ETTh2, ETTm1 or ETTm2, from GitHub; or a CSV file, whose columns of numbers are the channels."""
+        """seasons, the stand-in; ETTh1, ETTh2, ETTm1 or ETTm2, from GitHub; or a CSV file, whose columns of numbers are
+        the channels."""
         lookback: int = 96
         """Numbers that a model reads."""
         horizon: int = 96
@@ -78,7 +84,9 @@ class TimeSeries(Task):
             at_least(1, self, "horizon", "patch", "lookback")
             at_least(0, self, "segment_len")
             if self.lookback % self.patch or self.lookback < DAY:
-                raise ValueError(f"lookback={self.lookback}: expected a multiple of patch={self.patch} of at least {DAY}, a day")
+                raise ValueError(
+                    f"lookback={self.lookback}: expected a multiple of patch={self.patch} of at least {DAY}, a day"
+                )
             if self.source not in ("seasons", *ETT) and not Path(self.source).is_file():
                 raise ValueError(f"source={self.source!r}: no such file; {nearest(self.source, ['seasons', *ETT])}")
 
@@ -100,7 +108,9 @@ class TimeSeries(Task):
 
     def test_conditions(self):
         if (longest := max(self.config.test_horizon, default=0)) > self.config.horizon:
-            raise ValueError(f"test_horizon={longest}: expected at most horizon={self.config.horizon}, which the model forecasts")
+            raise ValueError(
+                f"test_horizon={longest}: expected at most horizon={self.config.horizon}, which the model forecasts"
+            )
         return super().test_conditions()
 
     def part(self, split: str) -> "Part":
@@ -132,14 +142,24 @@ class TimeSeries(Task):
         ids_BTN = torch.cat([past_BR.unflatten(1, (-1, c.patch)), answer_B1N], dim=1)
         targets_BTH = torch.full((*ids_BTN.shape[:2], c.horizon), math.nan)
         targets_BTH[:, -1] = future_BH
-        meta = {"horizon": torch.full((size,), c.horizon), "channel": torch.from_numpy(channel_B), "row": torch.from_numpy(part.first + window_B)}
+        meta = {
+            "horizon": torch.full((size,), c.horizon),
+            "channel": torch.from_numpy(channel_B),
+            "row": torch.from_numpy(part.first + window_B),
+        }
         return Batch(ids_BTN, targets_BTH, self.segment_len, meta=meta)
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         past_BR, future_BH = batch.ids_BT[:, :-1].flatten(1), batch.targets_BT[:, -1]
-        forecasts = {"": predicted_BT[:, -1], "repeat_": repeat_last(past_BR, self.config.horizon), "season_": repeat_day(past_BR, self.config.horizon)}
+        forecasts = {
+            "": predicted_BT[:, -1],
+            "repeat_": repeat_last(past_BR, self.config.horizon),
+            "season_": repeat_day(past_BR, self.config.horizon),
+        }
         errors = {name: forecast_BH - future_BH for name, forecast_BH in forecasts.items()}
-        return {f"{name}mse": e.square().mean(1) for name, e in errors.items()} | {f"{name}mae": e.abs().mean(1) for name, e in errors.items()}
+        return {f"{name}mse": e.square().mean(1) for name, e in errors.items()} | {
+            f"{name}mae": e.abs().mean(1) for name, e in errors.items()
+        }
 
 
 def repeat_last(past_BR: Tensor, horizon: int) -> Tensor:
@@ -160,7 +180,8 @@ class Series(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a split takes its windows from: forecasts begin at ``first`` and each of the ``windows - 1`` rows after it."""
+    """What a split takes its windows from: forecasts begin at ``first`` and each of the ``windows - 1`` rows after
+    it."""
 
     numbers_CR: np.ndarray
     first: int
@@ -186,7 +207,9 @@ def load_series(source: str) -> Series:
     if not known.shape[1]:
         raise ValueError(f"{source}: {columns_CR.shape[1]} rows, none of them for training; expected more")
     std_C1 = known.std(1, keepdims=True)
-    return Series(((columns_CR - known.mean(1, keepdims=True)) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32), parts)
+    return Series(
+        ((columns_CR - known.mean(1, keepdims=True)) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32), parts
+    )
 
 
 def fetch(name: str) -> Path:
@@ -197,12 +220,15 @@ def fetch(name: str) -> Path:
             with urlopen(URL.format(name), timeout=30) as answer:
                 files.write(path, answer.read())
         except OSError as error:
-            raise FileNotFoundError(f"{name}: {URL.format(name)} is not in reach ({error}); check the network, or name a CSV file") from error
+            raise FileNotFoundError(
+                f"{name}: {URL.format(name)} is not in reach ({error}); check the network, or name a CSV file"
+            ) from error
     return path
 
 
 def read_csv(path: Path) -> np.ndarray:
-    """The columns of numbers, (C, R); a first column of dates is left out. Raises ValueError that names file, line and column."""
+    """The columns of numbers, (C, R); a first column of dates is left out. Raises ValueError that names file, line and
+    column."""
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file)
         names = next(reader, [])
@@ -217,7 +243,9 @@ def read_csv(path: Path) -> np.ndarray:
         for c, i in enumerate(chosen):
             number = _number(row[i]) if i < len(row) else None
             if number is None:
-                raise ValueError(f"{path}:{line}: column {names[i]!r} has {row[i] if i < len(row) else ''!r}; expected a number, as no value may be missing")
+                raise ValueError(
+                    f"{path}:{line}: column {names[i]!r} has {row[i] if i < len(row) else ''!r}; expected a number, as no value may be missing"
+                )
             out_RC[r, c] = number
     return out_RC.T
 

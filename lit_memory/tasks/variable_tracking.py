@@ -1,23 +1,30 @@
 """Variable tracking: chains of assignments, of which a question asks for all variables that have one value.
 
-Paper:     Hsieh et al. 2024, arXiv 2404.06654 (RULER); Das, Ko, Dai et al. 2025 (MemReasoner), sections 4.1 and B.4 (spec 5).
+Paper:     Hsieh et al. 2024, arXiv 2404.06654 (RULER); Das, Ko, Dai et al. 2025 (MemReasoner), sections 4.1 and B.4
+    (spec 5).
 Reference: github.com/NVIDIA/RULER, variable_tracking; none of MemReasoner is public.
 
-    lines    [VAR DDDDD = 13075] [VAR FFFFF = 19367] [VAR ZZZZZ = VAR FFFFF] [VAR YYYYY = VAR DDDDD] [... assigned the value 13075]
+    lines    [VAR DDDDD = 13075] [VAR FFFFF = 19367] [VAR ZZZZZ = VAR FFFFF] [VAR YYYYY = VAR DDDDD] [... assigned the
+    value 13075]
              tails: Answer: ... they are:  DDDDD EOS    Answer: ... they are:  YYYYY EOS
-    text     [Memorize ... VAR DDDDD = 13075 ... VAR YYYYY = VAR DDDDD  Question: ... Answer: ... they are:  DDDDD, YYYYY EOS]
+    text     [Memorize ... VAR DDDDD = 13075 ... VAR YYYYY = VAR DDDDD  Question: ... Answer: ... they are:  DDDDD,
+    YYYYY EOS]
 
     rules          variables of a chain    names               chains
     memreasoner    hops                    a letter, 5 times   2, 4, 6, 8 or 10 statements, each as often
     ruler          hops + 1                5 letters           1
 
-A statement that copies a variable never comes before the one that gives it its value. With ``tokens`` a line of noise, that of RULER, lies
-between statements as often as it fits, or sentences of books do. Tail h of lines, and hop h of ``meta["support"]``, is the h-th variable of the chain.
+A statement that copies a variable never comes before the one that gives it its value. With ``tokens`` a line of noise,
+that of RULER, lies between statements as often as it fits, or sentences of books do. Tail h of lines, and hop h of
+``meta["support"]``, is the h-th variable of the chain.
 
 Deviations
-1. Names and values of a sample are distinct; RULER's may repeat. A hash of the value that is asked for decides the split.
-2. RULER's worked example before the question is left out, as models are trained on the task, and the note is in our words.
-3. "Chains of length 2 to 10" are taken for the number of statements, which alone gives the published longest episode of 14 lines.
+1. Names and values of a sample are distinct; RULER's may repeat. A hash of the value that is asked for decides the
+   split.
+2. RULER's worked example before the question is left out, as models are trained on the task, and the note is in our
+   words.
+3. "Chains of length 2 to 10" are taken for the number of statements, which alone gives the published longest episode of
+   14 lines.
 4. To the word tokenizer, digits and RULER's names are spelled: it has no end of words.
 5. Empty lines, one for every two statements after the first two, are in training alone, where there is no noise.
 
@@ -34,7 +41,17 @@ from numpy.random import PCG64, Generator
 from torch import Tensor
 
 from lit_memory.tasks.babi.files import split_of
-from lit_memory.tasks.episodes import CITE, Episode, Episodes, EpisodesConfig, Place, Texts, between, encoded_rows, mixed
+from lit_memory.tasks.episodes import (
+    CITE,
+    Episode,
+    Episodes,
+    EpisodesConfig,
+    Place,
+    Texts,
+    between,
+    encoded_rows,
+    mixed,
+)
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
 from lit_memory.text.haystack import Haystack
 from lit_memory.util.checks import at_least
@@ -46,7 +63,9 @@ VALUE, COPY = "VAR {} = {}", "VAR {} = VAR {}"
 QUESTION = "Question: Find all variables that are assigned the value {} in the text above. [/INST]"
 PREFIX = "Answer: According to the chain(s) of variable assignment in the text above, {} variables are assigned the value {}, they are:"
 SHORT_QUESTION = "[INST] Question: Find all variables that are assigned the value {} [/INST]"
-SHORT_PREFIX = "Answer: According to the chain(s) of variable assignment, {} variables are assigned the value {}, they are:"
+SHORT_PREFIX = (
+    "Answer: According to the chain(s) of variable assignment, {} variables are assigned the value {}, they are:"
+)
 LENGTHS = (2, 4, 6, 8, 10)
 """Statements of a sample of MemReasoner's."""
 NAME = re.compile(r"\b[A-Z]{5}\b|\b[A-Z](?: [A-Z]){4}\b")
@@ -55,7 +74,8 @@ VOCABULARY = (NOTE, VALUE, QUESTION, PREFIX, CITE, LINE, *LETTERS, *(5 * letter 
 
 
 class VariableTracking(Episodes):
-    """Say all variables that have a value. ``exact_set``: these and no other; ``string_match_all``: the share of them that is said."""
+    """Say all variables that have a value. ``exact_set``: these and no other; ``string_match_all``: the share of them
+    that is said."""
 
     metrics = ("exact_set", "string_match_all")
     new_tokens = 30
@@ -69,7 +89,8 @@ class VariableTracking(Episodes):
         margin: int = 96
         rules: Literal["memreasoner", "ruler"] = "memreasoner"
         hops: int = 0
-        """Statements that lead from the first variable of a chain to its last (ruler), or variables of a chain (memreasoner); 0: 4 and 1."""
+        """Statements that lead from the first variable of a chain to its last (ruler), or variables of a chain
+        (memreasoner); 0: 4 and 1."""
         statements: int = 0
         """Statements of a sample; 0: drawn (memreasoner), or a chain (ruler)."""
         eval_hops: int = 0
@@ -79,7 +100,8 @@ class VariableTracking(Episodes):
         noise: Literal["line", "books"] = "line"
         """What is between the statements: RULER's line, or sentences of ``haystack``."""
         one_tail: bool = False
-        """Lines have one tail that all variables of a chain answer, for a model that reads once; default: a tail each, which a hop answers."""
+        """Lines have one tail that all variables of a chain answer, for a model that reads once; default: a tail each,
+        which a hop answers."""
         note: bool = True
         """A text begins with a note of what is to be done."""
         test_statements: list[int] = field(default_factory=list)
@@ -90,12 +112,18 @@ class VariableTracking(Episodes):
             at_least(0, self, "hops", "eval_hops", "statements")
             at_least(2, self, "value_digits")
             for split in ("train", "test"):
-                name = "statements" if self.statements else "eval_hops" if split == "test" and self.eval_hops else "hops"
+                name = (
+                    "statements" if self.statements else "eval_hops" if split == "test" and self.eval_hops else "hops"
+                )
                 if wrong := [n for n in self.lengths(split) if n % self.chain(split)]:
                     chains = f"{wrong[0]} statements are no whole number of chains of {self.chain(split)}; expected a multiple"
                     raise ValueError(f"{name}={getattr(self, name)}: {chains}")
-                if (chains := max(self.lengths(split)) // self.chain(split)) > (most := 9 * 10 ** (self.value_digits - 1)):
-                    raise ValueError(f"value_digits={self.value_digits}: expected more for {chains} chains; there are {most} values")
+                if (chains := max(self.lengths(split)) // self.chain(split)) > (
+                    most := 9 * 10 ** (self.value_digits - 1)
+                ):
+                    raise ValueError(
+                        f"value_digits={self.value_digits}: expected more for {chains} chains; there are {most} values"
+                    )
                 if self.rules == "memreasoner" and max(self.lengths(split)) > len(LETTERS):
                     raise ValueError(f"statements={self.statements}: expected at most {len(LETTERS)}, one to a letter")
 
@@ -106,7 +134,13 @@ class VariableTracking(Episodes):
 
         def lengths(self, split: str) -> tuple[int, ...]:
             """Numbers of statements that samples have."""
-            return (self.statements,) if self.statements else LENGTHS if self.rules == "memreasoner" else (self.chain(split),)
+            return (
+                (self.statements,)
+                if self.statements
+                else LENGTHS
+                if self.rules == "memreasoner"
+                else (self.chain(split),)
+            )
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Episode]:
         lengths = self.config.lengths(split)
@@ -118,10 +152,14 @@ class VariableTracking(Episodes):
         c, length = self.config, self.config.chain(split)
         names, values = self.names(count, rng), self.values(count // length, split, rng)
         chains = np.repeat(np.arange(count // length), length)
-        order_N = np.argsort(rng.permutation(chains), kind="stable")  # place of statement n: those of a chain in their order
+        order_N = np.argsort(
+            rng.permutation(chains), kind="stable"
+        )  # place of statement n: those of a chain in their order
         statements = [""] * count
         for n, place in enumerate(order_N.tolist()):
-            statements[place] = VALUE.format(names[n], values[n // length]) if n % length == 0 else COPY.format(names[n], names[n - 1])
+            statements[place] = (
+                VALUE.format(names[n], values[n // length]) if n % length == 0 else COPY.format(names[n], names[n - 1])
+            )
         support = order_N[:length].tolist()
         key = [*statements, values[0]]
         if split == "train" and c.rules == "memreasoner" and not c.tokens:
@@ -166,7 +204,9 @@ class VariableTracking(Episodes):
         note = encoded_rows(self.tokenizer, [NOTE] * (c.note and c.layout == "text"))
         facts, room = encoded_rows(self.tokenizer, statements), c.tokens - sum(map(len, note))
         if c.tokens and (short := sum(map(len, facts)) - room) > 0:
-            raise ValueError(f"tokens={c.tokens}: expected at least {c.tokens + short}, those of the statements, or 0 for no noise")
+            raise ValueError(
+                f"tokens={c.tokens}: expected at least {c.tokens + short}, those of the statements, or 0 for no noise"
+            )
         if not c.tokens:
             place = Place(facts, np.zeros(len(facts), np.int64))
         elif books := self.books(split):
@@ -176,14 +216,22 @@ class VariableTracking(Episodes):
             lines = (room - sum(map(len, facts))) // len(line)
             gaps_F = np.sort(rng.choice(lines + 1, len(facts), replace=lines < len(facts)))
             place = Place(facts, gaps_F * len(line), line, 0, lines * len(line))
-        behind = place._replace(facts=[*note, *facts], gaps_F=np.concatenate([np.zeros(len(note), np.int64), place.gaps_F]))
+        behind = place._replace(
+            facts=[*note, *facts], gaps_F=np.concatenate([np.zeros(len(note), np.int64), place.gaps_F])
+        )
         return behind, [n + len(note) for n in support]
 
     def meta(self, samples: list[Episode]) -> dict[str, Tensor]:
         """With the number of statements."""
-        counts = [sum(len(fact) > 0 for fact in sample.facts) - (self.config.note and self.config.layout == "text") for sample in samples]
+        counts = [
+            sum(len(fact) > 0 for fact in sample.facts) - (self.config.note and self.config.layout == "text")
+            for sample in samples
+        ]
         return super().meta(samples) | {"statements": torch.tensor(counts)}
 
     def judge(self, target: str, said: str, ended: bool, question: str) -> dict[str, float]:
         wanted = NAME.findall(target)
-        return {"exact_set": float(set(NAME.findall(said)) == set(wanted)), "string_match_all": string_match_all(said, wanted)}
+        return {
+            "exact_set": float(set(NAME.findall(said)) == set(wanted)),
+            "string_match_all": string_match_all(said, wanted),
+        }

@@ -1,14 +1,17 @@
 """Haystacks: tokenized books from which a context of any length is a slice.
 
-Source: the noise sampler of BABILong (arXiv 2407.04841, appendix C; spec 3.3), with the reference's minimum of ten tokens to a sentence.
+Source: the noise sampler of BABILong (arXiv 2407.04841, appendix C; spec 3.3), with the reference's minimum of ten
+    tokens to a sentence.
 
 Deviations
-1. All books are tokenized once and kept as one array on disk, memory-mapped, so that processes share it. The reference cuts, splits and
-   tokenizes passages anew for every sample.
-2. A context is one run of consecutive sentences from a uniformly drawn one. The reference draws places in books, and goes on from a queue
-   of sentences that it shares between samples.
-3. Beyond the last sentence comes the first again, so that a place and a length say all about a context, of whatever length.
-4. Every sentence starts with a space, which matters to subword tokenizers, as in newer versions of BABILong; the reference has none.
+1. All books are tokenized once and kept as one array on disk, memory-mapped, so that processes share it. The reference
+   cuts, splits and tokenizes passages anew for every sample.
+2. A context is one run of consecutive sentences from a uniformly drawn one. The reference draws places in books, and
+   goes on from a queue of sentences that it shares between samples.
+3. Beyond the last sentence comes the first again, so that a place and a length say all about a context, of whatever
+   length.
+4. Every sentence starts with a space, which matters to subword tokenizers, as in newer versions of BABILong; the
+   reference has none.
 
 Shape suffixes: N tokens of the haystack, T tokens of a context, S sentences of the haystack, K sentences of a context.
 """
@@ -47,9 +50,18 @@ class Haystack:
         return budget > len(self)
 
     def remarks(self, budgets: Mapping[str, int]) -> list[str]:
-        """What a reader of a test has to know about contexts of so many tokens, by what they are called: which are longer than the haystack."""
-        told = [f"up to {-(-budget // len(self))} times at {name}" for name, budget in budgets.items() if self.repeats(budget)]
-        return [f"The haystack of the test has {len(self):,} tokens, so that its sentences come {', '.join(told)}."] if told else []
+        """What a reader of a test has to know about contexts of so many tokens, by what they are called: which are
+        longer than the haystack."""
+        told = [
+            f"up to {-(-budget // len(self))} times at {name}"
+            for name, budget in budgets.items()
+            if self.repeats(budget)
+        ]
+        return (
+            [f"The haystack of the test has {len(self):,} tokens, so that its sentences come {', '.join(told)}."]
+            if told
+            else []
+        )
 
     def place(self, rng: np.random.Generator) -> int:
         """The position of a uniformly drawn sentence: all that is random about a context."""
@@ -60,7 +72,8 @@ class Haystack:
         return self.read(self.place(rng), budget)
 
     def stream(self, rng: np.random.Generator, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """A context without end, in reads of ``chunk`` tokens: put together, they are what ``take`` returns for the same ``rng``."""
+        """A context without end, in reads of ``chunk`` tokens: put together, they are what ``take`` returns for the
+        same ``rng``."""
         position = self.place(rng)
         while True:
             yield self.read(position, chunk)
@@ -102,16 +115,24 @@ class Haystack:
 
 
 def build_haystack(
-    corpus: Corpus, tokenizer: Tokenizer, cache: Path, min_tokens: int = 10, without: Sequence[Collection[str]] = (), leading_space: bool = True
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    cache: Path,
+    min_tokens: int = 10,
+    without: Sequence[Collection[str]] = (),
+    leading_space: bool = True,
 ) -> Haystack:
     """The haystack of a corpus, from ``cache`` if it has been built before.
 
-    min_tokens: shorter sentences are left out. without: groups of words; a sentence with a word of every group is left out, whatever the case,
-        so that none states a fact about somebody (names) and somewhere (places). leading_space: one in front of every sentence.
+    min_tokens: shorter sentences are left out. without: groups of words; a sentence with a word of every group is left
+        out, whatever the case, so that none states a fact about somebody (names) and somewhere (places). leading_space:
+        one in front of every sentence.
     Raises ValueError if no sentence is left.
     """
     groups = [sorted({word.lower() for word in group}) for group in without]
-    name = content_key("haystack", FORMAT, corpus.key, tokenizer.key, SENTENCE_END.pattern, min_tokens, groups, leading_space)
+    name = content_key(
+        "haystack", FORMAT, corpus.key, tokenizer.key, SENTENCE_END.pattern, min_tokens, groups, leading_space
+    )
 
     def build() -> list[bytes]:
         tokens_N, starts_S = tokenize(corpus, tokenizer, min_tokens, groups, leading_space)
@@ -121,18 +142,30 @@ def build_haystack(
     return Haystack(*(np.asarray(np.load(path, mmap_mode="r")) for path in paths))
 
 
-def tokenize(corpus: Corpus, tokenizer: Tokenizer, min_tokens: int, without: Sequence[Collection[str]], leading_space: bool) -> tuple[np.ndarray, np.ndarray]:
+def tokenize(
+    corpus: Corpus, tokenizer: Tokenizer, min_tokens: int, without: Sequence[Collection[str]], leading_space: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """``tokens_N`` (int32) and ``starts_S`` of the sentences that are kept; see ``build_haystack``."""
     groups = [re.compile(rf"\b(?:{'|'.join(map(re.escape, group)) or '(?!)'})\b", re.IGNORECASE) for group in without]
     books, lengths = [], []
     for text in corpus.texts():
-        wanted = [sentence for sentence in sentences(text) if not groups or not all(group.search(sentence) for group in groups)]
-        kept = [ids for ids in tokenizer.encode_batch([" " * leading_space + sentence for sentence in wanted]) if len(ids) >= min_tokens]
+        wanted = [
+            sentence
+            for sentence in sentences(text)
+            if not groups or not all(group.search(sentence) for group in groups)
+        ]
+        kept = [
+            ids
+            for ids in tokenizer.encode_batch([" " * leading_space + sentence for sentence in wanted])
+            if len(ids) >= min_tokens
+        ]
         if kept:
             books.append(np.concatenate(kept))
             lengths += map(len, kept)
     if not books:
-        raise ValueError(f"{corpus.name}: no sentence left of min_tokens={min_tokens} tokens or more; expected longer text, or a smaller min_tokens")
+        raise ValueError(
+            f"{corpus.name}: no sentence left of min_tokens={min_tokens} tokens or more; expected longer text, or a smaller min_tokens"
+        )
     return np.concatenate(books), np.cumsum(lengths) - lengths
 
 

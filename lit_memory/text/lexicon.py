@@ -72,12 +72,27 @@ COMPOUNDS = {
         "kind fair happy lucky steady tidy worthy wise common even pleasant clear certain easy familiar fortunate grateful graceful healthy helpful just ready",
     ),
     "PERSON": (MATTER, "maker keeper seller mender carrier monger wright watcher gatherer master minder hauler"),
-    "THING": (MATTER, "box jar hook wheel basket bowl chain pot rack bag stand frame cart case tub tray peg press pan crate sack stool chest drum cup"),
-    "PLACE": (MATTER, "yard house field bridge gate lane hill wood pool stead market tower cellar loft barn meadow bank brook row walk shed green corner"),
-    "NAME": (SOUNDS, "a an bert da dric el en eth ia ick in ina is la lan lia lin mond na nor on ric rin sa ta than tho vin wen wyn"),
+    "THING": (
+        MATTER,
+        "box jar hook wheel basket bowl chain pot rack bag stand frame cart case tub tray peg press pan crate sack stool chest drum cup",
+    ),
+    "PLACE": (
+        MATTER,
+        "yard house field bridge gate lane hill wood pool stead market tower cellar loft barn meadow bank brook row walk shed green corner",
+    ),
+    "NAME": (
+        SOUNDS,
+        "a an bert da dric el en eth ia ick in ina is la lan lia lin mond na nor on ric rin sa ta than tho vin wen wyn",
+    ),
     "SURNAME": (SOUNDS, "worth field well brook more son sted grave stone lock wood gate ridge shaw low"),
-    "TOWN": (SOUNDS, "ford wick mere ham ton combe stow minster haven ley bury by thorpe hurst bourne mouth cester pool dale"),
-    "COUNT": ("twenty- thirty- forty- fifty- sixty- seventy- eighty- ninety-", "one two three four five six seven eight nine"),
+    "TOWN": (
+        SOUNDS,
+        "ford wick mere ham ton combe stow minster haven ley bury by thorpe hurst bourne mouth cester pool dale",
+    ),
+    "COUNT": (
+        "twenty- thirty- forty- fifty- sixty- seventy- eighty- ninety-",
+        "one two three four five six seven eight nine",
+    ),
 }
 LOCAL = ("NAME", "SURNAME", "TOWN")
 """Classes whose frequent words are others in every book."""
@@ -85,7 +100,14 @@ ENDINGS = {
     "": ((r"\+?$", ""),),
     "ed": ((r"(.)\+$", r"\1\1ed"), (r"e$", "ed"), (r"([^aeiou])y$", r"\1ied"), (r"$", "ed")),
     "ing": ((r"(.)\+$", r"\1\1ing"), (r"e$", "ing"), (r"$", "ing")),
-    "s": ((r"\+$", "s"), (r"man$", "men"), (r"fe$", "ves"), (r"([^aeiou])y$", r"\1ies"), (r"([sxz]|ch|sh)$", r"\1es"), (r"$", "s")),
+    "s": (
+        (r"\+$", "s"),
+        (r"man$", "men"),
+        (r"fe$", "ves"),
+        (r"([^aeiou])y$", r"\1ies"),
+        (r"([sxz]|ch|sh)$", r"\1es"),
+        (r"$", "s"),
+    ),
     "ly": ((r"([^aeiou])le$", r"\1ly"), (r"ll$", "lly"), (r"y$", "ily"), (r"$", "ly")),
     "ness": ((r"y$", "iness"), (r"$", "ness")),
 }
@@ -96,7 +118,9 @@ def inflected(name: str) -> list[str]:
     """The words of ``CLASS`` or ``CLASS.ending``, the most frequent first; none where there is no such class."""
     kind, _, ending = name.partition(".")
     heads, tails = COMPOUNDS.get(kind, ("", ""))
-    compounds = sorted(map("".join, product(heads.split(), tails.split())), key=lambda word: hashlib.blake2b(word.encode()).digest())
+    compounds = sorted(
+        map("".join, product(heads.split(), tails.split())), key=lambda word: hashlib.blake2b(word.encode()).digest()
+    )
     return [inflect(word, ending) for word in dict.fromkeys([*WORDS.get(kind, "").split(), *compounds])]
 
 

@@ -1,10 +1,11 @@
 """Synthetic English prose without end: the text in which facts are hidden where nothing has been downloaded.
 
-A probabilistic grammar over a lexicon of stems, compounds, endings and invented names. The words of a class have Zipf's frequencies, and
-every book favours people and towns of its own. It names no person, place or object of bAbI and has no clause of the form that bAbI's facts have.
+A probabilistic grammar over a lexicon of stems, compounds, endings and invented names. The words of a class have Zipf's
+frequencies, and every book favours people and towns of its own. It names no person, place or object of bAbI and has no
+clause of the form that bAbI's facts have.
 
-A whole book is expanded at once, one level of the grammar at a time: an array of symbols is replaced by the array of their expansions,
-until only words are left. The random numbers are raw words of PCG64, whose stream numpy guarantees.
+A whole book is expanded at once, one level of the grammar at a time: an array of symbols is replaced by the array of
+their expansions, until only words are left. The random numbers are raw words of PCG64, whose stream numpy guarantees.
 
 Source: ours.
 
@@ -25,8 +26,9 @@ from lit_memory.util.seeds import mixed_seed
 PARAGRAPHS = 1000
 """Of a book: about 50,000 words and marks."""
 
-# A rule per line: a symbol and its alternatives, each after its weight. CLASS.ending is an inflected word of a class; all else is literal.
-# ^ makes the next word a capital, “ and ” become straight quotes, ¶ ends a paragraph, "a" becomes "an" where it must, a comma before another mark goes.
+# A rule per line: a symbol and its alternatives, each after its weight. CLASS.ending is an inflected word of a class;
+# all else is literal. ^ makes the next word a capital, “ and ” become straight quotes, ¶ ends a paragraph, "a" becomes
+# "an" where it must, a comma before another mark goes.
 GRAMMAR = """
 PARAGRAPH = 3 SENTENCE SENTENCE SENTENCE ¶ | 3 SENTENCE SENTENCE SENTENCE SENTENCE ¶ | 2 SENTENCE SENTENCE SENTENCE SENTENCE SENTENCE SENTENCE ¶ | 2 TALK ¶ |
   1 TALK SENTENCE ¶ | 1 SENTENCE TALK ¶
@@ -99,7 +101,8 @@ PRINTED = {"“": '"', "”": '"', "¶": "\n\n"}
 
 
 def noise(split: str, index: int) -> str:
-    """Book ``index`` of a split: about 250,000 characters, the same on every machine. Books share their words, and no more."""
+    """Book ``index`` of a split: about 250,000 characters, the same on every machine. Books share their words, and no
+    more."""
     tables, bits = _tables(), PCG64(mixed_seed(index, f"noise/{split}", 0))
     symbols_T = np.full(PARAGRAPHS, tables.start)
     while (symbols_T >= tables.rules).any():
@@ -109,13 +112,17 @@ def noise(split: str, index: int) -> str:
 
 def noise_key() -> str:
     """A name for the content of all books."""
-    return hashlib.blake2b("\n".join([GRAMMAR, *_tables().spelled, noise("key", 0)]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        "\n".join([GRAMMAR, *_tables().spelled, noise("key", 0)]).encode(), digest_size=16
+    ).hexdigest()
 
 
 class _Tables(NamedTuple):
-    """Grammar and lexicon as arrays. Symbols are numbered: literals, then classes, then rules. Words: literals, then the words of all classes.
+    """Grammar and lexicon as arrays. Symbols are numbered: literals, then classes, then rules. Words: literals, then
+    the words of all classes.
 
-    A uniform number u chooses among the alternatives of rule r, or the words of class c, by the place of r + u, or c + u, in ``chances``.
+    A uniform number u chooses among the alternatives of rule r, or the words of class c, by the place of r + u, or c +
+    u, in ``chances``.
     """
 
     classes: int
@@ -178,7 +185,9 @@ def _tables() -> _Tables:
 
 def _chances(weights: list[list[float]]) -> np.ndarray:
     """Cumulative chances of the entries of list i, plus i, one list after the other."""
-    totals = [list(accumulate(entries)) for entries in weights]  # not sum(), whose last bit depends on the version of Python
+    totals = [
+        list(accumulate(entries)) for entries in weights
+    ]  # not sum(), whose last bit depends on the version of Python
     return np.array([i + total / entries[-1] for i, entries in enumerate(totals) for total in entries])
 
 
@@ -199,12 +208,16 @@ def _expand(tables: _Tables, symbols_T: np.ndarray, bits: PCG64) -> np.ndarray:
 
 def _choose_words(tables: _Tables, symbols_T: np.ndarray, bits: PCG64) -> np.ndarray:
     """Every class replaced by one of its words."""
-    turn = np.where(tables.local, bits.random_raw(len(tables.local)) % tables.size.astype(np.uint64), 0).astype(np.int64)
+    turn = np.where(tables.local, bits.random_raw(len(tables.local)) % tables.size.astype(np.uint64), 0).astype(
+        np.int64
+    )
     at = np.flatnonzero(symbols_T >= tables.classes)
     kinds = symbols_T[at] - tables.classes
     words = np.searchsorted(tables.chances_W, kinds + _uniform(bits, len(at)), side="right")
     words_T = symbols_T.copy()
-    words_T[at] = tables.first[kinds] + (tables.classes + words - tables.first[kinds] + turn[kinds]) % tables.size[kinds]
+    words_T[at] = (
+        tables.first[kinds] + (tables.classes + words - tables.first[kinds] + turn[kinds]) % tables.size[kinds]
+    )
     return words_T
 
 
@@ -217,6 +230,8 @@ def _spell(tables: _Tables, words_T: np.ndarray) -> str:
     capital_T, words_T = capital_T[words_T != literal["^"]], words_T[words_T != literal["^"]]
     an_T = (words_T == literal["a"]) & np.append(tables.vowel[words_T[1:]], end)
     words_T = np.where(an_T, literal["an"], words_T)
-    spaced_T = ~np.isin(words_T, [*marks, literal["”"]]) & np.append(end, ~np.isin(words_T[:-1], [literal["“"], literal["¶"]]))
+    spaced_T = ~np.isin(words_T, [*marks, literal["”"]]) & np.append(
+        end, ~np.isin(words_T[:-1], [literal["“"], literal["¶"]])
+    )
     forms_T = words_T + len(tables.vowel) * (capital_T + 2 * spaced_T)
     return "".join(map(tables.spelled.__getitem__, forms_T.tolist()))

@@ -22,7 +22,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """tokens_N: token ids, uint16 or int32, read-only. num_bytes: of the texts in UTF-8, whatever the tokenizer leaves out of them."""
+    """tokens_N: token ids, uint16 or int32, read-only. num_bytes: of the texts in UTF-8, whatever the tokenizer leaves
+    out of them."""
 
     tokens_N: np.ndarray
     num_bytes: int
@@ -32,7 +33,8 @@ class Stream:
 
 
 def build_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Stream:
-    """The stream of a corpus, memory-mapped from ``cache``; there, it is made once, in memory: four bytes a token for a moment.
+    """The stream of a corpus, memory-mapped from ``cache``; there, it is made once, in memory: four bytes a token for a
+    moment.
 
     Raises ValueError for a corpus without text.
     """

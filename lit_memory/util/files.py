@@ -36,8 +36,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str] = ()) -> dict[str, Path]:
-    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones. Then remove the files
-    ``without``, which none of the new ones mentions any more."""
+    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones. Then remove
+    the files ``without``, which none of the new ones mentions any more."""
     staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:
         for name, content in contents.items():
@@ -55,7 +55,8 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the operating system name ``path``: a failed write() does not say where, and the user knows no staged files."""
+    """Errors of the operating system name ``path``: a failed write() does not say where, and the user knows no staged
+    files."""
     try:
         yield
     except Exception as error:
@@ -87,7 +88,8 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def disk_full(error: BaseException, root: Path) -> str | None:
-    """One line with the path and the free bytes if ``error`` comes from a disk, or a limit on file sizes, that is full; else None.
+    """One line with the path and the free bytes if ``error`` comes from a disk, or a limit on file sizes, that is full;
+    else None.
 
     ``root`` is named where the error does not say what could not be written.
     """

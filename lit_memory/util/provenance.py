@@ -11,7 +11,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def default_root() -> Path:
-    """Where runs, reports and cached data go unless the command says otherwise: ``$LIT_MEMORY_ROOT`` or the project's folder."""
+    """Where runs, reports and cached data go unless the command says otherwise: ``$LIT_MEMORY_ROOT`` or the project's
+    folder."""
     return Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
 
 
@@ -23,7 +24,9 @@ def cache_folder() -> Path:
 def git(*arguments: str) -> str:
     """Output of a git command in the project's folder, "" where there is no git or no repository."""
     try:
-        return subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -50,7 +53,14 @@ def hardware() -> str:
     model = ""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        model = next((line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")), "")
+        model = next(
+            (
+                line.partition(":")[2].strip()
+                for line in cpuinfo.read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            "",
+        )
     return ", ".join(filter(None, [model or platform.machine(), f"{cores()} cores", gpu()]))
 
 

@@ -2,19 +2,22 @@
 
 Source: section 3 of Das et al. 2024, arXiv 2403.11901, and its code as spec 11 describes it.
 
-A segment is one line of text, or several of ``line_tokens`` tokens. The state is the episode: the latents of all lines so far, the newest
-of which is the question. What it finds among the lines before it, z_r, is up to the model (``read``). With z the latent of a line,
+A segment is one line of text, or several of ``line_tokens`` tokens. The state is the episode: the latents of all lines
+so far, the newest of which is the question. What it finds among the lines before it, z_r, is up to the model
+(``read``). With z the latent of a line,
 
 (1) z = W_z tanh(W_p h + b), h what the encoder makes of a [CLS] row in front of the line         ``encode``
-(2) a segment is decoded with W_M z_r, one key and value per layer, at a position before its tokens, the first of which is ``bos_id`` if there
-    is one, and with W_e z_r added to the embedding of each of them                               ``decode``
+(2) a segment is decoded with W_M z_r, one key and value per layer, at a position before its tokens, the first of which
+    is ``bos_id`` if there is one, and with W_e z_r added to the embedding of each of them
+    ``decode``
 (3) its lines then join the episode                                                             ``advance``
 
-So what is asked goes into the last line of a context, and what is to be said into the segment after it: causal, as whatever conditions a
-segment comes from earlier ones. Where no line is before the question there is nothing to read, and z_r = z: an auto-encoder, or a model
-without memory. Before the first line z_r = 0.
+So what is asked goes into the last line of a context, and what is to be said into the segment after it: causal, as
+whatever conditions a segment comes from earlier ones. Where no line is before the question there is nothing to read,
+and z_r = z: an auto-encoder, or a model without memory. Before the first line z_r = 0.
 
-Shape suffixes: B batch, T tokens, N lines, X lines of a batch, U different ones, S scored tokens, H reads, D width, C width of a latent, E latent and key.
+Shape suffixes: B batch, T tokens, N lines, X lines of a batch, U different ones, S scored tokens, H reads, D width, C
+width of a latent, E latent and key.
 """
 
 from dataclasses import dataclass
@@ -31,11 +34,13 @@ from lit_memory.util.checks import at_least
 
 
 class Episode(NamedTuple):
-    """Latents of all lines (with keys behind them if a model has those), the newest last, which of them are real, their tokens (B, N, T), and how
-    many real lines have come after each: 0 after the question. Of a line that is kept once, all that have come after its first coming.
+    """Latents of all lines (with keys behind them if a model has those), the newest last, which of them are real, their
+    tokens (B, N, T), and how many real lines have come after each: 0 after the question. Of a line that is kept once,
+    all that have come after its first coming.
 
-    The first is not real: it stands for the question of a sample that has no line yet. Samples with fewer lines are padded in front. What is not
-    real is zero. Tokens are -1 where there is none; T is 0 in a model that needs no tokens.
+    The first is not real: it stands for the question of a sample that has no line yet. Samples with fewer lines are
+    padded in front. What is not real is zero. Tokens are -1 where there is none; T is 0 in a model that needs no
+    tokens.
     """
 
     lines_BNE: Tensor
@@ -45,10 +50,12 @@ class Episode(NamedTuple):
 
 
 class Readouts(NamedTuple):
-    """What a question finds: the latents of H reads, one after the other, and of every read the nearest of the lines before the question.
+    """What a question finds: the latents of H reads, one after the other, and of every read the nearest of the lines
+    before the question.
 
     A line is told by its age, which counts back from the question: 1 is the one before it; 0 where there is none.
-    distances_BHN: from what was read to every line, inf to what is none. age_BN: of every column, 0 where it is no line.
+    distances_BHN: from what was read to every line, inf to what is none. age_BN: of every column, 0 where it is no
+        line.
     """
 
     latents_BHC: Tensor
@@ -63,8 +70,8 @@ class LinesConfig(BackboneConfig):
 
     encoder_layers: int = 2
     encoder_width: int = 0
-    """Width of the encoder, which then has a table of token embeddings of its own, and feed-forwards four times as wide, like every BERT (published:
-    BERT-large's 1024); 0: the decoder's, its table and its ``ff_mult``."""
+    """Width of the encoder, which then has a table of token embeddings of its own, and feed-forwards four times as
+    wide, like every BERT (published: BERT-large's 1024); 0: the decoder's, its table and its ``ff_mult``."""
     encoder_heads: int = 0
     """0: as many as the decoder has (published: 16)."""
     latent_width: int = 64
@@ -76,7 +83,8 @@ class LinesConfig(BackboneConfig):
     pad_id: int = -1
     """Tokens with this id are not encoded; -1: there are none."""
     bos_id: int = -1
-    """Token that the decoder begins with, whatever it decodes; -1: none, so that the first token of a line is given and no latent has to hold it."""
+    """Token that the decoder begins with, whatever it decodes; -1: none, so that the first token of a line is given and
+    no latent has to hold it."""
     solver: Literal["newton", "newton_safe", "svd"] = "newton"
     solver_steps: int = 15
     """Of both Newtons (published: 15, 7 or 3)."""
@@ -101,11 +109,15 @@ class LinesConfig(BackboneConfig):
         width, heads = self.encoder_size
         if width % heads:
             name = "encoder_heads" if self.encoder_heads else "encoder_width"
-            raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of its heads for the width of the encoder, not {width} with {heads}")
+            raise ValueError(
+                f"{name}={getattr(self, name)}: expected a multiple of its heads for the width of the encoder, not {width} with {heads}"
+            )
         if self.wrap_pos:
             raise ValueError(f"wrap_pos={self.wrap_pos}: a segment has no memory rows here; leave it out")
         if not (self.past or self.embedding):
-            raise ValueError(f"past={self.past}: expected True where embedding is False, as nothing else reaches the decoder")
+            raise ValueError(
+                f"past={self.past}: expected True where embedding is False, as nothing else reaches the decoder"
+            )
 
     @property
     def encoder_size(self) -> tuple[int, int]:
@@ -135,7 +147,9 @@ class Encoder(nn.Module):
         super().__init__()
         c, (width, heads) = config, config.encoder_size
         ff_mult = 4.0 if c.encoder_width else c.ff_mult
-        block = BackboneConfig("gpt2", width=width, heads=heads, ff_mult=ff_mult, dropout=c.dropout, norm_eps=c.norm_eps)
+        block = BackboneConfig(
+            "gpt2", width=width, heads=heads, ff_mult=ff_mult, dropout=c.dropout, norm_eps=c.norm_eps
+        )
         self.cls = nn.Parameter(torch.randn(width) * c.init_std)
         self.tokens = nn.Embedding(c.vocab_size, width) if c.encoder_width else None
         self.positions = nn.Embedding(1 + c.positions, width)
@@ -154,7 +168,9 @@ class Encoder(nn.Module):
         """Latents (X, C) of embedded lines. Raises ValueError for lines beyond the position table."""
         lines, length = mask_XT.shape
         if length >= len(self.positions.weight):
-            raise ValueError(f"{length} tokens in one line, but the encoder has {len(self.positions.weight) - 1} positions: use line_tokens or raise positions")
+            raise ValueError(
+                f"{length} tokens in one line, but the encoder has {len(self.positions.weight) - 1} positions: use line_tokens or raise positions"
+            )
         rows_XTD = torch.cat([self.cls.expand(lines, 1, -1), tokens_XTD], dim=1) + self.positions.weight[: length + 1]
         rows_XTD = self.dropout(self.norm(rows_XTD))
         mask = F.pad(mask_XT, (1, 0), value=True)[:, None, None]
@@ -189,7 +205,9 @@ class LineRecurrent(SegmentRecurrent):
         self.config = c = config
         self.decoder = Decoder(config, ConditionedLayer)
         self.encoder = Encoder(config)
-        self.to_past = nn.Linear(c.latent_width, c.layers * (c.kv_heads or c.heads) * c.head_width, bias=False) if c.past else None
+        self.to_past = (
+            nn.Linear(c.latent_width, c.layers * (c.kv_heads or c.heads) * c.head_width, bias=False) if c.past else None
+        )
         self.to_rows = nn.Linear(c.latent_width, c.width, bias=False) if c.embedding else None
         for linear in (self.to_past, self.to_rows):
             if linear is not None:
@@ -216,7 +234,9 @@ class LineRecurrent(SegmentRecurrent):
         """What is read, and what it lies next to. Default: one read, and its distances to the latents of the lines."""
         lines_BNE, real_BN, _, age_BN = self.before(state)
         alone_B1, read_B1C = ~real_BN.any(1, keepdim=True), self.read(state).unsqueeze(1)
-        distances_B1N = episodic.distances(read_B1C.detach(), lines_BNE[..., : read_B1C.shape[-1]].detach(), real_BN | alone_B1)
+        distances_B1N = episodic.distances(
+            read_B1C.detach(), lines_BNE[..., : read_B1C.shape[-1]].detach(), real_BN | alone_B1
+        )
         return self.located(read_B1C, distances_B1N, real_BN, age_BN)
 
     @staticmethod
@@ -227,7 +247,12 @@ class LineRecurrent(SegmentRecurrent):
     @staticmethod
     def located(latents_BHC: Tensor, distances_BHN: Tensor, real_BN: Tensor, age_BN: Tensor) -> Readouts:
         """Readouts of these latents, where what was read has these distances to the lines."""
-        return Readouts(latents_BHC, age_BN.gather(1, distances_BHN.argmin(-1)), distances_BHN.masked_fill(~real_BN.unsqueeze(1), torch.inf), age_BN)
+        return Readouts(
+            latents_BHC,
+            age_BN.gather(1, distances_BHN.argmin(-1)),
+            distances_BHN.masked_fill(~real_BN.unsqueeze(1), torch.inf),
+            age_BN,
+        )
 
     def found(self, latents_BC: Tensor) -> Episode:
         """The state of which these latents are what is read: that of questions with no line before them."""
@@ -237,10 +262,16 @@ class LineRecurrent(SegmentRecurrent):
         """Episodes of one line each, of which no tokens are known."""
         size = lines_B1E.shape[:2]
         real_B1 = lines_B1E.new_full(size, real, dtype=torch.bool)
-        return Episode(lines_B1E, real_B1, real_B1.new_full((*size, self.kept_tokens), -1, dtype=torch.int64), real_B1.new_zeros(size, dtype=torch.int64))
+        return Episode(
+            lines_B1E,
+            real_B1,
+            real_B1.new_full((*size, self.kept_tokens), -1, dtype=torch.int64),
+            real_B1.new_zeros(size, dtype=torch.int64),
+        )
 
     def encode(self, ids_XT: Tensor, mask_XT: Tensor | None = None) -> Tensor:
-        """(1): latents (X, C) of lines. A line without a token that counts has one, too. What is there several times is encoded once, but with dropout."""
+        """(1): latents (X, C) of lines. A line without a token that counts has one, too. What is there several times is
+        encoded once, but with dropout."""
         real_XT = ids_XT != self.config.pad_id
         real_XT = real_XT if mask_XT is None else real_XT & mask_XT
         if self.training and self.config.dropout:
@@ -271,13 +302,16 @@ class LineRecurrent(SegmentRecurrent):
         return lines_XE.to(torch.promote_types(lines_XE.dtype, torch.float32)).unflatten(0, ids_BNT.shape[:2])
 
     def advance(self, state: Episode, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Episode:
-        """(3): the episode with the lines of a segment; the last one is the question now. Lines without a real token are none."""
+        """(3): the episode with the lines of a segment; the last one is the question now. Lines without a real token
+        are none."""
         ids_BNT, mask_BNT = self.cut(ids_BT, mask_BT)
         real_BN = mask_BNT.any(-1)
         lines_BNE = self.lines(ids_BNT, mask_BNT).to(state.lines_BNE.dtype).masked_fill(~real_BN.unsqueeze(-1), 0)
         new = Episode(lines_BNE, real_BN, ids_BNT.masked_fill(~mask_BNT, -1)[..., : self.kept_tokens], ages(real_BN))
         if mask_BT is not None:
-            new = taken(new, real_BN.byte().argsort(dim=1, stable=True))  # what is no line comes first, so that the last line is one
+            new = taken(
+                new, real_BN.byte().argsort(dim=1, stable=True)
+            )  # what is no line comes first, so that the last line is one
         return map_state(lambda a, b: torch.cat([a, b], dim=1), aged(state, real_BN), new)
 
     def noisy(self, x: Tensor, std: float) -> Tensor:
@@ -312,8 +346,11 @@ class LineRecurrent(SegmentRecurrent):
             rows_BTD = layer(rows_BTD, mask, None if slot_BGK is None else slot_BGK.to(rows_BTD.dtype))
         return self.decoder.norm(rows_BTD)
 
-    def reconstruction(self, ids_XT: Tensor, mask_XT: Tensor, latents_XC: Tensor, counts_X: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the tokens of lines, each from a latent and what is before it in its line, ``bos_id`` first; 0 where that is nothing.
+    def reconstruction(
+        self, ids_XT: Tensor, mask_XT: Tensor, latents_XC: Tensor, counts_X: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy of the tokens of lines, each from a latent and what is before it in its line, ``bos_id``
+        first; 0 where that is nothing.
 
         counts_X: how often a line counts; default: once.
         """
@@ -332,14 +369,17 @@ class LineRecurrent(SegmentRecurrent):
         return (loss_S * weight_S).sum() / weight_S.sum().clamp(min=1)
 
     def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
-        """``reconstruction`` of lines from their own latents. What is there several times is decoded once, but with dropout."""
+        """``reconstruction`` of lines from their own latents. What is there several times is decoded once, but with
+        dropout."""
         if self.training and self.config.dropout:
             return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT))
         ids_UT, real_UT, _, counts_U = distinct(ids_XT, mask_XT & (ids_XT != self.config.pad_id))
         return self.reconstruction(ids_UT, real_UT, self.encode_distinct(ids_UT, real_UT), counts_U)
 
     def choose(self, live_B, new, old):
-        if bool(live_B.all()):  # an episode grows, and to copy all of it for every segment would take time that grows with its square
+        if bool(
+            live_B.all()
+        ):  # an episode grows, and to copy all of it for every segment would take time that grows with its square
             return new
         return super().choose(live_B, new, padded(old, new.real_BN.shape[1]))
 
@@ -351,7 +391,8 @@ class LineRecurrent(SegmentRecurrent):
 
 
 def distinct(ids_XT: Tensor, mask_XT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lines, each once: tokens and masks (U, T), which of them every line is (X,), and how often each was there (U,)."""
+    """Lines, each once: tokens and masks (U, T), which of them every line is (X,), and how often each was there
+    (U,)."""
     ids_UT, place_X, counts_U = ids_XT.masked_fill(~mask_XT, -1).unique(dim=0, return_inverse=True, return_counts=True)
     return ids_UT.clamp(min=0), ids_UT >= 0, place_X, counts_U
 
@@ -389,11 +430,14 @@ def padded(state: Episode, lines: int) -> Episode:
     missing = lines - state.real_BN.shape[1]
     lines_BNE, real_BN, ids_BNT, age_BN = state
     ids_BNT = F.pad(ids_BNT, (0, 0, missing, 0), value=-1)
-    return Episode(F.pad(lines_BNE, (0, 0, missing, 0)), F.pad(real_BN, (missing, 0)), ids_BNT, F.pad(age_BN, (missing, 0)))
+    return Episode(
+        F.pad(lines_BNE, (0, 0, missing, 0)), F.pad(real_BN, (missing, 0)), ids_BNT, F.pad(age_BN, (missing, 0))
+    )
 
 
 def trimmed(state: Episode) -> Episode:
-    """The same episodes without columns in front that no sample needs: one that is not real is left, for a sample that has no line."""
+    """The same episodes without columns in front that no sample needs: one that is not real is left, for a sample that
+    has no line."""
     real_BN = state.real_BN
     first = int(F.pad(real_BN.any(0), (0, 1), value=True).byte().argmax())
     start = max(0, min(first - 1, real_BN.shape[1] - 1))

@@ -1,10 +1,11 @@
 """MemReasoner: Larimar whose lines know their order, and whose question is read, updated and read again.
 
-Paper:     Das et al. 2025, Can memory-augmented language models generalize on reasoning-in-a-haystack tasks?, ICML 2025, section 3 and algorithm 1.
+Paper:     Das et al. 2025, Can memory-augmented language models generalize on reasoning-in-a-haystack tasks?, ICML
+    2025, section 3 and algorithm 1.
 Reference: none is public.
 
-Encoder, episode and decoder are in ``models/lines.py``, the memory is in ``memory/episodic.py``. With Z the latents of the lines before
-the question and z_q its own,
+Encoder, episode and decoder are in ``models/lines.py``, the memory is in ``memory/episodic.py``. With Z the latents of
+the lines before the question and z_q its own,
 
 (1) Z~ = P(Z)                                  temporal encoding                                ``ordered``
 (2) M = (Z~ M_0^+)^+ Z~                        write
@@ -13,20 +14,24 @@ the question and z_q its own,
 (5) z_i, i = argmin_j |z_r - z~_j|             unordered readout, for the decoder               ``episodic.unordered``
 (6) (1) to (5) once more, with the lines nearest to the last z_r alone ("IU")                   ``readouts``
 
-Lines that are not real change nothing, wherever they are: positions count real lines, and a GRU in either direction passes over the others.
-So padding in front does not move the answer; in the paper, where it is encoded, it does.
+Lines that are not real change nothing, wherever they are: positions count real lines, and a GRU in either direction
+passes over the others. So padding in front does not move the answer; in the paper, where it is encoded, it does.
 
 Deviations
-1. Algorithm 1 calls alpha gamma in its loop, and returns the older of its last two readouts: here the newest is decoded.
-2. What stops at ``tolerance`` keeps its readout for the hops that are left, so that all samples of a batch have as many.
-3. The choice in (5) has no gradient, which would leave P and W_q without any where no supporting facts are told. ``readout`` "st", the default of
-   training, chooses as the paper does and has the gradient of a softmax over -|z_r - z~_j|; "hard" has none, and "soft" does not choose.
-4. The paper does not say: GRUs have as many channels in all as a latent, W_q starts as the identity, and the pseudo-inverses are "newton_safe", which
-   no number of lines can make diverge.
+1. Algorithm 1 calls alpha gamma in its loop, and returns the older of its last two readouts: here the newest is
+   decoded.
+2. What stops at ``tolerance`` keeps its readout for the hops that are left, so that all samples of a batch have as
+   many.
+3. The choice in (5) has no gradient, which would leave P and W_q without any where no supporting facts are told.
+   ``readout`` "st", the default of training, chooses as the paper does and has the gradient of a softmax over -|z_r -
+   z~_j|; "hard" has none, and "soft" does not choose.
+4. The paper does not say: GRUs have as many channels in all as a latent, W_q starts as the identity, and the
+   pseudo-inverses are "newton_safe", which no number of lines can make diverge.
 5. Deviations 1 to 5 of ``larimar.py``.
-6. The auto-encoding loss is that of the lines of contexts as well, not of Wikipedia alone, and SF* has no prompt P_s but ``bos_id``.
-7. Without ``memory`` (appendix D.5.2) the state is the tokens of the context, which the decoder reads in front of its own; the paper's prompt has
-   headings between the parts, which here are up to the task.
+6. The auto-encoding loss is that of the lines of contexts as well, not of Wikipedia alone, and SF* has no prompt P_s
+   but ``bos_id``.
+7. Without ``memory`` (appendix D.5.2) the state is the tokens of the context, which the decoder reads in front of its
+   own; the paper's prompt has headings between the parts, which here are up to the task.
 
 Shape suffixes: B batch, T tokens, N lines, H hops, I lines that are kept, C width of a latent, K slots.
 """
@@ -54,7 +59,8 @@ class MemReasoner(LineRecurrent):
     class Config(LinesConfig):
         solver: Literal["newton", "newton_safe", "svd"] = "newton_safe"
         temporal: Literal["none", "gru", "sinusoidal", "sinusoidal_from_end"] = "gru"
-        """P: a GRU over the lines, or sines that are added to them, of the place counted from the first line or from the last."""
+        """P: a GRU over the lines, or sines that are added to them, of the place counted from the first line or from
+            the last."""
         gru_layers: int = 1
         bidirectional: bool = True
         """The GRU runs over the lines in both directions, with half of the channels each."""
@@ -73,7 +79,8 @@ class MemReasoner(LineRecurrent):
         temperature: float = 1.0
         """Of the softmax in "st" and "soft"."""
         update_lines: int = 0
-        """eta: outside of training, an episode of more lines is read again with the so many that lie nearest (published: 125); 0: it is not."""
+        """eta: outside of training, an episode of more lines is read again with the so many that lie nearest
+            (published: 125); 0: it is not."""
         memory: bool = True
         """Without, the decoder reads the context itself, and the latent of the question."""
 
@@ -82,11 +89,17 @@ class MemReasoner(LineRecurrent):
             at_least(1, self, "gru_layers", "hops")
             at_least(0, self, "tolerance", "alpha", "test_alpha", "update_lines")
             if not self.temperature > 0:
-                raise ValueError(f"temperature={self.temperature}: expected more than 0; for the nearest line alone use readout: hard")
+                raise ValueError(
+                    f"temperature={self.temperature}: expected more than 0; for the nearest line alone use readout: hard"
+                )
             if self.temporal == "gru" and self.bidirectional and self.latent_width % 2:
-                raise ValueError(f"latent_width={self.latent_width}: expected an even number, half for each direction; or set bidirectional: false")
+                raise ValueError(
+                    f"latent_width={self.latent_width}: expected an even number, half for each direction; or set bidirectional: false"
+                )
             if not (self.memory or self.line_tokens):
-                raise ValueError(f"memory={self.memory}: expected line_tokens above 0, so that the state can hold lines; set line_tokens")
+                raise ValueError(
+                    f"memory={self.memory}: expected line_tokens above 0, so that the state can hold lines; set line_tokens"
+                )
 
     def __init__(self, config: "MemReasoner.Config") -> None:
         super().__init__(config)
@@ -97,23 +110,32 @@ class MemReasoner(LineRecurrent):
         self.M_0 = nn.Parameter(torch.eye(c.slots, width))
         self.W_q = nn.Parameter(torch.eye(width))
         directions = 1 + c.bidirectional
-        self.gru = nn.GRU(width, width // directions, c.gru_layers, batch_first=True, bidirectional=c.bidirectional) if c.temporal == "gru" else None
+        self.gru = (
+            nn.GRU(width, width // directions, c.gru_layers, batch_first=True, bidirectional=c.bidirectional)
+            if c.temporal == "gru"
+            else None
+        )
 
     def read(self, state):
-        if self.config.memory:  # what is decoded after a read is an episode of one line, in which nothing has to be found
+        if (
+            self.config.memory
+        ):  # what is decoded after a read is an episode of one line, in which nothing has to be found
             return self.readouts(state).latents_BHC[:, -1] if state.real_BN.shape[1] > 1 else state.lines_BNE[:, -1]
         ids_BT = state.ids_BNT[:, -1]
         return self.encode(ids_BT.clamp(min=0), ids_BT >= 0) * state.real_BN[:, -1:]
 
     def readouts(self, state: Episode) -> Readouts:
-        """What every hop finds: latents for the decoder (5), and the lines that lie nearest in the order of (1). Where no line is before the
-        question every hop finds its own latent. With (6), lines that were not kept are at distance inf.
+        """What every hop finds: latents for the decoder (5), and the lines that lie nearest in the order of (1). Where
+        no line is before the question every hop finds its own latent. With (6), lines that were not kept are at
+        distance inf.
 
         Raises ValueError for a latent that is not finite, and for a model without memory.
         """
         c = self.config
         if not c.memory:
-            raise ValueError(f"memory={c.memory}: expected True, as nothing is read where the decoder sees all; use step")
+            raise ValueError(
+                f"memory={c.memory}: expected True, as nothing is read where the decoder sees all; use step"
+            )
         asked_BC = state.lines_BNE[:, -1]
         Z_BNC, real_BN, _, age_BN = self.before(state)
         alone_B1 = ~real_BN.any(1, keepdim=True)
@@ -122,13 +144,18 @@ class MemReasoner(LineRecurrent):
             if c.update_lines and not self.training and int(real_BN.sum(1).max()) > c.update_lines:
                 kept_BI = distances_BHN[:, -1].argsort(dim=1, stable=True)[:, : c.update_lines].sort(dim=1).values
                 kept_real_BI = real_BN.gather(1, kept_BI) | alone_B1
-                latents_BHC, kept_BHI = self.hop(asked_BC, Z_BNC.take_along_dim(kept_BI.unsqueeze(-1), dim=1), kept_real_BI)
-                distances_BHN = torch.full_like(distances_BHN, torch.inf).scatter(2, kept_BI.unsqueeze(1).expand_as(kept_BHI), kept_BHI)
+                latents_BHC, kept_BHI = self.hop(
+                    asked_BC, Z_BNC.take_along_dim(kept_BI.unsqueeze(-1), dim=1), kept_real_BI
+                )
+                distances_BHN = torch.full_like(distances_BHN, torch.inf).scatter(
+                    2, kept_BI.unsqueeze(1).expand_as(kept_BHI), kept_BHI
+                )
         latents_BHC = torch.where(alone_B1.unsqueeze(-1), asked_BC.unsqueeze(1), latents_BHC)
         return self.located(latents_BHC, distances_BHN, real_BN, age_BN)
 
     def hop(self, asked_BC: Tensor, Z_BNC: Tensor, real_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """(1) to (5) among the real ones of some lines, of which every sample has one: latents (B, H, C), and distances (B, H, N) of the readouts to
+        """(1) to (5) among the real ones of some lines, of which every sample has one: latents (B, H, C), and distances
+            (B, H, N) of the readouts to
         the ordered lines."""
         reads_BHC, ordered_BNC = self.reads(asked_BC, Z_BNC, real_BN)
         distances_BHN = episodic.distances(reads_BHC, ordered_BNC, real_BN)
@@ -145,7 +172,11 @@ class MemReasoner(LineRecurrent):
         memory = episodic.write(W_BNK, written_BNC, c.solver, c.solver_steps)
         to_key_BCK = self.W_q.to(Z_BNC.dtype).mT @ episodic.pinv(memory.M_BKC, c.solver, c.solver_steps)
         alpha = c.alpha if self.training or c.test_alpha is None else c.test_alpha
-        moving_B11, asked_B1C, reads = torch.ones_like(asked_BC[:, :1, None], dtype=torch.bool), asked_BC.unsqueeze(1), []
+        moving_B11, asked_B1C, reads = (
+            torch.ones_like(asked_BC[:, :1, None], dtype=torch.bool),
+            asked_BC.unsqueeze(1),
+            [],
+        )
         for _ in range(c.hops):
             read_B1C = episodic.read(memory, self.noisy(asked_B1C @ to_key_BCK, c.read_noise))
             if reads:
@@ -156,7 +187,8 @@ class MemReasoner(LineRecurrent):
         return torch.cat(reads, dim=1), ordered_BNC
 
     def ordered(self, Z_BNC: Tensor, real_BN: Tensor) -> Tensor:
-        """(1): latents that know their place among the real lines of their episode, (B, N, C); anything where there is no line."""
+        """(1): latents that know their place among the real lines of their episode, (B, N, C); anything where there is
+        no line."""
         if self.config.temporal == "none":
             return Z_BNC
         if self.gru is not None:
@@ -166,25 +198,37 @@ class MemReasoner(LineRecurrent):
         return Z_BNC + sinusoids(place_BN, Z_BNC.shape[-1], Z_BNC.dtype)
 
     def order_loss(self, found: Readouts, support_BH: Tensor) -> Tensor:
-        """-log softmax_j(-|z_r - z~_j|) of the supporting line of every hop: the sum over hops, mean over the samples that have any, 0 without any.
+        """-log softmax_j(-|z_r - z~_j|) of the supporting line of every hop: the sum over hops, mean over the samples
+        that have any, 0 without any.
 
-        support_BH: lines, counted back from the question (1: the one before it); 0 where none is told. Raises ValueError for a line that is not
+        support_BH: lines, counted back from the question (1: the one before it); 0 where none is told. Raises
+            ValueError for a line that is not
         there, and for more hops than the model has.
         """
         if support_BH.shape[1] > found.nearest_BH.shape[1]:
-            raise ValueError(f"hops={found.nearest_BH.shape[1]}: {support_BH.shape[1]} supporting lines are told; expected at least as many hops")
+            raise ValueError(
+                f"hops={found.nearest_BH.shape[1]}: {support_BH.shape[1]} supporting lines are told; expected at least as many hops"
+            )
         told_BH, age_BN = support_BH > 0, found.age_BN
         place_BH = (age_BN.unsqueeze(1) == support_BH.unsqueeze(2)).byte().argmax(2)
         missing_BH = told_BH & (age_BN.gather(1, place_BH) != support_BH)
         if bool(missing_BH.any()):
             b, h = missing_BH.nonzero()[0].tolist()
-            raise ValueError(f"support={int(support_BH[b, h])} of sample {b}: expected one of the {int(age_BN[b].max())} lines before its question")
-        log_p_BHN = (-found.distances_BHN[:, : support_BH.shape[1]]).masked_fill(~told_BH.unsqueeze(2), 0).log_softmax(-1)
+            raise ValueError(
+                f"support={int(support_BH[b, h])} of sample {b}: expected one of the {int(age_BN[b].max())} lines before its question"
+            )
+        log_p_BHN = (
+            (-found.distances_BHN[:, : support_BH.shape[1]]).masked_fill(~told_BH.unsqueeze(2), 0).log_softmax(-1)
+        )
         loss_BH = -log_p_BHN.gather(2, place_BH.unsqueeze(2)).squeeze(2) * told_BH
         return loss_BH.sum() / told_BH.any(1).sum().clamp(min=1)
 
     def lines(self, ids_BNT: Tensor, mask_BNT: Tensor) -> Tensor:
-        return super().lines(ids_BNT, mask_BNT) if self.config.memory else ids_BNT.new_zeros((*ids_BNT.shape[:2], 0), dtype=torch.float32)
+        return (
+            super().lines(ids_BNT, mask_BNT)
+            if self.config.memory
+            else ids_BNT.new_zeros((*ids_BNT.shape[:2], 0), dtype=torch.float32)
+        )
 
     def decode_state(self, state: Episode, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
         if self.config.memory:
@@ -193,10 +237,14 @@ class MemReasoner(LineRecurrent):
         given_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
         mask_BT = torch.cat([(context_BT >= 0) & (context_BT != self.config.pad_id), given_BT], dim=1)
         order_BT, longest = (~mask_BT).byte().argsort(dim=1, stable=True), int(mask_BT.sum(1).max())
-        real_BT = order_BT[:, :longest]  # tokens that are real in front, so that padding takes no position, and what no sample has is left out
+        real_BT = order_BT[
+            :, :longest
+        ]  # tokens that are real in front, so that padding takes no position, and what no sample has is left out
         ids_BT = torch.cat([context_BT.clamp(min=0), ids_BT], dim=1).gather(1, real_BT)
         hidden_BTD = self.decode(ids_BT, self.read(state), mask_BT.gather(1, real_BT))
-        place_BT = order_BT.argsort(dim=1)[:, context_BT.shape[1] :].clamp(max=longest - 1)  # what is said of a token that is not real does not matter
+        place_BT = order_BT.argsort(dim=1)[:, context_BT.shape[1] :].clamp(
+            max=longest - 1
+        )  # what is said of a token that is not real does not matter
         return hidden_BTD.take_along_dim(place_BT.unsqueeze(-1), dim=1)
 
 
@@ -206,13 +254,16 @@ def passed(gru: nn.GRU, Z_BNC: Tensor, real_BN: Tensor) -> Tensor:
     if bool(real_BN.all()):
         return gru(x_BNC)[0].to(Z_BNC.dtype)
     order_BN1 = (~real_BN).byte().argsort(dim=1, stable=True).unsqueeze(-1)
-    packed = pack_padded_sequence(x_BNC.take_along_dim(order_BN1, dim=1), real_BN.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+    packed = pack_padded_sequence(
+        x_BNC.take_along_dim(order_BN1, dim=1), real_BN.sum(1).cpu(), batch_first=True, enforce_sorted=False
+    )
     out_BNC = pad_packed_sequence(gru(packed)[0], batch_first=True, total_length=Z_BNC.shape[1])[0]
     return out_BNC.take_along_dim(order_BN1.argsort(dim=1), dim=1).to(Z_BNC.dtype)
 
 
 def sinusoids(place_BN: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sines and cosines of places, (B, N, width), at the frequencies 10000^(-2i/width). Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.5."""
+    """Sines and cosines of places, (B, N, width), at the frequencies 10000^(-2i/width). Source: Vaswani et al. 2017,
+    arXiv 1706.03762, section 3.5."""
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=place_BN.device, dtype=torch.float64) / width)
     angle = place_BN.unsqueeze(-1) * frequency
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :width].to(dtype)

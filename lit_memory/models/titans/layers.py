@@ -3,10 +3,11 @@
 Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.3 and 4.
 Reference: none by the authors; ``models/titans.py`` lists the deviations.
 
-Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states leave it out.
+Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states leave it
+out.
 
-Shape suffixes: B batch, T tokens, D width, H heads of attention, K head width, P rows of a prefix, W kept rows of a window, C channels of
-keys and values together, N blocks, S keys of a block.
+Shape suffixes: B batch, T tokens, D width, H heads of attention, K head width, P rows of a prefix, W kept rows of a
+window, C channels of keys and values together, N blocks, S keys of a block.
 """
 
 from typing import Any, NamedTuple
@@ -38,9 +39,11 @@ class Attention(nn.Module):
         return self.split(k_BTD), self.split(v_BTD)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int, prefix_BPD: Tensor | None) -> Tensor:
-        """Outputs (B, H, T, K) of queries that start at position ``first``, over keys that are turned already and the prefix.
+        """Outputs (B, H, T, K) of queries that start at position ``first``, over keys that are turned already and the
+        prefix.
 
-        A query is asked twice, turned by its position and as it is; keys of rows answer the former, keys of the prefix the latter.
+        A query is asked twice, turned by its position and as it is; keys of rows answer the former, keys of the prefix
+        the latter.
         """
         turned = rotate(F.pad(q, (0, 0, first, 0)), self.head_width)[:, :, first:]
         if prefix_BPD is None:
@@ -48,11 +51,14 @@ class Attention(nn.Module):
         pk, pv = (t.expand(len(q), -1, -1, -1) for t in self.keys_values(prefix_BPD))
         k = torch.cat([F.pad(pk, (self.head_width, 0)), F.pad(k, (0, self.head_width))], dim=2)
         mask = F.pad(mask, (pk.shape[2], 0), value=True)
-        return F.scaled_dot_product_attention(torch.cat([turned, q], dim=-1), k, torch.cat([pv, v], dim=2), attn_mask=mask, scale=self.head_width**-0.5)
+        return F.scaled_dot_product_attention(
+            torch.cat([turned, q], dim=-1), k, torch.cat([pv, v], dim=2), attn_mask=mask, scale=self.head_width**-0.5
+        )
 
 
 class SegmentAttention(Attention):
-    """Causal attention within one segment, over ``[prefix; recalled; rows]``; ``recalled`` has a row for each row, at its position."""
+    """Causal attention within one segment, over ``[prefix; recalled; rows]``; ``recalled`` has a row for each row, at
+    its position."""
 
     def forward(self, x_BTD: Tensor, prefix_BPD: Tensor | None, recalled_BTD: Tensor | None = None) -> Tensor:
         tokens = x_BTD.shape[1]
@@ -68,7 +74,9 @@ class SegmentAttention(Attention):
 
     def among(self, prefix_BPD: Tensor) -> Tensor:
         """Causal attention of the prefix to itself."""
-        y = F.scaled_dot_product_attention(self.split(self.query(prefix_BPD)), *self.keys_values(prefix_BPD), is_causal=True)
+        y = F.scaled_dot_product_attention(
+            self.split(self.query(prefix_BPD)), *self.keys_values(prefix_BPD), is_causal=True
+        )
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -85,24 +93,41 @@ class WindowAttention(Attention):
     def first_state(self, **options: Any) -> WindowState:
         """The state of one sample that has read nothing."""
         old = self.window - 1
-        return WindowState(torch.zeros(1, old, 2 * self.out.in_features, **options), torch.zeros(1, old, dtype=torch.bool, device=options["device"]))
+        return WindowState(
+            torch.zeros(1, old, 2 * self.out.in_features, **options),
+            torch.zeros(1, old, dtype=torch.bool, device=options["device"]),
+        )
 
-    def forward(self, x_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_BPD: Tensor | None = None) -> tuple[Tensor, WindowState]:
-        """Rows are cut into blocks of at most ``window``, which see their own keys and the W before: time is linear in T."""
+    def forward(
+        self, x_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_BPD: Tensor | None = None
+    ) -> tuple[Tensor, WindowState]:
+        """Rows are cut into blocks of at most ``window``, which see their own keys and the W before: time is linear in
+        T."""
         tokens, old = x_BTD.shape[1], self.window - 1
         block = min(self.window, tokens)
         real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device) if mask_BT is None else mask_BT
         kv_BSC = torch.cat([past.kv_BWC.to(x_BTD.dtype), self.key_value(x_BTD)], dim=1)
         real_BS = torch.cat([past.real_BW, real_BT], dim=1)
-        new = WindowState(keep(kv_BSC, old, mask_BT).to(past.kv_BWC.dtype), keep(real_BS.unsqueeze(-1), old, mask_BT).squeeze(-1))
+        new = WindowState(
+            keep(kv_BSC, old, mask_BT).to(past.kv_BWC.dtype), keep(real_BS.unsqueeze(-1), old, mask_BT).squeeze(-1)
+        )
         missing = -tokens % block
         q_BNTD = F.pad(self.query(x_BTD), (0, 0, 0, missing)).unflatten(1, (-1, block))
         kv_BNSC = F.pad(kv_BSC, (0, 0, 0, missing)).unfold(1, old + block, block).mT
         real_BNS = F.pad(real_BS, (0, missing)).unfold(1, old + block, block)
         ones = torch.ones(block, old + block, dtype=torch.bool, device=x_BTD.device)  # row r is key r + old
-        mask = (ones.triu().tril(old) & real_BNS.unsqueeze(2)) | ones.triu(old).tril(old)  # itself, so that padding stays finite
+        mask = (ones.triu().tril(old) & real_BNS.unsqueeze(2)) | ones.triu(old).tril(
+            old
+        )  # itself, so that padding stays finite
         k, v = (self.split(part) for part in kv_BNSC.flatten(0, 1).chunk(2, dim=-1))
-        y = self.attend(self.split(q_BNTD.flatten(0, 1)), rotate(k, self.head_width), v, mask.flatten(0, 1).unsqueeze(1), old, prefix_BPD)
+        y = self.attend(
+            self.split(q_BNTD.flatten(0, 1)),
+            rotate(k, self.head_width),
+            v,
+            mask.flatten(0, 1).unsqueeze(1),
+            old,
+            prefix_BPD,
+        )
         y_BTD = y.transpose(1, 2).flatten(2).unflatten(0, q_BNTD.shape[:2]).flatten(1, 2)[:, :tokens]
         return self.out(y_BTD), new
 
@@ -140,7 +165,11 @@ class LMMLayer(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        self.persistent_1PD = nn.Parameter(nn.init.normal_(torch.empty(1, config.persistent, config.width))) if config.persistent else None
+        self.persistent_1PD = (
+            nn.Parameter(nn.init.normal_(torch.empty(1, config.persistent, config.width)))
+            if config.persistent
+            else None
+        )
         self.memory = NeuralMemory(config)
         self.feed_forward = FeedForward(config) if config.ff_width else None
 
@@ -166,13 +195,18 @@ class LMMLayer(nn.Module):
 
 
 class MACLayer(LMMLayer):
-    """Segment by segment: recall, attention over [P; recalled; segment], memory of what attention returns (section 4.1)."""
+    """Segment by segment: recall, attention over [P; recalled; segment], memory of what attention returns (section
+    4.1)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.attention, self.fusion = SegmentAttention(config), Fusion(config)
-        self.long_1PD = nn.Parameter(nn.init.normal_(torch.empty(1, config.long_tokens, config.width))) if config.long_tokens else None
+        self.long_1PD = (
+            nn.Parameter(nn.init.normal_(torch.empty(1, config.long_tokens, config.width)))
+            if config.long_tokens
+            else None
+        )
 
     def first_state(self, **options: Any) -> MemoryState:
         return self.blank(**options)  # P is for attention
@@ -201,7 +235,9 @@ class MACLayer(LMMLayer):
         """[P; what the learned queries recall], (B, P, D)."""
         parts = [] if self.persistent_1PD is None else [self.norm(self.persistent_1PD)]
         if self.long_1PD is not None:
-            parts.append(self.norm(self.memory.recall(self.norm(self.long_1PD).expand(len(state.conv_BJC), -1, -1), state)))
+            parts.append(
+                self.norm(self.memory.recall(self.norm(self.long_1PD).expand(len(state.conv_BJC), -1, -1), state))
+            )
         return torch.cat([part.expand(len(state.conv_BJC), -1, -1) for part in parts], dim=1) if parts else None
 
 
@@ -222,7 +258,9 @@ class HybridLayer(LMMLayer):
     def blank(self, **options: Any) -> HybridState:
         return HybridState(self.memory.first_state(**options), self.attention.first_state(**options))
 
-    def attend(self, rows_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_1PD: Tensor | None = None) -> tuple[Tensor, WindowState]:
+    def attend(
+        self, rows_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_1PD: Tensor | None = None
+    ) -> tuple[Tensor, WindowState]:
         """Attention of normalised rows over their window and a normalised prefix."""
         return self.attention(self.norm(rows_BTD), past, mask_BT, None if prefix_1PD is None else self.norm(prefix_1PD))
 
@@ -238,7 +276,9 @@ class MAGLayer(HybridLayer):
         state = self.blank(**options)
         if self.persistent_1PD is None:
             return state
-        return HybridState(self.memory(self.persistent_1PD, state.memory).state, state.window)  # attention sees P anyway
+        return HybridState(
+            self.memory(self.persistent_1PD, state.memory).state, state.window
+        )  # attention sees P anyway
 
     def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
         y_BTD, window = self.attend(rows_BTD, state.window, mask_BT, self.persistent_1PD)  # eq. 27

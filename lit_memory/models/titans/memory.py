@@ -1,13 +1,14 @@
 """Titans' neural memory as a module: projections, convolution, gates, the memory, and the gated output.
 
-Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.1 and 4.4. The memory's equations
-           are in ``memory/neural.py``.
+Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.1 and 4.4. The
+           memory's equations are in ``memory/neural.py``.
 Reference: none by the authors; ``models/titans.py`` lists the deviations.
 
 Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``.
 
-Shape suffixes: B batch, T tokens, D width, H heads of the memory, K head width, X samples times heads, I and O inputs and outputs of a
-layer of the memory, J kept inputs of the convolution, S kept inputs and then new ones, C channels of queries, keys and values together.
+Shape suffixes: B batch, T tokens, D width, H heads of the memory, K head width, X samples times heads, I and O inputs
+and outputs of a layer of the memory, J kept inputs of the convolution, S kept inputs and then new ones, C channels of
+queries, keys and values together.
 """
 
 import math
@@ -107,7 +108,8 @@ class NeuralMemory(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """M_0 normal with Xavier's deviation, unless the configuration has one; gates of a row of zeros as the configuration says."""
+        """M_0 normal with Xavier's deviation, unless the configuration has one; gates of a row of zeros as the
+        configuration says."""
         c = self.config
         for W_HIO in self.M:
             nn.init.normal_(W_HIO, std=(2 / sum(W_HIO.shape[1:])) ** 0.5 if c.memory_std is None else c.memory_std)
@@ -131,7 +133,9 @@ class NeuralMemory(nn.Module):
         c = self.config
         if c.per_chunk_gates:
             x_BTD = x_BTD[:, :: c.chunk].repeat_interleave(c.chunk, dim=1)[:, : x_BTD.shape[1]]
-        alpha, eta, theta = (folded(part, c.memory_heads).squeeze(-1).to(dtype) for part in self.to_gates(x_BTD).chunk(3, dim=-1))
+        alpha, eta, theta = (
+            folded(part, c.memory_heads).squeeze(-1).to(dtype) for part in self.to_gates(x_BTD).chunk(3, dim=-1)
+        )
         rate = c.theta_limit * theta.sigmoid() * (1 if c.half_loss else 2)
         if c.damped and c.momentum:
             rate = rate * eta.neg().sigmoid()  # 1 - eta
@@ -143,9 +147,13 @@ class NeuralMemory(nn.Module):
         with full_precision(x_BTD.device):
             q_XTK = l2_normalized(folded(F.silu(queries), c.memory_heads).to(state.M[0].dtype))
             M = tuple(W.flatten(0, 1) for W in state.M)
-            return joined(neural.recall(M, q_XTK, c.memory_activation, c.memory_residual), c.memory_heads).to(x_BTD.dtype)
+            return joined(neural.recall(M, q_XTK, c.memory_activation, c.memory_residual), c.memory_heads).to(
+                x_BTD.dtype
+            )
 
-    def forward(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None = None, causal: bool = True) -> Remembered:
+    def forward(
+        self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None = None, causal: bool = True
+    ) -> Remembered:
         """Read and write. With ``causal=False`` all rows read the memory as it was before the first one."""
         c, dtype = self.config, state.M[0].dtype
         x_BTD = self.norm(rows_BTD)
@@ -162,12 +170,18 @@ class NeuralMemory(nn.Module):
         o_BTD = self.out_norm(joined(o_XTK, c.memory_heads))
         gate = F.silu if c.output_gate == "silu" else torch.sigmoid
         new = (tuple(W.unflatten(0, (-1, c.memory_heads)) for W in part) for part in read.state)
-        return Remembered(self.out(o_BTD * gate(self.to_output_gate(x_BTD))), MemoryState(conv_BJC, *new), gates, read.scale_XT1)
+        return Remembered(
+            self.out(o_BTD * gate(self.to_output_gate(x_BTD))), MemoryState(conv_BJC, *new), gates, read.scale_XT1
+        )
 
     def convolve(self, qkv_BTC: Tensor, kept_BJC: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise convolution over time, and the inputs that the next rows need."""
         if self.conv1d is None:
             return qkv_BTC, kept_BJC
         window_BSC = torch.cat([kept_BJC.to(qkv_BTC.dtype), qkv_BTC], dim=1)
-        qkv_BTC = F.conv2d(window_BSC.mT.unsqueeze(2), self.conv1d.weight.unsqueeze(2), groups=len(self.conv1d.weight)).squeeze(2).mT  # conv1d would copy
+        qkv_BTC = (
+            F.conv2d(window_BSC.mT.unsqueeze(2), self.conv1d.weight.unsqueeze(2), groups=len(self.conv1d.weight))
+            .squeeze(2)
+            .mT
+        )  # conv1d would copy
         return qkv_BTC, keep(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)

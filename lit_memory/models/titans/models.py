@@ -1,30 +1,37 @@
-"""Titans: a neural long-term memory alone (LMM), as context (MAC), as gate (MAG) and as layer (MAL) of short-term attention.
+"""Titans: a neural long-term memory alone (LMM), as context (MAC), as gate (MAG) and as layer (MAL) of short-term
+    attention.
 
-Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3 (memory), 4 (the wirings) and 4.4
-           (details). The memory's equations are in ``memory/neural.py``, its module in ``models/titans_memory.py``, the layers in
-           ``models/titans_layers.py``.
+Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3 (memory), 4 (the
+           wirings) and 4.4 (details). The memory's equations are in ``memory/neural.py``, its module in
+           ``models/titans_memory.py``, the layers in ``models/titans_layers.py``.
 Reference: none by the authors. What the paper leaves open follows spec 10 and is a flag.
 
-With LMM(x) a layer's memory read and written at rows x, P its persistent tokens, and each layer followed by a feed-forward,
+With LMM(x) a layer's memory read and written at rows x, P its persistent tokens, and each layer followed by a
+feed-forward,
 
 LMM  x + LMM(x)
-MAC  h = M(q_x); y = Attention([P; h; x]); x + y (*) LMM(y)               (eq. 21 to 25), for one segment of ``window`` tokens after another
-MAG  y = WindowAttention([P; x]); x + y (*) LMM(x)                        (eq. 26 to 28)
+MAC  h = M(q_x); y = Attention([P; h; x]); x + y (*) LMM(y)               (eq. 21 to 25), for one segment of ``window``
+tokens after another MAG  y = WindowAttention([P; x]); x + y (*) LMM(x)                        (eq. 26 to 28)
 MAL  y = x + LMM(x); y + WindowAttention(y)                               (eq. 29 to 31)
 
 where a (*) b is RMS(a) sigmoid(RMS(b)), both norms with learned weights. Every attention is causal.
 
 Deviations
-1. Causality. Read literally, eq. 21 and 22 let a token attend to what later tokens recall, and eq. 25 reads a memory that has seen the
-   whole segment. Here token j sees the recalls of tokens up to j, and reads the memory as it is right after it was written itself.
-   ``long_tokens`` and ``causal_read=False`` are the other ways out.
-2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are for attention only.
-3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j is where token j is.
+1. Causality. Read literally, eq. 21 and 22 let a token attend to what later tokens recall, and eq. 25 reads a memory
+   that has seen the whole segment. Here token j sees the recalls of tokens up to j, and reads the memory as it is right
+   after it was written itself. ``long_tokens`` and ``causal_read=False`` are the other ways out.
+2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are
+   for attention only.
+3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j is
+   where token j is.
 4. MAC's first queries have no convolution, since h needs a second one over other rows.
-5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where they come from.
-6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what one pass does.
+5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where
+   they come from.
+6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what
+   one pass does.
 7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
-8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is forgotten every token.
+8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is
+   forgotten every token.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
 """
@@ -76,16 +83,17 @@ class TitansConfig(TokenRecurrentConfig):
     theta_max: float | None = None
     """Longest step of the memory; default: 1/chunk."""
     damped: bool = True
-    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory of one layer; without, theta_max
-    sigmoid(.)."""
+    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory
+    of one layer; without, theta_max sigmoid(.)."""
     alpha_init: float = 1e-4
-    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is trained on short contexts
-    comes to rely on. With 0.02 a needle is lost right beyond the training length."""
+    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is
+    trained on short contexts comes to rely on. With 0.02 a needle is lost right beyond the training length."""
     eta_init: float = 0.5
     theta_init: float = 0.5
     """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
     normalized: bool = True
-    """theta is divided by what makes a step longer in a memory of several layers than in a matrix, so that both are stable alike."""
+    """theta is divided by what makes a step longer in a memory of several layers than in a matrix, so that both are
+    stable alike."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
     """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
     ff_mult: float = 8 / 3
@@ -100,7 +108,9 @@ class TitansConfig(TokenRecurrentConfig):
         at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a number between 0 and 1, which a sigmoid reaches")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: expected a number between 0 and 1, which a sigmoid reaches"
+                )
         if self.width % self.memory_heads:
             raise ValueError(f"width={self.width}: expected a multiple of memory_heads={self.memory_heads}")
 
@@ -126,7 +136,9 @@ class AttentionConfig(TitansConfig):
         super().__post_init__()
         at_least(1, self, "heads", "window")
         if self.width % (2 * self.heads):
-            raise ValueError(f"heads={self.heads}: expected heads of an even width, for rotary positions, but width={self.width}")
+            raise ValueError(
+                f"heads={self.heads}: expected heads of an even width, for rotary positions, but width={self.width}"
+            )
 
 
 class Titans(TokenRecurrent):
@@ -149,16 +161,22 @@ class Titans(TokenRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers
         options = self.state_options(device, dtype)
-        return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers)
+        return tuple(
+            map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
+        )
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
-        return super().step(state, ids_BT, mask_BT, write) if ids_BT.shape[1] else (self.finish(self.embed(ids_BT)), state)
+        return (
+            super().step(state, ids_BT, mask_BT, write) if ids_BT.shape[1] else (self.finish(self.embed(ids_BT)), state)
+        )
 
     @torch.no_grad()
     def diagnostics(self, ids_BT: Tensor | tuple, segment_len: int | None = None) -> dict[str, Tensor]:
-        """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its weights) are means over samples.
+        """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its
+        weights) are means over samples.
 
-        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real tokens. clipped: share of the
+        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real
+            tokens. clipped: share of the
         tokens whose step ``normalized`` shortened, 0 without it and of a memory that is a matrix.
         """
         seen: list[list] = []
@@ -172,7 +190,8 @@ class Titans(TokenRecurrent):
 
 
 def _watched(layer: Any, seen: list[list]) -> Iterator[Any]:
-    """Hooks that put into ``seen`` a list of the masks and returns of a layer's memory, without those of the persistent tokens that make a first state."""
+    """Hooks that put into ``seen`` a list of the masks and returns of a layer's memory, without those of the persistent
+    tokens that make a first state."""
     all_calls, calls = [], []
     seen.append(all_calls)
     yield layer.register_forward_pre_hook(lambda *_: calls.clear())
@@ -184,7 +203,10 @@ def _fare(seen: list[tuple[Tensor | None, Remembered]]) -> dict[str, Tensor]:
     """``Titans.diagnostics`` of one memory, from what it returned for all segments in order, and their masks (B, T)."""
     outs, last = [out for _, out in seen], seen[-1][1].state
     whole = [torch.ones_like(out.gates.theta_XT, dtype=torch.bool) for out in outs]
-    real = [all_XT if mask is None else mask.repeat_interleave(len(all_XT) // len(mask), dim=0) for all_XT, (mask, _) in zip(whole, seen, strict=True)]
+    real = [
+        all_XT if mask is None else mask.repeat_interleave(len(all_XT) // len(mask), dim=0)
+        for all_XT, (mask, _) in zip(whole, seen, strict=True)
+    ]
 
     def real_ones(parts: Any) -> Tensor:
         return torch.cat([part_XT[real_XT] for part_XT, real_XT in zip(parts, real, strict=True)])

@@ -53,7 +53,8 @@ class Child:
         return time.monotonic() - self.started
 
     def hear(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take in a message; adds ``news`` to what a log has a line for: a new stage or phase, and where a run is, every ``TOLD_EVERY`` seconds."""
+        """Take in a message; adds ``news`` to what a log has a line for: a new stage or phase, and where a run is,
+        every ``TOLD_EVERY`` seconds."""
         if message["event"] == "failed":
             self.failure = message["message"]
         elif message["event"] in ("progress", "testing", "waiting"):
@@ -65,9 +66,14 @@ class Child:
         return message
 
 
-def run_child(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection) -> None:
-    """What a child process does: progress and the outcome go through ``connection``, all other output to the run's log file."""
-    multiprocessing.current_process().daemon = False  # that is for the parent's end; a daemon could not have train.workers
+def run_child(
+    spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection
+) -> None:
+    """What a child process does: progress and the outcome go through ``connection``, all other output to the run's log
+    file."""
+    multiprocessing.current_process().daemon = (
+        False  # that is for the parent's end; a daemon could not have train.workers
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=follow, daemon=True).start()
 
@@ -103,8 +109,8 @@ def follow() -> None:
 
 @contextlib.contextmanager
 def this_package_first() -> Iterator[None]:
-    """New processes import lit_memory from where this one did. Python before 3.13 starts the fork server without our ``sys.path``, and
-    a copy that lies in the working directory, or is installed, would run in place of this one."""
+    """New processes import lit_memory from where this one did. Python before 3.13 starts the fork server without our
+    ``sys.path``, and a copy that lies in the working directory, or is installed, would run in place of this one."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     paths = [str(Path(__file__).resolve().parents[3]), before["PYTHONPATH"]]
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
@@ -121,7 +127,15 @@ def this_package_first() -> Iterator[None]:
 class Launch:
     """Runs specs, at most ``jobs`` at a time; one that starts from another's weights when that has ended."""
 
-    def __init__(self, specs: Sequence[RunSpec], jobs: int, root: Path, uri: str, parents: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        jobs: int,
+        root: Path,
+        uri: str,
+        parents: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> None:
         self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
         self.root, self.uri, self.parents, self.tags = root, uri, parents, tags
         self.handlers: dict[int, Any] = {}
@@ -168,7 +182,9 @@ class Launch:
 
     def start(self, spec: RunSpec) -> None:
         here, there = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=run_child, args=(*self.arguments(spec), there), daemon=True, name=spec.name)
+        process = self.context.Process(
+            target=run_child, args=(*self.arguments(spec), there), daemon=True, name=spec.name
+        )
         process.start()
         there.close()
         self.running.append(Child(spec, process, here))

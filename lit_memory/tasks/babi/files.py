@@ -1,8 +1,11 @@
-"""bAbI QA1 to QA5: a simulator of both generators, single-question samples of it, and a parser of the distributed files.
+"""bAbI QA1 to QA5: a simulator of both generators, single-question samples of it, and a parser of the distributed
+files.
 
-Paper:     Weston et al. 2015, Towards AI-complete question answering: a set of prerequisite toy tasks, arXiv 1502.05698.
-Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody published; its rules were recovered from the files (spec
-           2.3 to 2.7). lua, its later rewrite github.com/facebook/bAbI-tasks (spec 2.10), has other verbs and asks at other times.
+Paper:     Weston et al. 2015, Towards AI-complete question answering: a set of prerequisite toy tasks, arXiv
+    1502.05698.
+Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody published; its rules were recovered from
+           the files (spec 2.3 to 2.7). lua, its later rewrite github.com/facebook/bAbI-tasks (spec 2.10), has other
+           verbs and asks at other times.
 
     Mary moved to the bathroom. Mary got the milk there. Mary went back to the garden. Mary travelled to the office.
     qa1  Where is Mary?                          office    support 3
@@ -14,10 +17,13 @@ Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody p
     qa5  Who received the milk?                  Jeff      support 1
 
 Deviations
-1. The answer to "What did A give to B?" is A's latest gift to B. In 20 of 3,358 such questions of the files it is an earlier one.
-2. A hash of its text assigns a sample to a split, so that none is in two. 691 of QA4's 933 distinct test samples are in the train file.
-3. Where the spec leaves lua open: an act is drawn before what it needs; QA4 asks for either place of a fact, in two forms each; QA5 has
-   v1.2's forms, as often as v1.2; an answer to QA3 has a fourth support if the object changed hands between the two places.
+1. The answer to "What did A give to B?" is A's latest gift to B. In 20 of 3,358 such questions of the files it is an
+   earlier one.
+2. A hash of its text assigns a sample to a split, so that none is in two. 691 of QA4's 933 distinct test samples are in
+   the train file.
+3. Where the spec leaves lua open: an act is drawn before what it needs; QA4 asks for either place of a fact, in two
+   forms each; QA5 has v1.2's forms, as often as v1.2; an answer to QA3 has a fourth support if the object changed hands
+   between the two places.
 """
 
 import hashlib
@@ -60,18 +66,29 @@ FILES = {
 """Names of the distributed files, which go on with ``_train.txt`` or ``_test.txt``."""
 LABELS = dict.fromkeys(FILES, PLACES) | {"qa5": tuple(sorted((*GIVERS, *OBJECTS)))}
 """All answers of v1.2; see ``labels_of``."""
-_NAMES = (*PLACES, *OBJECTS, *ACTORS, *GIVERS, *OPPOSITE, *(verb for rules in VERBS.values() for verbs in rules.values() for verb in verbs))
+_NAMES = (
+    *PLACES,
+    *OBJECTS,
+    *ACTORS,
+    *GIVERS,
+    *OPPOSITE,
+    *(verb for rules in VERBS.values() for verbs in rules.values() for verb in verbs),
+)
 _SENTENCES = re.sub(r"\{\w+\}", "", " ".join((*FACTS.values(), *QUESTIONS, *_NAMES, "there last")))
 WORDS = tuple(sorted(set(re.findall(r"\w+|[^\w\s]", _SENTENCES))))
 """Every word and punctuation mark of all facts, questions and answers."""
 PEOPLE = tuple(sorted({*ACTORS, *GIVERS}))
 SPLITS = ("train", "valid", "test")
-FEWEST_FACTS = {"v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2}, "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3}}
+FEWEST_FACTS = {
+    "v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2},
+    "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3},
+}
 """Facts of the shortest question."""
 
 
 def simulate(task: str, rng: Generator, generator: Rules = "v1.2") -> list[Question]:
-    """The questions of one story, of which QA4 has one and the others five. Numbers are taken from ``rng`` in blocks of 256."""
+    """The questions of one story, of which QA4 has one and the others five. Numbers are taken from ``rng`` in blocks of
+    256."""
     _require("task", task, FILES)
     _require("generator", generator, VERBS)
     return tell(task, generator, Draws(rng))
@@ -83,7 +100,8 @@ def labels_of(task: str, stories: str) -> tuple[str, ...]:
 
 
 def split_of(facts: Sequence[str], question: str) -> str:
-    """The split of a single-question sample, by a hash of its text: "train" of 80 %, "valid" of 10 %, "test" of 10 %."""
+    """The split of a single-question sample, by a hash of its text: "train" of 80 %, "valid" of 10 %, "test" of 10
+    %."""
     digest = hashlib.blake2b("\n".join((*facts, question)).encode(), digest_size=8).digest()
     return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
 
@@ -91,21 +109,26 @@ def split_of(facts: Sequence[str], question: str) -> str:
 def questions(task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2") -> Iterator[Question]:
     """Single-question samples without end, for batch ``step`` of ``size`` samples: a pure function of its arguments.
 
-    stories: rules of the simulator, each sample from another story; or a folder with the distributed files, every question of which comes once
-        before any comes again, in another order each time. ``valid`` is the last tenth of the training stories there.
-    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a file that is not there.
+    stories: rules of the simulator, each sample from another story; or a folder with the distributed files, every
+        question of which comes once before any comes again, in another order each time. ``valid`` is the last tenth of
+        the training stories there.
+    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a file that is
+    not there.
     """
     _require("task", task, FILES)
     _require("split", split, SPLITS)
     if stories not in VERBS:
         return _shuffled(load(stories, task, split), seed, split, step * size)
-    return _simulated(task, split, stories, Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))))  # type: ignore[arg-type]
+    return _simulated(
+        task, split, stories, Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step))))
+    )  # type: ignore[arg-type]
 
 
 def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
     while True:
         story = draws.shuffled(tell(task, rules, draws))
-        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn before and kept if of the split.
+        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn
+        # before and kept if of the split.
         yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)
 
 
@@ -123,7 +146,9 @@ def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
     part = "test" if split == "test" else "train"
     paths = sorted(Path(folder).glob(f"{FILES[task]}_{part}*.txt"), key=lambda path: len(path.name))
     if not paths:
-        raise FileNotFoundError(f"{folder}: no {FILES[task]}_{part}.txt; expected the files of bAbI, en-10k for example")
+        raise FileNotFoundError(
+            f"{folder}: no {FILES[task]}_{part}.txt; expected the files of bAbI, en-10k for example"
+        )
     told = parse(paths[0])
     held_out = -(-len(told) // 10)
     chosen = told if part == "test" else told[-held_out:] if split == "valid" else told[:-held_out]
@@ -135,11 +160,14 @@ def _require(name: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
 
 
-_LINE = re.compile(r"(?P<id>\d+) (?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d+(?: \d+)*))")
+_LINE = re.compile(
+    r"(?P<id>\d+) (?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d+(?: \d+)*))"
+)
 
 
 def parse(path: str | Path) -> list[list[Question]]:
-    """The questions of every story of a distributed file. Raises ValueError that names file and line, and what was expected there."""
+    """The questions of every story of a distributed file. Raises ValueError that names file and line, and what was
+    expected there."""
     stories: list[list[Question]] = []
     facts: list[str] = []
     index: dict[int, int] = {}  # ID of a line of the story -> index of its fact
@@ -163,7 +191,9 @@ def parse(path: str | Path) -> list[list[Question]]:
         if unknown := [i for i in support if i not in index]:
             raise _corrupt(path, number, f"supports to be IDs of facts above the question; got {unknown[0]}")
         earlier = tuple(len(question.facts) for question in stories[-1])
-        stories[-1].append(Question(tuple(facts), line["question"], line["answer"], tuple(index[i] for i in support), earlier))
+        stories[-1].append(
+            Question(tuple(facts), line["question"], line["answer"], tuple(index[i] for i in support), earlier)
+        )
     if 1 not in allowed:
         raise _corrupt(path, len(lines), "a question at the end of the story")
     return stories
@@ -174,7 +204,9 @@ def _lines(path: str | Path) -> list[str]:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise _corrupt(path, content.count(b"\n", 0, error.start) + 1, f"UTF-8 text; got byte {content[error.start]:#x}") from None
+        raise _corrupt(
+            path, content.count(b"\n", 0, error.start) + 1, f"UTF-8 text; got byte {content[error.start]:#x}"
+        ) from None
     if not text:
         raise _corrupt(path, 1, "stories of bAbI; the file is empty")
     return text.removesuffix("\n").replace("\r\n", "\n").split("\n")

@@ -2,8 +2,8 @@
 
 Paper:     Weston et al. 2015, arXiv 1502.05698; the data and their two generators are described in ``babi.py``.
 
-A reader answers all 35,925 questions of QA1 to QA4 in the files that were at hand, with their supports, and 99.8 % of QA5,
-where the other labels are wrong (deviation 1 of ``babi.py``).
+A reader answers all 35,925 questions of QA1 to QA4 in the files that were at hand, with their supports, and 99.8 % of
+QA5, where the other labels are wrong (deviation 1 of ``babi.py``).
 """
 
 import re
@@ -48,7 +48,8 @@ GIFTS = {
 
 
 class Event(NamedTuple):
-    """What a fact says: ``actor`` moves to, gets, drops or gives (``to`` whom) the ``thing``. QA4: ``actor`` lies ``kind`` (north) of ``thing``."""
+    """What a fact says: ``actor`` moves to, gets, drops or gives (``to`` whom) the ``thing``. QA4: ``actor`` lies
+    ``kind`` (north) of ``thing``."""
 
     kind: str
     actor: str
@@ -57,7 +58,8 @@ class Event(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A known place of an object: where event ``move`` led the one who had taken the object, or was about to, in event ``taken``."""
+    """A known place of an object: where event ``move`` led the one who had taken the object, or was about to, in event
+    ``taken``."""
 
     taken: int
     move: int
@@ -66,7 +68,8 @@ class Stop(NamedTuple):
 class Reader:
     """What is known after some facts. Numbers are indices into ``events``.
 
-    moves: actor -> latest move. taken: object -> latest get or gift. touched: object -> latest get, gift or drop. trail: object ->
+    moves: actor -> latest move. taken: object -> latest get or gift. touched: object -> latest get, gift or drop.
+        trail: object ->
     its stops, each at another place than the one before.
     """
 
@@ -106,7 +109,8 @@ class Reader:
         return self.events[stop.move].thing
 
     def answer(self, question: str) -> Answer:
-        """Answer and supports, in the order of the files. Raises ValueError for another question, or one that the facts leave open."""
+        """Answer and supports, in the order of the files. Raises ValueError for another question, or one that the facts
+        leave open."""
         for pattern, read in _READS:
             if match := pattern.fullmatch(question):
                 if found := read(self, **match.groupdict()):
@@ -131,7 +135,9 @@ class Reader:
         trail = self.trail.get(thing, [])
         for old, new in zip(trail[-2::-1], trail[:0:-1], strict=True):
             if self.place(new) == place:
-                return self.place(old), (self.touched[thing], new.move, old.move) + (old.taken,) * (old.taken != new.taken)
+                return self.place(old), (self.touched[thing], new.move, old.move) + (old.taken,) * (
+                    old.taken != new.taken
+                )
         return None
 
     def beside(self, way: str, place: str) -> Answer | None:
@@ -164,14 +170,25 @@ QUESTIONS: dict[str, Callable[..., Answer | None]] = {
 
 
 def _pattern(template: str, verbs: Sequence[str] = ()) -> re.Pattern[str]:
-    """What matches the sentences of a template; its groups are the template's fields, without "verb", "there" and "last"."""
-    fields = {"verb": f"(?:{'|'.join(verbs)})", "there": "(?: there)?", "last": "(?: last)?", "way": f"(?P<way>{'|'.join(OPPOSITE)})"}
-    return re.compile(re.sub(r"\\\{(\w+)\\}", lambda field: fields.get(field[1], rf"(?P<{field[1]}>\w+)"), re.escape(template)))
+    """What matches the sentences of a template; its groups are the template's fields, without "verb", "there" and
+    "last"."""
+    fields = {
+        "verb": f"(?:{'|'.join(verbs)})",
+        "there": "(?: there)?",
+        "last": "(?: last)?",
+        "way": f"(?P<way>{'|'.join(OPPOSITE)})",
+    }
+    return re.compile(
+        re.sub(r"\\\{(\w+)\\}", lambda field: fields.get(field[1], rf"(?P<{field[1]}>\w+)"), re.escape(template))
+    )
 
 
 _READS = [(_pattern(template), read) for template, read in QUESTIONS.items()]
 _EVENTS = [(kind, _pattern(FACTS[kind], VERBS["v1.2"][kind] + VERBS["lua"][kind])) for kind in VERBS["v1.2"]]
-_EVENTS += [("give", _pattern(FACTS["lua give"], VERBS["lua"]["give"])), *((way, _pattern(FACTS["relation"], [way])) for way in OPPOSITE)]
+_EVENTS += [
+    ("give", _pattern(FACTS["lua give"], VERBS["lua"]["give"])),
+    *((way, _pattern(FACTS["relation"], [way])) for way in OPPOSITE),
+]
 
 
 def event_of(fact: str) -> Event:
@@ -183,7 +200,8 @@ def event_of(fact: str) -> Event:
 
 
 def interpret(facts: Sequence[str], question: str) -> Answer:
-    """Answer and supports from the facts alone. Raises ValueError, in one line, for what ``event_of`` or ``Reader.answer`` refuses."""
+    """Answer and supports from the facts alone. Raises ValueError, in one line, for what ``event_of`` or
+    ``Reader.answer`` refuses."""
     reader = Reader()
     for fact in facts:
         reader.tell(event_of(fact))

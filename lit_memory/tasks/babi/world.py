@@ -1,6 +1,8 @@
-"""The simulated worlds of bAbI QA1 to QA5, and the stories that are told of them: v1.2's and lua's, of which ``babi.py`` gives the sources.
+"""The simulated worlds of bAbI QA1 to QA5, and the stories that are told of them: v1.2's and lua's, of which
+``babi.py`` gives the sources.
 
-Each story draws events until one is possible, tells it, and asks when there is something to ask. The answers are a ``Reader``'s.
+Each story draws events until one is possible, tells it, and asks when there is something to ask. The answers are a
+``Reader``'s.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +21,21 @@ OBJECTS = ("apple", "football", "milk")
 ACTORS = ("Daniel", "John", "Mary", "Sandra")
 GIVERS = ("Mary", "Fred", "Bill", "Jeff")
 """Actors of v1.2's QA5, in the order in which it looks for a recipient."""
-ACTS = {"qa1": ("move",), "qa2": ("move", "get", "drop"), "qa3": ("move", "get", "drop"), "qa5": ("move", "get", "drop", "give")}
+ACTS = {
+    "qa1": ("move",),
+    "qa2": ("move", "get", "drop"),
+    "qa3": ("move", "get", "drop"),
+    "qa5": ("move", "get", "drop", "give"),
+}
 WINDOW = 5
 """v1.2 asks about one of the last five facts."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One sample. facts: all facts above the question in its story. support: indices into ``facts``, in the order of the files (QA2:
-    get or drop, move; QA3: get or drop, move to the place in the question, move before that). earlier: for each earlier question of the
-    story, how many of the facts are above it."""
+    """One sample. facts: all facts above the question in its story. support: indices into ``facts``, in the order of
+    the files (QA2: get or drop, move; QA3: get or drop, move to the place in the question, move before that). earlier:
+    for each earlier question of the story, how many of the facts are above it."""
 
     facts: tuple[str, ...]
     text: str
@@ -91,7 +98,8 @@ class World:
         self.new += 1
 
     def ask_gift(self, thing: str, last: str = "") -> str:
-        """A question about the latest gift of ``thing``. "What did ... give" has probability 1/3, the other four have 1/6."""
+        """A question about the latest gift of ``thing``. "What did ... give" has probability 1/3, the other four have
+        1/6."""
         gift = next(event for event in reversed(self.reader.events) if event.kind == "give" and event.thing == thing)
         what, *others = GIFTS
         return self.draws.pick((what, what, *others)).format(**gift._asdict(), last=last)
@@ -114,7 +122,10 @@ class V12(World):
         kind = pick(self.acts)
         if kind == "give":
             held = [(is_in[thing], thing) for thing in OBJECTS if is_in[thing] in self.actors]
-            return next((Event(kind, a, thing, to) for a, thing in held for to in GIVERS if to != a and is_in[to] == is_in[a]), None)
+            return next(
+                (Event(kind, a, thing, to) for a, thing in held for to in GIVERS if to != a and is_in[to] == is_in[a]),
+                None,
+            )
         actor = pick(self.actors)
         if kind == "move":
             place = pick(PLACES)
@@ -149,7 +160,10 @@ class V12(World):
     def qa3(self) -> str | None:
         """Of an object that its last holder carried to two places or more, before any of these but the first."""
         reader, pick = self.reader, self.draws.pick
-        carried = {thing: [reader.place(stop) for stop in trail if stop.move > reader.taken[thing]] for thing, trail in reader.trail.items()}
+        carried = {
+            thing: [reader.place(stop) for stop in trail if stop.move > reader.taken[thing]]
+            for thing, trail in reader.trail.items()
+        }
         asked = [event.thing for event in self.recent("get", "drop") if len(carried.get(event.thing, ())) > 1]
         if not asked:
             return None
@@ -161,9 +175,21 @@ class V12(World):
         return self.ask_gift(self.draws.pick(given)) if given else None
 
 
-LUA_START = {"apple": "kitchen", "football": "garden", "milk": "kitchen", "Daniel": "hallway", "John": "kitchen", "Mary": "bedroom", "Sandra": "garden"}
+LUA_START = {
+    "apple": "kitchen",
+    "football": "garden",
+    "milk": "kitchen",
+    "Daniel": "hallway",
+    "John": "kitchen",
+    "Mary": "bedroom",
+    "Sandra": "garden",
+}
 LUA_EVENTS = {
-    kind: [Event(kind, *names) for names in product(ACTORS, PLACES if kind == "move" else OBJECTS, ACTORS if kind == "give" else [""])] for kind in ACTS["qa5"]
+    kind: [
+        Event(kind, *names)
+        for names in product(ACTORS, PLACES if kind == "move" else OBJECTS, ACTORS if kind == "give" else [""])
+    ]
+    for kind in ACTS["qa5"]
 }
 
 
@@ -177,7 +203,8 @@ class Lua(World):
         self.is_in = LUA_START.copy()
 
     def draw(self) -> Event | None:
-        """An act and then one of its possible events; none as often as a hundred random tries would all be impossible."""
+        """An act and then one of its possible events; none as often as a hundred random tries would all be
+        impossible."""
         events = LUA_EVENTS[self.draws.pick(self.acts)]
         possible = [event for event in events if self.possible(event)]
         return self.draws.pick(possible) if self.draws.uniform() >= (1 - len(possible) / len(events)) ** 100 else None
@@ -198,7 +225,11 @@ class Lua(World):
 
     def qa2(self) -> str | None:
         known = [thing for thing in OBJECTS if self.reader.find(thing)]
-        return f"Where is the {self.draws.pick(known)}?" if known and self.new >= 3 and self.draws.uniform() < 0.5 else None
+        return (
+            f"Where is the {self.draws.pick(known)}?"
+            if known and self.new >= 3 and self.draws.uniform() < 0.5
+            else None
+        )
 
     def qa3(self) -> str | None:
         """Of the last change of place."""
@@ -209,12 +240,15 @@ class Lua(World):
         return f"Where was the {thing} before the {self.reader.place(self.reader.trail[thing][-1])}?"
 
     def qa5(self) -> str | None:
-        """Of a gift, after up to five events that concern neither the object nor the two people as giver and recipient."""
+        """Of a gift, after up to five events that concern neither the object nor the two people as giver and
+        recipient."""
         gift = self.reader.events[-1]
         if gift.kind != "give" or self.new < 2:
             return None
         for _ in range(self.draws.pick(range(6))):
-            self.step(unless=lambda event: event.thing == gift.thing or (event.actor, event.to) == (gift.actor, gift.to))
+            self.step(
+                unless=lambda event: event.thing == gift.thing or (event.actor, event.to) == (gift.actor, gift.to)
+            )
         return self.ask_gift(gift.thing, " last")
 
 
