@@ -1,6 +1,5 @@
 """Names to classes, and keyword arguments to configurations. Imports nothing heavy by itself."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -8,15 +7,9 @@ from typing import Any
 
 from lit_memory.models import MODELS
 from lit_memory.tasks import TASKS
+from lit_memory.util.checks import FieldError, nearest
 
 REGISTRIES = {"model": MODELS, "task": TASKS}
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest valid one, or all of them."""
-    valid = list(valid)
-    close = difflib.get_close_matches(str(name), valid, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(valid) or '(none)'}"
 
 
 def load_class(kind: str, name: str) -> type:
@@ -70,6 +63,6 @@ def weights_of(model: Any, parts: Iterable[str]) -> dict[str, Any]:
         own = {name: weight for name, weight in named.items() if f"{name}.".startswith(f"{part}.")}
         if not own:
             known = dict.fromkeys(".".join(name.split(".")[:depth]) for depth in (1, 2) for name in named)
-            raise ValueError(f"frozen={part!r}: the model has no weights of that name; {nearest(part, known)}")
+            raise FieldError("frozen", part, f"the model has no weights of that name; {nearest(part, known)}")
         found |= own
     return found

@@ -646,5 +646,5 @@ def test_mamba_is_strict():
 
 def test_transformers_is_imported_only_when_needed():
     subprocess.run(
-        [sys.executable, "-c", "import sys, lit_memory.interop; sys.exit('transformers' in sys.modules)"], check=True
+        [sys.executable, "-c", "import sys, lit_memory.hf.interop; sys.exit('transformers' in sys.modules)"], check=True
     )

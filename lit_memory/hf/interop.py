@@ -30,7 +30,8 @@ from torch import Tensor
 from lit_memory.models import MODELS
 from lit_memory.models.decoder import BUFFERS, CONV1D, OUTER, block_names, convert
 from lit_memory.recurrence.unroll import SegmentRecurrent
-from lit_memory.registry import build_config, load_class, nearest
+from lit_memory.registry import build_config, load_class
+from lit_memory.util.checks import FieldError, nearest
 
 HEAD = "lm_head.weight"
 
@@ -187,8 +188,10 @@ def load_reference(
         with about(source if is_file else "state_dict"):
             return _mamba(_read_file(Path(source)) if is_file else source, {}, flags)
     if arch in MODELS and arch not in LAYOUTS:
-        raise ValueError(
-            f"arch={arch!r}: the names of its weights in the reference code are not known here; expected one of {', '.join(LAYOUTS)}, mamba"
+        raise FieldError(
+            "arch",
+            arch,
+            f"the names of its weights in the reference code are not known here; expected one of {', '.join(LAYOUTS)}, mamba",
         )
     layout, family = _lookup("arch", arch, {**LAYOUTS, "mamba": None}), _lookup("backbone", str(backbone), FAMILIES)
     if n_head is None:
@@ -262,9 +265,7 @@ def bert_sizes(folder: Path) -> dict[str, int]:
     with about(folder):
         config = _read_config(folder, ("bert",))
         if config.hidden_act != "gelu":
-            raise ValueError(
-                f"hidden_act={config.hidden_act!r}: expected 'gelu'; the encoder here computes nothing else"
-            )
+            raise FieldError("hidden_act", config.hidden_act, "expected 'gelu'; the encoder here computes nothing else")
         return {ours: getattr(config, theirs) for ours, theirs in BERT_SIZES.items()}
 
 
@@ -340,7 +341,7 @@ def _family(model_type: Any) -> Family:
 def check_type(model_type: Any, types: Sequence[str]) -> None:
     """Raise ValueError for a model of Hugging Face that is of none of these types."""
     if model_type not in types:
-        raise ValueError(f"model_type={model_type!r}: expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
+        raise FieldError("model_type", model_type, f"expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
 
 
 def _build(
@@ -404,8 +405,8 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 def _merge(fixed: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """What the source decides and the flags. Raises ValueError for a flag that the source decides."""
     for name in flags.keys() & fixed.keys():
-        raise ValueError(
-            f"{name}={flags[name]!r}: expected no such flag, the source decides it ({fixed[name]!r}); leave it out"
+        raise FieldError(
+            name, flags[name], f"expected no such flag, the source decides it ({fixed[name]!r}); leave it out"
         )
     return fixed | flags
 
@@ -414,7 +415,7 @@ def _mamba_settings(config: Any) -> dict[str, Any]:
     """Config fields from a Hugging Face configuration. Raises ValueError for an activation that our Mamba does not
     compute."""
     if config.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"hidden_act={config.hidden_act!r}: expected 'silu'; Mamba here computes nothing else")
+        raise FieldError("hidden_act", config.hidden_act, "expected 'silu'; Mamba here computes nothing else")
     return {"norm_eps": config.layer_norm_epsilon, "tie_embeddings": config.tie_word_embeddings}
 
 
@@ -595,8 +596,8 @@ def _settings(config: Any, family: Family, dropout: float | None) -> dict[str, A
             )  # ours would drop more than attention weights
     for name, (value, supported) in found.items():
         if value not in supported:
-            raise ValueError(
-                f"{name}={value!r}: expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else"
+            raise FieldError(
+                name, value, f"expected {' or '.join(map(repr, supported))}; the decoder here computes nothing else"
             )
     rates = {getattr(config, name) for name in family.dropouts} or {0.0} if dropout is None else {dropout}
     if len(rates) > 1:

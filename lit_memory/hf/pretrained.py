@@ -29,8 +29,9 @@ from lit_memory.hf.interop import (
 from lit_memory.models import MODELS
 from lit_memory.models.decoder import BackboneConfig
 from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
-from lit_memory.registry import build_config, load_class, nearest
+from lit_memory.registry import build_config, load_class
 from lit_memory.util import files
+from lit_memory.util.checks import FieldError, nearest
 
 MODEL_TYPE = "lit_memory"
 SHELL = "LitMemoryForCausalLM"
@@ -108,19 +109,19 @@ def from_pretrained(
         config = read_json(folder / "config.json")
         if config.get("model_type") == MODEL_TYPE:
             if encoder is not None:
-                raise ValueError(
-                    f"encoder={str(encoder)!r}: expected none with a model of ours, which has one; leave it out"
+                raise FieldError(
+                    "encoder", str(encoder), "expected none with a model of ours, which has one; leave it out"
                 )
             return _load(cls, folder, config, flags)
     if encoder is None:
         return load_huggingface(folder, architecture(cls), **flags)
     if "encoder_width" not in {f.name for f in fields(cls.Config)}:  # type: ignore[attr-defined]
-        raise ValueError(f"encoder={str(encoder)!r}: {architecture(cls)} has no encoder; leave it out")
+        raise FieldError("encoder", str(encoder), f"{architecture(cls)} has no encoder; leave it out")
     bert = locate(encoder)
     sizes = bert_sizes(bert)
     for name, size in sizes.items():
         if flags.get(name, size) != size:
-            raise ValueError(f"{name}={flags[name]}: expected {size}, as in {encoder}")
+            raise FieldError(name, flags[name], f"expected {size}, as in {encoder}")
     model: Any = load_huggingface(folder, architecture(cls), **{**flags, **sizes})
     own = model.encoder.state_dict()
     weights = bert_weights(own, bert, *pieces(folder, bert, model.config.vocab_size))
@@ -173,8 +174,10 @@ def start_from(
     for name in SAME:
         theirs, own = getattr(found.config, name, None), getattr(wanted, name, None)
         if theirs != own:
-            raise ValueError(
-                f"init={str(source)!r}: its {name} is {theirs!r}, that of the model {own!r}; expected the same, set model.{name}"
+            raise FieldError(
+                "init",
+                str(source),
+                f"its {name} is {theirs!r}, that of the model {own!r}; expected the same, set model.{name}",
             )
     weights = found.state_dict()
     check_weights(weights, model.state_dict())

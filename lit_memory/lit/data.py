@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks import TASKS
 from lit_memory.tasks.base import Batch, Task
+from lit_memory.util.checks import FieldError
 
 EVALUATION_SEED = 0
 """Validation and test samples are the same for every training seed."""
@@ -85,7 +86,7 @@ class LitData(L.LightningDataModule):
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
         if test_cuts and not self.task.any_segments:
-            raise ValueError(f"test_cuts={test_cuts}: the contexts of this task cannot be cut anew; expected none")
+            raise FieldError("test_cuts", test_cuts, "the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lit_memory.lit.modules import LitMemory
 from lit_memory.tasks.base import Batch, Task
+from lit_memory.util.checks import FieldError
 
 OF_SUPPORT = {"support", "support_autoencoding"}
 """Losses that reconstruct supporting lines."""
@@ -44,10 +45,12 @@ class LitLines(LitMemory):
         weights = {f"{name}_loss": self.hparams[f"{name}_loss"] for name in self.loss_names}
         for name, weight in weights.items():
             if not 0 <= weight < math.inf:
-                raise ValueError(f"{name}={weight}: expected a finite number, 0 or more")
+                raise FieldError(name, weight, "expected a finite number, 0 or more")
         if not any(weights.values()):
-            raise ValueError(
-                f"answer_loss={self.hparams['answer_loss']}: expected more than 0 for it or for another one of {', '.join(weights)}"
+            raise FieldError(
+                "answer_loss",
+                self.hparams["answer_loss"],
+                f"expected more than 0 for it or for another one of {', '.join(weights)}",
             )
         self.wanted = [name for name in self.loss_names if weights[f"{name}_loss"]]
 
@@ -85,8 +88,8 @@ class LitLines(LitMemory):
             return batch, asked.state
         tails, hops = batch.read_only, asked.found.latents_BHC.shape[1]
         if 1 not in (tails, hops) and tails != hops:
-            raise ValueError(
-                f"read_only={tails}: expected 1 tail, which the last hop answers, or {hops}, one for each hop"
+            raise FieldError(
+                "read_only", tails, f"expected 1 tail, which the last hop answers, or {hops}, one for each hop"
             )
         latents_BRC = (
             asked.found.latents_BHC if tails == hops else asked.found.latents_BHC[:, -1:].expand(-1, tails, -1)
@@ -170,7 +173,7 @@ class LitLarimar(LitLines):
     ) -> None:
         super().__init__(**options)
         if keys_loss and options.get("keys") == "one_hot":
-            raise ValueError(f"keys_loss={keys_loss}: one-hot keys have no distribution of their own; expected 0")
+            raise FieldError("keys_loss", keys_loss, "one-hot keys have no distribution of their own; expected 0")
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         out = {}

@@ -44,6 +44,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_memory.util.checks import FieldError
+
 NEWTON_SCALE = 5e-4
 """First guess of ``newton`` over A^T (spec 11.2). It grows singular values up to sqrt(2 / 5e-4) = 63.2; beyond, it
 diverges."""
@@ -80,7 +82,7 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
     Raises ValueError for another solver, and where "newton" diverges.
     """
     if solver not in ("newton", "newton_safe", "svd"):
-        raise ValueError(f"solver={solver!r}: expected 'newton', 'newton_safe' or 'svd'")
+        raise FieldError("solver", solver, "expected 'newton', 'newton_safe' or 'svd'")
     if not A_XRD.numel():
         return A_XRD.mT
     if solver == "svd":
@@ -163,10 +165,10 @@ def unordered(distances_BQN: Tensor, Z_BNC: Tensor, readout: str = "st", tempera
         that is not above 0.
     """
     if readout not in ("hard", "st", "soft"):
-        raise ValueError(f"readout={readout!r}: expected 'hard', 'st' or 'soft'")
+        raise FieldError("readout", readout, "expected 'hard', 'st' or 'soft'")
     if not temperature > 0:
-        raise ValueError(
-            f"temperature={temperature}: expected more than 0; for the nearest line alone use readout 'hard'"
+        raise FieldError(
+            "temperature", temperature, "expected more than 0; for the nearest line alone use readout 'hard'"
         )
     hard_BQC = Z_BNC.take_along_dim(distances_BQN.argmin(-1).unsqueeze(-1), dim=1)
     if readout == "hard":
@@ -194,7 +196,7 @@ def gaussian_keys(z_BQC: Tensor, keys_BKC: Tensor, bandwidth: float, real_BK: Te
     """Soft (5): w_k ~ exp(-|z - key_k|^2 / (2 bandwidth^2)) with sum 1, (B, Q, K). Raises ValueError as ``nearest``
     does, and for no bandwidth."""
     if not bandwidth > 0:
-        raise ValueError(f"bandwidth={bandwidth}: expected more than 0; for the nearest slot alone use one_hot_keys")
+        raise FieldError("bandwidth", bandwidth, "expected more than 0; for the nearest slot alone use one_hot_keys")
     distances_BQK = _distances(z_BQC, keys_BKC, real_BK)
     excess_BQK = distances_BQK - distances_BQK.amin(-1, keepdim=True)
     return (-excess_BQK / bandwidth / bandwidth / 2).softmax(-1)  # 0 / b / b is 0 for any b, 0 / b^2 is not

@@ -31,7 +31,7 @@ from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
 from lit_memory.recurrence.unroll import LayerRecurrent, full_precision
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 
 class ARMTLayer(nn.Module):
@@ -130,9 +130,9 @@ class ARMT(LayerRecurrent):
             super().__post_init__()
             at_least(1, self, "memory_tokens", "memory_dim", "nu")
             if self.nu >= 2 * self.memory_dim:
-                raise ValueError(f"nu={self.nu}: expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
+                raise FieldError("nu", self.nu, f"expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
             if self.eps <= 0:
-                raise ValueError(f"eps={self.eps}: expected more than 0, which an empty memory would be divided by")
+                raise FieldError("eps", self.eps, "expected more than 0, which an empty memory would be divided by")
             at_least(0, self, "denom_floor", "value_std")
 
         def rows(self, segment_len: int) -> int:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.util.checks import at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, one_of
 
 
 @dataclass
@@ -71,25 +71,27 @@ class BackboneConfig:
         at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
         at_least(0, self, "inputs")
         if self.layers > 1000:
-            raise ValueError(f"layers={self.layers}: expected at most 1000")
+            raise FieldError("layers", self.layers, "expected at most 1000")
         if self.width % self.heads:
-            raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
+            raise FieldError("width", self.width, f"expected a multiple of heads={self.heads}")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"kv_heads={self.kv_heads}: expected a divisor of heads={self.heads}")
+            raise FieldError("kv_heads", self.kv_heads, f"expected a divisor of heads={self.heads}")
         if self.ff_width < 1:
-            raise ValueError(f"ff_mult={self.ff_mult}: expected at least one feed-forward channel")
+            raise FieldError("ff_mult", self.ff_mult, "expected at least one feed-forward channel")
         if self.wrap_pos and self.family != "gpt2":
-            raise ValueError(f"wrap_pos={self.wrap_pos}: {self.family} has no position table; use family: gpt2")
+            raise FieldError("wrap_pos", self.wrap_pos, f"{self.family} has no position table; use family: gpt2")
         if not 0 <= (self.rotary_fraction or 0) <= 1:
-            raise ValueError(f"rotary_fraction={self.rotary_fraction}: expected a number from 0 to 1")
+            raise FieldError("rotary_fraction", self.rotary_fraction, "expected a number from 0 to 1")
         if self.rotary_base <= 0:
-            raise ValueError(f"rotary_base={self.rotary_base}: expected more than 0")
+            raise FieldError("rotary_base", self.rotary_base, "expected more than 0")
         if self.rotary_dims + self.rotary_dims % 2 > self.head_width:
-            raise ValueError(
-                f"rotary_fraction={self.rotary_fraction}: rotated channels come in pairs, but a head has {self.head_width}; lower it"
+            raise FieldError(
+                "rotary_fraction",
+                self.rotary_fraction,
+                f"rotated channels come in pairs, but a head has {self.head_width}; lower it",
             )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
+            raise FieldError("dropout", self.dropout, "expected a number from 0 up to, but not including, 1")
         at_least(0, self, "norm_eps", "init_std", "embedding_std")
 
     @property
@@ -116,8 +118,10 @@ class BackboneConfig:
         """Raise ValueError if a segment does not fit the position table."""
         rows = segment_len if self.wrap_pos else self.rows(segment_len)
         if self.family == "gpt2" and rows > self.positions:
-            raise ValueError(
-                f"positions={self.positions}: a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox"
+            raise FieldError(
+                "positions",
+                self.positions,
+                f"a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox",
             )
 
 
@@ -263,7 +267,7 @@ class Decoder(nn.Module):
     def __init__(self, config: BackboneConfig, layer: Callable[[Any], nn.Module] = Block) -> None:
         super().__init__()
         if config.vocab_size < 1:
-            raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
+            raise FieldError("vocab_size", config.vocab_size, "expected at least 1 (0 is filled in from the task)")
         self.config = config
         self.tokens = embedding(config)
         wrapped = config.rows(0) if config.wrap_pos else 0  # the rows of an empty segment are those of the memory

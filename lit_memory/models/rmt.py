@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.recurrence.unroll import SegmentRecurrent, State, state_tensors
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 
 def check_alpha(alpha: float) -> None:
     """Raise ValueError for a weight of the new memory that is none."""
     if not 0 < alpha <= 1:
-        raise ValueError(f"alpha={alpha}: expected a number above 0, up to 1 (RMT)")
+        raise FieldError("alpha", alpha, "expected a number above 0, up to 1 (RMT)")
 
 
 class TokenMemory(SegmentRecurrent):

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 DIVISOR = 8
 """Attention outputs are divided by it before their norm, where it scales the norm's epsilon."""
@@ -147,10 +147,10 @@ class RWKV(TokenRecurrent):
             at_least(1, self, "heads")
             at_least(0, self, "embedding_std")
             if self.width % self.heads:
-                raise ValueError(f"width={self.width}: expected a multiple of heads={self.heads}")
+                raise FieldError("width", self.width, f"expected a multiple of heads={self.heads}")
             if self.inner < 1:
-                raise ValueError(
-                    f"ff_mult={self.ff_mult}: expected a feed-forward width, ff_mult*width, of at least 32"
+                raise FieldError(
+                    "ff_mult", self.ff_mult, "expected a feed-forward width, ff_mult*width, of at least 32"
                 )
 
         @property

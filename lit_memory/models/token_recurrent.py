@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
 from lit_memory.recurrence.unroll import LayerRecurrent
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Stack(nn.Module):
     def __init__(self, config: TokenRecurrentConfig, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         if config.vocab_size < 1:
-            raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
+            raise FieldError("vocab_size", config.vocab_size, "expected at least 1 (0 is filled in from the task)")
         self.tokens = embedding(config)
         self.layers = nn.ModuleList(layers)
         self.norm = norm

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
 from lit_memory.recurrence.unroll import LayerRecurrent
+from lit_memory.util.checks import FieldError
 
 
 class WindowState(NamedTuple):
@@ -65,10 +66,10 @@ class Transformer(LayerRecurrent):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.window < 0:
-                raise ValueError(f"window={self.window}: expected 0 or more tokens")
+                raise FieldError("window", self.window, "expected 0 or more tokens")
             if self.window and self.family == "gpt2":
-                raise ValueError(
-                    f"window={self.window}: a window needs rotary positions; use family: gpt_neox or llama"
+                raise FieldError(
+                    "window", self.window, "a window needs rotary positions; use family: gpt_neox or llama"
                 )
 
     def __init__(self, config: "Transformer.Config") -> None:

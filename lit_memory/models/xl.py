@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from lit_memory.models.decoder import attention_mask, embedding
 from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 ALL = slice(None)
 
@@ -162,7 +162,7 @@ class AdaptiveHead(nn.AdaptiveLogSoftmaxWithLoss):
 
     def __init__(self, width: int, vocab_size: int, cutoffs: list[int]) -> None:
         if cutoffs[-1] >= vocab_size:
-            raise ValueError(f"cutoffs={cutoffs}: expected ids below vocab_size={vocab_size}")
+            raise FieldError("cutoffs", cutoffs, f"expected ids below vocab_size={vocab_size}")
         super().__init__(width, vocab_size, cutoffs, div_value=1.0)
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
@@ -179,7 +179,7 @@ class XLDecoder(nn.Module):
     def __init__(self, config: "XL.Config") -> None:
         super().__init__()
         if config.vocab_size < 1:
-            raise ValueError(f"vocab_size={config.vocab_size}: expected at least 1 (0 is filled in from the task)")
+            raise FieldError("vocab_size", config.vocab_size, "expected at least 1 (0 is filled in from the task)")
         self.tokens, self.scale = embedding(config), config.width**0.5
         self.dropout = nn.Dropout(config.dropout)
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
@@ -257,15 +257,17 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
             at_least(1, self, "layers", "width", "heads", "head_width", "ff_width")
             at_least(0, self, "inputs", "cutoffs", "mem_len", "clamp_len", "norm_eps", "init_std")
             if self.cutoffs != sorted({*self.cutoffs} - {0}):
-                raise ValueError(f"cutoffs={self.cutoffs}: expected ids that rise")
+                raise FieldError("cutoffs", self.cutoffs, "expected ids that rise")
             if self.cutoffs and self.tie_embeddings:
-                raise ValueError(
-                    f"cutoffs={self.cutoffs}: an adaptive softmax has weights of its own; expected tie_embeddings: false"
+                raise FieldError(
+                    "cutoffs",
+                    self.cutoffs,
+                    "an adaptive softmax has weights of its own; expected tie_embeddings: false",
                 )
             if self.width % 2:
-                raise ValueError(f"width={self.width}: expected an even number, for pairs of sine and cosine")
+                raise FieldError("width", self.width, "expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:
-                raise ValueError(f"dropout={self.dropout}: expected a number from 0 up to, but not including, 1")
+                raise FieldError("dropout", self.dropout, "expected a number from 0 up to, but not including, 1")
 
         def rows(self, segment_len: int) -> int:
             """Rows that one segment occupies."""

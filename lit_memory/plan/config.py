@@ -10,8 +10,7 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_memory.registry import nearest
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least, field_name, nearest
 
 LONGEST = 1000
 """Characters of a message: some values that it quotes have no end."""
@@ -105,21 +104,25 @@ class TrainConfig:
         named = self.init if isinstance(self.init, dict) else {}
         known = isinstance(self.init, str) or {*named} in ({"decoder", "encoder"}, {"run"})
         if not known or not all(isinstance(name, str) for name in named.values()):
-            raise ValueError(
-                f"init={self.init!r}: expected a folder, a name on the hub, {{decoder: name, encoder: name}}, {{run: arm}} or {{run: experiment/arm}}"
+            raise FieldError(
+                "init",
+                self.init,
+                "expected a folder, a name on the hub, {decoder: name, encoder: name}, {run: arm} or {run: experiment/arm}",
             )
         if self.steps or "run" not in named:
             at_least(1, self, "steps")
         at_least(1, self, "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a finite number, 0 or more")
+                raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")
         if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
-            raise ValueError(
-                f"test_cuts={self.test_cuts}: expected numbers of tokens, of which the last may be 0, for all that is left"
+            raise FieldError(
+                "test_cuts",
+                self.test_cuts,
+                "expected numbers of tokens, of which the last may be 0, for all that is left",
             )
         if self.clip_norm and self.clip_value:
-            raise ValueError(f"clip_value={self.clip_value}: expected 0 where clip_norm is set; choose one")
+            raise FieldError("clip_value", self.clip_value, "expected 0 where clip_norm is set; choose one")
 
 
 @contextmanager
@@ -204,6 +207,6 @@ def strict(
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as problem:
         raise error(str(problem.key or ""), first_line(problem)) from None
-    except ValueError as problem:  # from __post_init__, "name=value: expected ..."
-        name = str(problem).partition("=")[0]
+    except ValueError as problem:  # from __post_init__
+        name = field_name(problem)
         raise error(name if name in names else "", str(problem)) from None

@@ -31,9 +31,10 @@ from yaml import YAMLError
 
 from lit_memory.plan.claims import check_expect
 from lit_memory.plan.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
-from lit_memory.registry import REGISTRIES, build, load_class, model_size, nearest, sketch, weights_of
+from lit_memory.registry import REGISTRIES, build, load_class, model_size, sketch, weights_of
 from lit_memory.report.curves import OF_A_RUN, STEP
 from lit_memory.report.render import TIMES, ReportConfig
+from lit_memory.util.checks import field_name, nearest
 
 LARGEST_FILE = 1_000_000
 MOST_RUNS = 10_000
@@ -379,9 +380,7 @@ class Experiment:
                     f"cannot be built; expected smaller sizes ({first_line(error)})",
                 ) from None
             except ValueError as error:
-                raise ConfigError(
-                    f"{self.file} (arm {spec.arm})", f"model.{str(error).partition('=')[0]}", str(error)
-                ) from None
+                raise ConfigError(f"{self.file} (arm {spec.arm})", f"model.{field_name(error)}", str(error)) from None
         return {spec.key: models[json.dumps(spec.model)] for spec in specs}
 
 
@@ -507,7 +506,7 @@ class Resolver:
         try:
             sampler.test_conditions()
         except ValueError as error:
-            raise self.error("task", str(error).partition("=")[0], str(error)) from None
+            raise self.error("task", field_name(error), str(error)) from None
         self.check_together(model, sampler)
         self.check_losses(train, model_class)
         self.check_schedule(train, model_class)
@@ -554,7 +553,7 @@ class Resolver:
             if sampler.segment_len is not None:
                 model.check_segment(sampler.segment_len)
         except ValueError as error:
-            raise self.error("model", str(error).partition("=")[0], str(error)) from None
+            raise self.error("model", field_name(error), str(error)) from None
 
     def check_losses(self, train: TrainConfig, model_class: Any) -> None:
         """Check the losses that are weighed against those that the model has."""

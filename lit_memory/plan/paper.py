@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_memory.report.markdown import markdown
+from lit_memory.util.checks import FieldError
 
 PAPER_VALUES = Path(__file__).parents[1] / "paper_values"
 
@@ -20,7 +21,7 @@ def paper_rows(values: str, starts: Sequence[str] = ()) -> list[dict[str, str]]:
         return []
     names = sorted(p.stem for p in PAPER_VALUES.glob("*.csv"))
     if values not in names:  # not is_file(): a name with .. would lead elsewhere
-        raise ValueError(f"paper_values={values:.80}: expected one of {', '.join(names)}")
+        raise FieldError("paper_values", values, f"expected one of {', '.join(names)}", f"{values:.80}")
     path = PAPER_VALUES / f"{values}.csv"
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row | {"id": f"{row['table']}: {row['condition']}"} for row in csv.DictReader(file)]

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lit_memory.util.checks import FieldError
+
 State = Any  # a tensor, or a (named) tuple of States
 
 
@@ -200,7 +202,7 @@ def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[i
         return [total // count + (i < total % count) for i in range(count)]
     full = [segment_len] * (total // segment_len)
     if align not in ("left", "right"):
-        raise ValueError(f"align={align!r}: expected 'left', 'right' or 'center'")
+        raise FieldError("align", align, "expected 'left', 'right' or 'center'")
     return full if not rest else [*full, rest] if align == "left" else [rest, *full]
 
 
@@ -236,9 +238,9 @@ def unroll(
     ``bptt``, a mask or a schedule on an iterator.
     """
     if bptt is not None and bptt < 1:
-        raise ValueError(f"bptt={bptt}: expected at least 1 segment, or None for no truncation")
+        raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
     if schedule not in ("sequential", "diagonal"):
-        raise ValueError(f"schedule={schedule!r}: expected 'sequential' or 'diagonal'")
+        raise FieldError("schedule", schedule, "expected 'sequential' or 'diagonal'")
     if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
         raise ValueError(
             f"{type(model).__name__} passes memory from the top layer to the bottom one, so schedule='diagonal' is impossible; use 'sequential'"
@@ -263,7 +265,7 @@ def unroll(
         ]
         ids, masks = zip(*pairs, strict=True)
     if not 0 <= read_only <= len(ids):
-        raise ValueError(f"read_only={read_only}: the input has {len(ids)} segments")
+        raise FieldError("read_only", read_only, f"the input has {len(ids)} segments")
     writing, reading = len(ids) - read_only, read_only if keep is None else min(read_only, keep)
     if state is None:
         state = model.init_state(ids[0].shape[0], ids[0].device)
@@ -452,7 +454,7 @@ def generate(
         ("temperature", temperature, 0),
     ):
         if value is not None and value < least:
-            raise ValueError(f"{name}={value}: expected {least} or more")
+            raise FieldError(name, value, f"expected {least} or more")
     stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=ids_BT.dtype, device=ids_BT.device)
     segment_len = segment_len or ids_BT.shape[1] + max_new_tokens
     state, current_BS, filled_B = _read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)

@@ -27,11 +27,11 @@ from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim
 from lit_memory.plan.config import ConfigError, PaperConfig, strict
 from lit_memory.plan.experiment import Experiment, extended, file_name, load, mapping, paper_section
 from lit_memory.plan.paper import paper_rows
-from lit_memory.registry import nearest
 from lit_memory.report.figures import draw_marks
 from lit_memory.report.markdown import markdown
 from lit_memory.report.render import Report, claim_of
 from lit_memory.util import files
+from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
 MARKS = ("++", "+")

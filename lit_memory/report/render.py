@@ -24,6 +24,7 @@ from lit_memory.report.curves import STEP
 from lit_memory.report.figures import OPTIONAL, draw, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.util import files
+from lit_memory.util.checks import FieldError
 
 TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
@@ -77,9 +78,10 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.state_x, str) and self.state_x not in ("first", "last"):
-            raise ValueError(f"state_x={self.state_x!r:.80}: expected a tested number without quotes, first or last")
+            shown = f"{self.state_x!r:.80}"
+            raise FieldError("state_x", self.state_x, "expected a tested number without quotes, first or last", shown)
         if self.columns is not None and self.columns < 2:
-            raise ValueError(f"columns={self.columns}: expected at least 2, or none for all")
+            raise FieldError("columns", self.columns, "expected at least 2, or none for all")
         paper_rows(self.paper_values, self.paper_rows)
 
     def state_value(self, x_values: Sequence[float]) -> float | None:
@@ -90,8 +92,8 @@ class ReportConfig:
             else self.state_x
         )
         if x is not None and x not in x_values:
-            raise ValueError(
-                f"state_x={x}: expected one of the tested values {', '.join(map(str, x_values))}, first or last"
+            raise FieldError(
+                "state_x", x, f"expected one of the tested values {', '.join(map(str, x_values))}, first or last"
             )
         return x
 

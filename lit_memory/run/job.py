@@ -15,12 +15,13 @@ from typing import Any
 
 from lit_memory.plan.config import ConfigError, naming_changes
 from lit_memory.plan.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override, split_arm
-from lit_memory.registry import build, load_class, nearest
+from lit_memory.registry import build, load_class
 from lit_memory.report.catalogue import is_complete, verdict_of
 from lit_memory.report.curves import STEP
 from lit_memory.run import checkpoint
 from lit_memory.run.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.util import files
+from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT, cores, default_root, gpu, provenance
 
 

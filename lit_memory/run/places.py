@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from lit_memory.plan.config import ConfigError
-from lit_memory.registry import nearest
+from lit_memory.util.checks import nearest
 
 SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
 """Stores that MLflow 3 can write to. Its folders of text files are retired: it refuses to open one."""

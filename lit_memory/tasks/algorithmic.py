@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.tasks.base import Batch, Task, generator
-from lit_memory.util.checks import at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, one_of
 
 LETTERS = 26
 
@@ -63,8 +63,10 @@ class Algorithmic(Task):
             at_least(2, self, "symbols")
             most = min(self.symbols, LETTERS)
             if self.task == "associative" and self.length > most:
-                raise ValueError(
-                    f"length={self.length}: expected at most {most}, as no letter and none of symbols={self.symbols} comes twice; the paper has 4"
+                raise FieldError(
+                    "length",
+                    self.length,
+                    f"expected at most {most}, as no letter and none of symbols={self.symbols} comes twice; the paper has 4",
                 )
 
     @property

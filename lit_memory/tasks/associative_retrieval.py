@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.tasks.base import Batch, Task, exact_match, generator
-from lit_memory.util.checks import at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, one_of
 
 BASE = 16
 """Symbols 0..15 are the digits of keys and values."""
@@ -60,14 +60,14 @@ class AssociativeRetrieval(Task):
             at_least(1, self, "pairs", "key_size", "value_size", "queries")
             for name in ("key_size", "value_size"):
                 if getattr(self, name) > 15:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)}: expected at most 15, as 16^{name} has to be a 64-bit number"
+                    raise FieldError(
+                        name, getattr(self, name), f"expected at most 15, as 16^{name} has to be a 64-bit number"
                     )
             if not 0 <= self.vary <= 1:
-                raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
+                raise FieldError("vary", self.vary, "expected a share from 0 to 1")
             if self.mode == "remember" and self.pairs > BASE**self.key_size:
-                raise ValueError(
-                    f"pairs={self.pairs}: only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size"
+                raise FieldError(
+                    "pairs", self.pairs, f"only 16^key_size = {BASE**self.key_size} unique keys exist; raise key_size"
                 )
 
     @property

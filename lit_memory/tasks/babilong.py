@@ -44,7 +44,7 @@ from lit_memory.tasks.planted_facts import Hidden, HiddenConfig, Sample, encoded
 from lit_memory.text.corpus import check_source, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -90,12 +90,14 @@ class BABILong(Hidden):
             check_source("stories", self.stories, RULES)
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
-                raise ValueError(
-                    f"segment_len={self.segment_len}: too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact"
+                raise FieldError(
+                    "segment_len",
+                    self.segment_len,
+                    f"too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact",
                 )
             if not 0 <= self.facts_from < self.facts_to <= 1:
-                raise ValueError(
-                    f"facts_to={self.facts_to}: expected more than facts_from={self.facts_from}, both from 0 to 1"
+                raise FieldError(
+                    "facts_to", self.facts_to, f"expected more than facts_from={self.facts_from}, both from 0 to 1"
                 )
             check_set(self.eval_set, self.test_eval_length)
             part_name(self.eval_length or 0)
@@ -166,8 +168,10 @@ class BABILong(Hidden):
                 facts = encoded(self.tokenizer, question.facts, c.leading_space)
                 if sum(map(len, facts)) <= room:
                     return question, facts
-        raise ValueError(
-            f"segments={segments}: no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len"
+        raise FieldError(
+            "segments",
+            segments,
+            f"no question of {c.task} among {TRIES} has facts that fit into {tokens} tokens; raise segments or segment_len",
         )
 
     def place(
@@ -191,8 +195,10 @@ class BABILong(Hidden):
         """Tokens of the question with GEN, and of the answer with EOS."""
         asked, told = encoded(self.tokenizer, [question, answer], self.config.leading_space)
         if len(asked) + len(told) + 2 > self.config.margin:
-            raise ValueError(
-                f"margin={self.config.margin}: expected at least {len(asked) + len(told) + 2}, the tokens of a question, GEN, its answer and EOS"
+            raise FieldError(
+                "margin",
+                self.config.margin,
+                f"expected at least {len(asked) + len(told) + 2}, the tokens of a question, GEN, its answer and EOS",
             )
         return np.append(asked, self.tokenizer.gen_id), np.append(told, self.tokenizer.eos_id)
 
@@ -203,8 +209,10 @@ class BABILong(Hidden):
         first = noise.sentences(position, math.ceil(tokens * c.facts_from))
         last = noise.sentences(position, int(tokens * c.facts_to) - told) + (c.facts_to == 1)
         if first >= last:
-            raise ValueError(
-                f"facts_to={c.facts_to}: no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range"
+            raise FieldError(
+                "facts_to",
+                c.facts_to,
+                f"no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range",
             )
         return first, last
 

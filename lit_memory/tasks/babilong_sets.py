@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lit_memory.util.checks import FieldError
+
 COLUMNS = ("input", "question", "target")
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """Suffix of a file -> what reads it."""
@@ -20,8 +22,10 @@ def part_name(length: int) -> str:
     """What the samples of a length are called: 0k, 64k, 1M. Raises ValueError for a length that has no such name."""
     unit, letter = (10**6, "M") if length >= 10**6 else (1000, "k")
     if length < 0 or length % unit:
-        raise ValueError(
-            f"eval_length={length}: expected thousands, or millions from 1000000 on, as the parts of a set are named (0k, 64k, 1M)"
+        raise FieldError(
+            "eval_length",
+            length,
+            "expected thousands, or millions from 1000000 on, as the parts of a set are named (0k, 64k, 1M)",
         )
     return f"{length // unit}{letter}"
 
@@ -30,8 +34,10 @@ def check_set(source: str, lengths: Sequence[int]) -> None:
     """Raise ValueError for a set that is neither here nor named as one of the hub, and for lengths that do not fit
     it."""
     if bool(source) != bool(lengths):
-        raise ValueError(
-            f"test_eval_length={list(lengths)}: expected lengths where eval_set is set, [0, 1000] for 0k and 1k, and none elsewhere"
+        raise FieldError(
+            "test_eval_length",
+            list(lengths),
+            "expected lengths where eval_set is set, [0, 1000] for 0k and 1k, and none elsewhere",
         )
     path, whole = Path(source), source and is_whole(Path(source))
     if (
@@ -39,16 +45,20 @@ def check_set(source: str, lengths: Sequence[int]) -> None:
         and not path.exists()
         and (path.suffix in READERS or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source, re.ASCII))
     ):
-        raise ValueError(
-            f"eval_set={source!r}: no such file or folder; expected one, or a name on the Hugging Face hub, RMT-team/babilong for example"
+        raise FieldError(
+            "eval_set",
+            source,
+            "no such file or folder; expected one, or a name on the Hugging Face hub, RMT-team/babilong for example",
         )
     if path.is_file() and path.suffix not in READERS:
-        raise ValueError(
-            f"eval_set={source!r}: expected {', '.join(READERS)}, a folder, or a name on the Hugging Face hub"
+        raise FieldError(
+            "eval_set", source, f"expected {', '.join(READERS)}, a folder, or a name on the Hugging Face hub"
         )
     if whole and len(lengths) > 1:
-        raise ValueError(
-            f"test_eval_length={list(lengths)}: expected one length, as {source} is one; a folder has a part for each (1k/qa1.jsonl)"
+        raise FieldError(
+            "test_eval_length",
+            list(lengths),
+            f"expected one length, as {source} is one; a folder has a part for each (1k/qa1.jsonl)",
         )
 
 

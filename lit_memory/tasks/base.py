@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from lit_memory.util.checks import FieldError
 from lit_memory.util.seeds import mixed_seed
 
 Segment = Tensor | tuple[Tensor, Tensor]
@@ -235,8 +236,8 @@ class Task:
         axis, values = self.test_axis()
         try:
             return [(value, self.at(**{axis: value})) for value in values]
-        except ValueError as error:
-            raise ValueError(f"test_{error}") from None
+        except FieldError as error:
+            raise FieldError(f"test_{error.name}", error.value, error.expected) from None
 
     def test_sizes(self, test_size: int | Sequence[int]) -> list[int]:
         """Contexts at every value of the test, of which ``test_size`` has one number for all or one for each. Raises
@@ -244,8 +245,8 @@ class Task:
         values = self.test_axis()[1]
         sizes = [test_size] * len(values) if isinstance(test_size, int) else list(test_size)
         if len(sizes) != len(values):
-            raise ValueError(
-                f"test_size={sizes}: expected one number, or {len(values)} of them, one for each of {values}"
+            raise FieldError(
+                "test_size", sizes, f"expected one number, or {len(values)} of them, one for each of {values}"
             )
         return sizes
 

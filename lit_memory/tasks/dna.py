@@ -33,9 +33,8 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.registry import nearest
 from lit_memory.tasks.base import Batch, Task
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least, nearest
 from lit_memory.util.seeds import mixed_seed
 
 BASES = "ACGTN"
@@ -85,10 +84,10 @@ class DNA(Task):
             at_least(2, self, "classes")
             at_least(0, self, "segment_len")
             if self.source not in ("motifs", *HUB) and not Path(self.source).is_dir():
-                raise ValueError(f"source={self.source!r}: no such folder; {nearest(self.source, ['motifs', *HUB])}")
+                raise FieldError("source", self.source, f"no such folder; {nearest(self.source, ['motifs', *HUB])}")
             if self.source == "motifs" and (self.classes != 2 or self.length < 2 * WIDTH + NEAREST):
                 name, least = ("classes", "2") if self.classes != 2 else ("length", f"at least {2 * WIDTH + NEAREST}")
-                raise ValueError(f"{name}={getattr(self, name)}: expected {least} with source='motifs'")
+                raise FieldError(name, getattr(self, name), f"expected {least} with source='motifs'")
 
     @property
     def vocab_size(self) -> int:

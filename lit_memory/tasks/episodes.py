@@ -35,7 +35,7 @@ from lit_memory.tasks.base import Batch
 from lit_memory.tasks.planted_facts import Asked, Hidden, Sample, TextConfig, encoded, padded, tail, until
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import UNKNOWN, Tokenizer
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.seeds import mixed_seed
 
 CITE = "Supporting facts:"
@@ -72,10 +72,10 @@ class EpisodesConfig(TextConfig):
         at_least(0, self, "tokens", "apart")
         at_least(1, self, "line_tokens", "segment_lines")
         if not 0 <= self.supporting <= 1:
-            raise ValueError(f"supporting={self.supporting}: expected a share from 0 to 1")
+            raise FieldError("supporting", self.supporting, "expected a share from 0 to 1")
         if len(axes := [name for name, values in vars(self).items() if name.startswith("test_") and values]) > 1:
-            raise ValueError(
-                f"{axes[1]}={getattr(self, axes[1])}: a test varies one field; expected none where {axes[0]} is given"
+            raise FieldError(
+                axes[1], getattr(self, axes[1]), f"a test varies one field; expected none where {axes[0]} is given"
             )
 
 
@@ -283,14 +283,14 @@ class Episodes(Hidden):
         (line,) = encoded(tokenizer, [texts.line], leading_space=True)
         name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
         if (needed := max(len(question) + len(answer) for question, answer in [asked, *more])) > most:
-            raise ValueError(
-                f"{name}={most}: expected at least {needed}, the tokens of a question or prompt, its answer and EOS"
+            raise FieldError(
+                name, most, f"expected at least {needed}, the tokens of a question or prompt, its answer and EOS"
             )
         if c.layout == "lines" and len(line) > c.line_tokens:
-            raise ValueError(f"line_tokens={c.line_tokens}: expected at least {len(line)}, the tokens of a question")
+            raise FieldError("line_tokens", c.line_tokens, f"expected at least {len(line)}, the tokens of a question")
         if c.tokenizer == "word" and any(UNKNOWN in answer for _, answer in [asked, *more[: len(texts.answers) - 1]]):
             told_by = "expected one of task and vocabulary, or another tokenizer"
-            raise ValueError(f"answer={', '.join(texts.answers)!r}: tokenizer 'word' has no such word; {told_by}")
+            raise FieldError("answer", ", ".join(texts.answers), f"tokenizer 'word' has no such word; {told_by}")
         starts_F = place.gaps_F + np.cumsum(lengths) - lengths
         return Episode(
             place.noise,

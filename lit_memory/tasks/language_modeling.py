@@ -54,7 +54,7 @@ from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.provenance import cache_folder
 
 
@@ -97,10 +97,12 @@ class LanguageModeling(Task):
         def __post_init__(self) -> None:
             at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
             if self.stream and self.stride:
-                raise ValueError(f"stride={self.stride}: expected none for a stream, whose windows follow each other")
+                raise FieldError("stride", self.stride, "expected none for a stream, whose windows follow each other")
             if self.window < 2:
-                raise ValueError(
-                    f"segment_len={self.segment_len}: expected at least 2 tokens in a window, of which the first is not scored"
+                raise FieldError(
+                    "segment_len",
+                    self.segment_len,
+                    "expected at least 2 tokens in a window, of which the first is not scored",
                 )
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
@@ -127,8 +129,10 @@ class LanguageModeling(Task):
         c = self.config
         found = load_tokenizer(type(self), c.tokenizer, c.vocab_size, c.vocabulary or c.source, c.books)
         if found.vocab_size > self.vocab_size:
-            raise ValueError(
-                f"vocab_size={c.vocab_size}: expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}"
+            raise FieldError(
+                "vocab_size",
+                c.vocab_size,
+                f"expected at least {found.vocab_size}, the ids of tokenizer {c.tokenizer!r}",
             )
         return found
 
@@ -138,8 +142,10 @@ class LanguageModeling(Task):
         text = load_text(c.source, split, c.books, self.tokenizer)
         if len(text) < c.window:
             name = f"{c.source}, split {split}"
-            raise ValueError(
-                f"segments={c.segments}: a window has {c.window:,} tokens, all of {name}, {len(text):,}; expected fewer, or more text"
+            raise FieldError(
+                "segments",
+                c.segments,
+                f"a window has {c.window:,} tokens, all of {name}, {len(text):,}; expected fewer, or more text",
             )
         return text
 
@@ -161,8 +167,10 @@ class LanguageModeling(Task):
         c, tokens = self.config, len(self.text(split)) - 1
         if tokens // size < c.window:
             name = f"{c.source}, split {split}, in {size:,} columns"
-            raise ValueError(
-                f"segments={c.segments}: a window has {c.window:,} tokens, a column of {name}, {tokens // size:,}; expected fewer, or more text"
+            raise FieldError(
+                "segments",
+                c.segments,
+                f"a window has {c.window:,} tokens, a column of {name}, {tokens // size:,}; expected fewer, or more text",
             )
         return tokens // size if split == "train" else -(-tokens // size)
 

@@ -60,6 +60,7 @@ from lit_memory.tasks.episodes import (
 from lit_memory.text.corpus import check_source
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.util.checks import FieldError
 from lit_memory.util.seeds import mixed_seed
 
 OTHER = {
@@ -142,8 +143,10 @@ class BabiEpisodes(Episodes):
             facts = encoded_rows(self.tokenizer, question.facts)
             if not c.tokens or sum(map(len, facts)) <= c.tokens:
                 return question, facts
-        raise ValueError(
-            f"tokens={c.tokens}: no question among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone"
+        raise FieldError(
+            "tokens",
+            c.tokens,
+            f"no question among {TRIES} has facts that fit into it; raise it, or 0 for the facts alone",
         )
 
     def placed(self, question: Question, facts: list[np.ndarray], split: str, rng: Generator) -> Episode:
@@ -229,8 +232,10 @@ def check_answer(facts: Sequence[str], question: Question) -> None:
     for fact in filter(None, facts):
         reader.tell(known_event(fact))
     if (found := reader.answer(question.text)[0]) != question.answer:
-        raise ValueError(
-            f"question={question.text!r}: soft noise changed its answer from {question.answer} to {found}; expected the same"
+        raise FieldError(
+            "question",
+            question.text,
+            f"soft noise changed its answer from {question.answer} to {found}; expected the same",
         )
 
 

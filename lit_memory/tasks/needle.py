@@ -50,7 +50,7 @@ from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.lexicon import WORDS
 from lit_memory.text.tokenizers import WORD, Tokenizer
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -106,7 +106,7 @@ class Needle(Hidden):
             super().__post_init__()
             at_least(1, self, "segments")
             if not 2 <= self.digits <= 40:
-                raise ValueError(f"digits={self.digits}: expected 2 to 40; with fewer, no split has values of its own")
+                raise FieldError("digits", self.digits, "expected 2 to 40; with fewer, no split has values of its own")
             specimen = Generator(PCG64(0))
             *told, asked, answer = (
                 len(WORD.findall(text))
@@ -133,12 +133,16 @@ class Needle(Hidden):
             """Raise ValueError where a context has no room for the ``told`` tokens of note and needle, or the margin
             for those of the tail."""
             if tail > self.margin:
-                raise ValueError(
-                    f"margin={self.margin}: expected at least {tail}, the tokens of a question, its prefix, the value and EOS"
+                raise FieldError(
+                    "margin",
+                    self.margin,
+                    f"expected at least {tail}, the tokens of a question, its prefix, the value and EOS",
                 )
             if told > (tokens := segments * self.segment_len - self.margin):
-                raise ValueError(
-                    f"segments={segments}: {tokens} tokens are too few for note and needle, which take {told}; raise segments or segment_len"
+                raise FieldError(
+                    "segments",
+                    segments,
+                    f"{tokens} tokens are too few for note and needle, which take {told}; raise segments or segment_len",
                 )
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:

@@ -45,6 +45,7 @@ from lit_memory.tasks.needle import LINE, VALUES, load_hay
 from lit_memory.text.corpus import sentences
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
+from lit_memory.util.checks import FieldError
 from lit_memory.util.seeds import mixed_seed
 
 NOTE = (
@@ -93,9 +94,9 @@ class Passkey(Episodes):
             super().__post_init__()
             for name, digits in (("digits", [self.digits]), ("train_digits", self.train_digits)):
                 if not all(1 <= n <= 15 for n in digits):
-                    raise ValueError(f"{name}={getattr(self, name)}: expected 1 to 15")
+                    raise FieldError(name, getattr(self, name), "expected 1 to 15")
             if self.depth is not None and not 0 <= self.depth <= 100:
-                raise ValueError(f"depth={self.depth}: expected 0 to 100 percent")
+                raise FieldError("depth", self.depth, "expected 0 to 100 percent")
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Episode]:
         rng = Generator(PCG64(mixed_seed(seed, f"passkey/{split}", step)))
@@ -117,7 +118,7 @@ class Passkey(Episodes):
         needle, ends = [text.format(spelled) for text in needle], question if c.layout == "lines" else []
         facts = encoded_rows(self.tokenizer, [*note, *needle, *ends])
         if (told := sum(map(len, facts[: len(note) + len(needle)]))) > c.tokens:
-            raise ValueError(f"tokens={c.tokens}: expected at least {told}, those of the sentences that matter")
+            raise FieldError("tokens", c.tokens, f"expected at least {told}, those of the sentences that matter")
         hay, position, room, gap = self.gap(c.tokens - told, depth, split, rng)
         gaps_F = np.repeat([0, gap, room], [len(note), len(needle), len(ends)])
         texts = Texts(" ".join([*question, prompt]), prompt, prompt, [spelled])

@@ -24,7 +24,7 @@ from lit_memory.tasks.base import Batch, Segment, Task
 from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
-from lit_memory.util.checks import at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.provenance import cache_folder
 
 ROUND = 8
@@ -144,7 +144,7 @@ class TextConfig:
     def check_margin(self) -> None:
         """Raise ValueError where nothing of the last segment is left for the context."""
         if self.margin >= self.segment_len:
-            raise ValueError(f"margin={self.margin}: expected less than segment_len={self.segment_len}")
+            raise FieldError("margin", self.margin, f"expected less than segment_len={self.segment_len}")
 
 
 @dataclass
@@ -162,7 +162,7 @@ class HiddenConfig(TextConfig):
         super().__post_init__()
         self.check_margin()
         if not 0 <= self.vary <= 1:
-            raise ValueError(f"vary={self.vary}: expected a share from 0 to 1")
+            raise FieldError("vary", self.vary, "expected a share from 0 to 1")
 
 
 class Hidden(Task):

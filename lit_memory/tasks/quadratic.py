@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.tasks.base import Batch, Task, generator
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 CHARACTERS = "0123456789+-*/^=()xD;,"
 """Token ids from 2 on; 1 has no use."""
@@ -71,11 +71,11 @@ class Quadratic(Task):
             at_least(1, self, "segment_len")
             at_least(2, self, "max_root")
             if self.segment_len > CELL * STEPS:
-                raise ValueError(
-                    f"segment_len={self.segment_len}: expected at most {CELL * STEPS}, the tokens of a sample"
+                raise FieldError(
+                    "segment_len", self.segment_len, f"expected at most {CELL * STEPS}, the tokens of a sample"
                 )
             if self.max_root > 100:
-                raise ValueError(f"max_root={self.max_root}: expected at most 100, as a step has {CELL} characters")
+                raise FieldError("max_root", self.max_root, f"expected at most 100, as a step has {CELL} characters")
 
     @property
     def vocab_size(self) -> int:

@@ -39,10 +39,9 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.registry import nearest
 from lit_memory.tasks.base import Batch, Task
 from lit_memory.util import files
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least, nearest
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -84,11 +83,11 @@ class TimeSeries(Task):
             at_least(1, self, "horizon", "patch", "lookback")
             at_least(0, self, "segment_len")
             if self.lookback % self.patch or self.lookback < DAY:
-                raise ValueError(
-                    f"lookback={self.lookback}: expected a multiple of patch={self.patch} of at least {DAY}, a day"
+                raise FieldError(
+                    "lookback", self.lookback, f"expected a multiple of patch={self.patch} of at least {DAY}, a day"
                 )
             if self.source not in ("seasons", *ETT) and not Path(self.source).is_file():
-                raise ValueError(f"source={self.source!r}: no such file; {nearest(self.source, ['seasons', *ETT])}")
+                raise FieldError("source", self.source, f"no such file; {nearest(self.source, ['seasons', *ETT])}")
 
     @property
     def vocab_size(self) -> int:
@@ -108,8 +107,8 @@ class TimeSeries(Task):
 
     def test_conditions(self):
         if (longest := max(self.config.test_horizon, default=0)) > self.config.horizon:
-            raise ValueError(
-                f"test_horizon={longest}: expected at most horizon={self.config.horizon}, which the model forecasts"
+            raise FieldError(
+                "test_horizon", longest, f"expected at most horizon={self.config.horizon}, which the model forecasts"
             )
         return super().test_conditions()
 

@@ -54,7 +54,7 @@ from lit_memory.tasks.episodes import (
 )
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
 from lit_memory.text.haystack import Haystack
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.seeds import mixed_seed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -117,15 +117,15 @@ class VariableTracking(Episodes):
                 )
                 if wrong := [n for n in self.lengths(split) if n % self.chain(split)]:
                     chains = f"{wrong[0]} statements are no whole number of chains of {self.chain(split)}; expected a multiple"
-                    raise ValueError(f"{name}={getattr(self, name)}: {chains}")
+                    raise FieldError(name, getattr(self, name), f"{chains}")
                 if (chains := max(self.lengths(split)) // self.chain(split)) > (
                     most := 9 * 10 ** (self.value_digits - 1)
                 ):
-                    raise ValueError(
-                        f"value_digits={self.value_digits}: expected more for {chains} chains; there are {most} values"
+                    raise FieldError(
+                        "value_digits", self.value_digits, f"expected more for {chains} chains; there are {most} values"
                     )
                 if self.rules == "memreasoner" and max(self.lengths(split)) > len(LETTERS):
-                    raise ValueError(f"statements={self.statements}: expected at most {len(LETTERS)}, one to a letter")
+                    raise FieldError("statements", self.statements, f"expected at most {len(LETTERS)}, one to a letter")
 
         def chain(self, split: str) -> int:
             """Variables of a chain."""
@@ -204,8 +204,8 @@ class VariableTracking(Episodes):
         note = encoded_rows(self.tokenizer, [NOTE] * (c.note and c.layout == "text"))
         facts, room = encoded_rows(self.tokenizer, statements), c.tokens - sum(map(len, note))
         if c.tokens and (short := sum(map(len, facts)) - room) > 0:
-            raise ValueError(
-                f"tokens={c.tokens}: expected at least {c.tokens + short}, those of the statements, or 0 for no noise"
+            raise FieldError(
+                "tokens", c.tokens, f"expected at least {c.tokens + short}, those of the statements, or 0 for no noise"
             )
         if not c.tokens:
             place = Place(facts, np.zeros(len(facts), np.int64))

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from lit_memory.text.noise import noise, noise_key
 from lit_memory.util import files
+from lit_memory.util.checks import FieldError
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
@@ -80,7 +81,7 @@ def sentences(text: str) -> list[str]:
 def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
     """Raise ValueError for a source of text, the setting ``name``, that is neither ``known`` nor a folder."""
     if value not in known and not (value and Path(value).is_dir()):
-        raise ValueError(f"{name}={value!r}: no such folder; expected one, or one of {', '.join(known)}")
+        raise FieldError(name, value, f"no such folder; expected one, or one of {', '.join(known)}")
 
 
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
@@ -98,10 +99,10 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
     ``texts`` is called, for a name that is not in reach on the hub; then also ValueError for a file that is not UTF-8.
     """
     if split not in SPLITS:
-        raise ValueError(f"split={split!r}: expected one of {', '.join(SPLITS)}")
+        raise FieldError("split", split, f"expected one of {', '.join(SPLITS)}")
     books = BOOKS.get(source) if books is None else books
     if books is not None and books < 1:
-        raise ValueError(f"books={books}: expected at least 1")
+        raise FieldError("books", books, "expected at least 1")
     if source == "noise":
         return Corpus(
             content_key(noise_key(), split, books),
@@ -116,8 +117,8 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
         )
     if not Path(source).is_dir():
         hint = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(source, SOURCES, 1))
-        raise ValueError(
-            f"source={source!r}: no such folder; expected one with .txt books, or one of {', '.join(SOURCES)}{hint}"
+        raise FieldError(
+            "source", source, f"no such folder; expected one with .txt books, or one of {', '.join(SOURCES)}{hint}"
         )
     if wiki := next(
         (path for end in ("tokens", "raw") if (path := Path(source, f"wiki.{split}.{end}")).is_file()), None

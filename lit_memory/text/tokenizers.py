@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lit_memory.text.corpus import Corpus, cached, content_key
+from lit_memory.util.checks import FieldError
 
 WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")
@@ -194,7 +195,7 @@ def build_tokenizer(
 
 def _check_size(vocab_size: int, least: int, why: str) -> None:
     if vocab_size < least:
-        raise ValueError(f"vocab_size={vocab_size}: expected at least {least}, for {why}")
+        raise FieldError("vocab_size", vocab_size, f"expected at least {least}, for {why}")
 
 
 def vocabulary(corpus: Corpus, vocab_size: int, closed: Sequence[str], pattern: re.Pattern[str]) -> list[str]:

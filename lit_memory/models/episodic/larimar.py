@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from lit_memory.memory import episodic
 from lit_memory.models.episodic.lines import Episode, LineRecurrent, LinesConfig, aged, ages, taken, trimmed
 from lit_memory.recurrence.unroll import full_precision
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 ROWS = 16
 """Lines that are encoded together where repeated ones are kept once."""
@@ -72,16 +72,20 @@ class Larimar(LineRecurrent):
             super().__post_init__()
             at_least(0, self, "prefix_tokens")
             if not self.bandwidth > 0:
-                raise ValueError(
-                    f"bandwidth={self.bandwidth}: expected more than 0; for the nearest line alone use keys: one_hot"
+                raise FieldError(
+                    "bandwidth", self.bandwidth, "expected more than 0; for the nearest line alone use keys: one_hot"
                 )
             if self.prefix_tokens and self.keys == "linear":
-                raise ValueError(
-                    f"prefix_tokens={self.prefix_tokens}: linear keys are those of the latents themselves; use keys: one_hot or gaussian"
+                raise FieldError(
+                    "prefix_tokens",
+                    self.prefix_tokens,
+                    "linear keys are those of the latents themselves; use keys: one_hot or gaussian",
                 )
             if self.distinct and not self.line_tokens:
-                raise ValueError(
-                    f"distinct={self.distinct}: expected line_tokens above 0, so that the state can hold lines; set line_tokens"
+                raise FieldError(
+                    "distinct",
+                    self.distinct,
+                    "expected line_tokens above 0, so that the state can hold lines; set line_tokens",
                 )
 
     def __init__(self, config: "Larimar.Config") -> None:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from lit_memory.memory import episodic
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
 from lit_memory.recurrence.unroll import SegmentRecurrent, map_state
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 
 class Episode(NamedTuple):
@@ -100,23 +100,25 @@ class LinesConfig(BackboneConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inputs:
-            raise ValueError(f"inputs={self.inputs}: this model reads lines of text; expected 0")
+            raise FieldError("inputs", self.inputs, "this model reads lines of text; expected 0")
         at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
         at_least(0, self, "encoder_width", "encoder_heads", "line_tokens", "write_noise", "read_noise")
         at_least(-1, self, "pad_id", "bos_id")
         if self.vocab_size and self.bos_id >= self.vocab_size:
-            raise ValueError(f"bos_id={self.bos_id}: expected one of the {self.vocab_size} tokens, or -1 for none")
+            raise FieldError("bos_id", self.bos_id, f"expected one of the {self.vocab_size} tokens, or -1 for none")
         width, heads = self.encoder_size
         if width % heads:
             name = "encoder_heads" if self.encoder_heads else "encoder_width"
-            raise ValueError(
-                f"{name}={getattr(self, name)}: expected a multiple of its heads for the width of the encoder, not {width} with {heads}"
+            raise FieldError(
+                name,
+                getattr(self, name),
+                f"expected a multiple of its heads for the width of the encoder, not {width} with {heads}",
             )
         if self.wrap_pos:
-            raise ValueError(f"wrap_pos={self.wrap_pos}: a segment has no memory rows here; leave it out")
+            raise FieldError("wrap_pos", self.wrap_pos, "a segment has no memory rows here; leave it out")
         if not (self.past or self.embedding):
-            raise ValueError(
-                f"past={self.past}: expected True where embedding is False, as nothing else reaches the decoder"
+            raise FieldError(
+                "past", self.past, "expected True where embedding is False, as nothing else reaches the decoder"
             )
 
     @property

@@ -46,7 +46,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from lit_memory.memory import episodic
 from lit_memory.models.episodic.lines import Episode, LineRecurrent, LinesConfig, Readouts
 from lit_memory.recurrence.unroll import full_precision
-from lit_memory.util.checks import at_least
+from lit_memory.util.checks import FieldError, at_least
 
 
 class MemReasoner(LineRecurrent):
@@ -89,16 +89,22 @@ class MemReasoner(LineRecurrent):
             at_least(1, self, "gru_layers", "hops")
             at_least(0, self, "tolerance", "alpha", "test_alpha", "update_lines")
             if not self.temperature > 0:
-                raise ValueError(
-                    f"temperature={self.temperature}: expected more than 0; for the nearest line alone use readout: hard"
+                raise FieldError(
+                    "temperature",
+                    self.temperature,
+                    "expected more than 0; for the nearest line alone use readout: hard",
                 )
             if self.temporal == "gru" and self.bidirectional and self.latent_width % 2:
-                raise ValueError(
-                    f"latent_width={self.latent_width}: expected an even number, half for each direction; or set bidirectional: false"
+                raise FieldError(
+                    "latent_width",
+                    self.latent_width,
+                    "expected an even number, half for each direction; or set bidirectional: false",
                 )
             if not (self.memory or self.line_tokens):
-                raise ValueError(
-                    f"memory={self.memory}: expected line_tokens above 0, so that the state can hold lines; set line_tokens"
+                raise FieldError(
+                    "memory",
+                    self.memory,
+                    "expected line_tokens above 0, so that the state can hold lines; set line_tokens",
                 )
 
     def __init__(self, config: "MemReasoner.Config") -> None:
@@ -133,8 +139,8 @@ class MemReasoner(LineRecurrent):
         """
         c = self.config
         if not c.memory:
-            raise ValueError(
-                f"memory={c.memory}: expected True, as nothing is read where the decoder sees all; use step"
+            raise FieldError(
+                "memory", c.memory, "expected True, as nothing is read where the decoder sees all; use step"
             )
         asked_BC = state.lines_BNE[:, -1]
         Z_BNC, real_BN, _, age_BN = self.before(state)
@@ -206,8 +212,10 @@ class MemReasoner(LineRecurrent):
         there, and for more hops than the model has.
         """
         if support_BH.shape[1] > found.nearest_BH.shape[1]:
-            raise ValueError(
-                f"hops={found.nearest_BH.shape[1]}: {support_BH.shape[1]} supporting lines are told; expected at least as many hops"
+            raise FieldError(
+                "hops",
+                found.nearest_BH.shape[1],
+                f"{support_BH.shape[1]} supporting lines are told; expected at least as many hops",
             )
         told_BH, age_BN = support_BH > 0, found.age_BN
         place_BH = (age_BN.unsqueeze(1) == support_BH.unsqueeze(2)).byte().argmax(2)

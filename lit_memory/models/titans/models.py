@@ -47,7 +47,7 @@ from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLay
 from lit_memory.models.titans.memory import Remembered, RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence.unroll import map_state, unroll
-from lit_memory.util.checks import at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, one_of
 
 
 @dataclass
@@ -108,11 +108,11 @@ class TitansConfig(TokenRecurrentConfig):
         at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: expected a number between 0 and 1, which a sigmoid reaches"
+                raise FieldError(
+                    name, getattr(self, name), "expected a number between 0 and 1, which a sigmoid reaches"
                 )
         if self.width % self.memory_heads:
-            raise ValueError(f"width={self.width}: expected a multiple of memory_heads={self.memory_heads}")
+            raise FieldError("width", self.width, f"expected a multiple of memory_heads={self.memory_heads}")
 
     @property
     def theta_limit(self) -> float:
@@ -136,8 +136,8 @@ class AttentionConfig(TitansConfig):
         super().__post_init__()
         at_least(1, self, "heads", "window")
         if self.width % (2 * self.heads):
-            raise ValueError(
-                f"heads={self.heads}: expected heads of an even width, for rotary positions, but width={self.width}"
+            raise FieldError(
+                "heads", self.heads, f"expected heads of an even width, for rotary positions, but width={self.width}"
             )
 
 
@@ -251,7 +251,7 @@ class MAC(Titans):
             super().__post_init__()
             at_least(0, self, "long_tokens")
             if self.write_prefix and not self.persistent + self.long_tokens:
-                raise ValueError(f"write_prefix={self.write_prefix}: expected a prefix; set persistent or long_tokens")
+                raise FieldError("write_prefix", self.write_prefix, "expected a prefix; set persistent or long_tokens")
 
     layer_class = MACLayer
 

@@ -37,6 +37,7 @@ from numpy.random import PCG64, Generator
 
 from lit_memory.tasks.babi.reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
 from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, tell
+from lit_memory.util.checks import FieldError
 from lit_memory.util.seeds import mixed_seed
 
 __all__ = [
@@ -157,7 +158,7 @@ def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
 
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+        raise FieldError(name, value, f"expected one of {', '.join(allowed)}")
 
 
 _LINE = re.compile(

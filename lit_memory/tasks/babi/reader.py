@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from lit_memory.util.checks import FieldError
+
 Answer = tuple[str, tuple[int, ...]]
 """An answer and its supports, as indices of facts."""
 
@@ -115,8 +117,8 @@ class Reader:
             if match := pattern.fullmatch(question):
                 if found := read(self, **match.groupdict()):
                     return found
-                raise ValueError(f"question={question!r}: its {len(self.events)} facts do not answer it")
-        raise ValueError(f"question={question!r}: expected one of bAbI's QA1 to QA5, such as 'Where is Mary?'")
+                raise FieldError("question", question, f"its {len(self.events)} facts do not answer it")
+        raise FieldError("question", question, "expected one of bAbI's QA1 to QA5, such as 'Where is Mary?'")
 
     def where(self, actor: str) -> Answer | None:
         """QA1: the place to which the actor moved last."""
@@ -196,7 +198,7 @@ def event_of(fact: str) -> Event:
     for kind, pattern in _EVENTS:
         if match := pattern.fullmatch(fact):
             return Event(kind, **match.groupdict())
-    raise ValueError(f"fact={fact!r}: expected one of bAbI's QA1 to QA5, such as 'Mary went to the garden.'")
+    raise FieldError("fact", fact, "expected one of bAbI's QA1 to QA5, such as 'Mary went to the garden.'")
 
 
 def interpret(facts: Sequence[str], question: str) -> Answer:
