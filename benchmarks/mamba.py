@@ -15,7 +15,7 @@ from transformers import MambaConfig, MambaForCausalLM
 from transformers import logging as transformers_logging
 
 from lit_memory.hf.interop import load_huggingface
-from lit_memory.recurrence.unroll import unroll
+from lit_memory.recurrence import unroll
 
 BATCH, LAYERS, WIDTH, VOCAB = 8, 2, 64, 128
 LENGTHS = (64, 128, 256, 384, 512, 1024, 2048)

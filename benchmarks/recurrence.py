@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from lit_memory.models.armt import ARMT
-from lit_memory.recurrence.unroll import SegmentRecurrent, unroll
+from lit_memory.recurrence import SegmentRecurrent, unroll
 from lit_memory.tasks.associative_retrieval import AssociativeRetrieval
 
 

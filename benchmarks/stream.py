@@ -15,7 +15,7 @@ from dataclasses import fields
 import torch
 from measure import highest
 
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import build, load_class
 
 MODELS = ("rmt", "armt", "tarm", "mamba", "rwkv", "lmm", "mac", "mag", "mal")

@@ -1,14 +1,48 @@
-"""Names to classes, and keyword arguments to configurations. Imports nothing heavy by itself."""
+"""Names to classes, and keyword arguments to configurations. Imports nothing heavy by itself.
+
+Classes are named as text, so that a wrong name in a YAML fails before torch is imported.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from lit_memory.models import MODELS
-from lit_memory.tasks import TASKS
 from lit_memory.util.checks import FieldError, nearest
 
+MODELS = {
+    "transformer": "lit_memory.models.transformer:Transformer",
+    "xl": "lit_memory.models.xl:XL",
+    "rmt": "lit_memory.models.rmt:RMT",
+    "rmt_xl": "lit_memory.models.rmt_xl:RMTXL",
+    "rmt_r": "lit_memory.models.rmt_r:RMTR",
+    "prmt": "lit_memory.models.prmt:PRMT",
+    "armt": "lit_memory.models.armt:ARMT",
+    "tarm": "lit_memory.models.tarm:TARM",
+    "larimar": "lit_memory.models.episodic.larimar:Larimar",
+    "memreasoner": "lit_memory.models.episodic.memreasoner:MemReasoner",
+    "mamba": "lit_memory.models.mamba:Mamba",
+    "rwkv": "lit_memory.models.rwkv:RWKV",
+    "lmm": "lit_memory.models.titans.models:LMM",
+    "mac": "lit_memory.models.titans.models:MAC",
+    "mag": "lit_memory.models.titans.models:MAG",
+    "mal": "lit_memory.models.titans.models:MAL",
+}
+"""Name of an architecture -> its class, built as ``Model(Model.Config(...))``. Its line here is all that a new one needs."""
+TASKS = {
+    "algorithmic": "lit_memory.tasks.algorithmic:Algorithmic",
+    "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
+    "babilong": "lit_memory.tasks.babilong:BABILong",
+    "needle": "lit_memory.tasks.needle:Needle",
+    "memreasoner": "lit_memory.tasks.memreasoner:BabiEpisodes",
+    "variable_tracking": "lit_memory.tasks.variable_tracking:VariableTracking",
+    "passkey": "lit_memory.tasks.passkey:Passkey",
+    "dna": "lit_memory.tasks.dna:DNA",
+    "language_modeling": "lit_memory.tasks.language_modeling:LanguageModeling",
+    "quadratic": "lit_memory.tasks.quadratic:Quadratic",
+    "time_series": "lit_memory.tasks.time_series:TimeSeries",
+}
+"""Name of a task -> its class, built as ``Task(Task.Config(...))``."""
 REGISTRIES = {"model": MODELS, "task": TASKS}
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 
-from lit_memory.models import MODELS
-from lit_memory.recurrence.unroll import LayerRecurrent
-from lit_memory.registry import load_class
+from lit_memory.recurrence import LayerRecurrent
+from lit_memory.registry import MODELS, load_class
 from lit_memory.tasks import babilong, language_modeling, needle
 from lit_memory.tasks import planted_facts as hidden
 

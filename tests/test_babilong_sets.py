@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lit_memory import BABILongData, LitARMT
-from lit_memory.recurrence.unroll import unroll
+from lit_memory.recurrence import unroll
 from lit_memory.tasks.babilong import BABILong
 from lit_memory.tasks.babilong_sets import load_set, part_name
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 import yaml
 
-from lit_memory.models import MODELS
 from lit_memory.plan.config import ConfigError, TrainConfig
 from lit_memory.plan.experiment import ADDED, RunSpec, differences, load, parse
-from lit_memory.registry import load_class, model_size
+from lit_memory.registry import MODELS, load_class, model_size
 from lit_memory.report.marks import Summary
 from lit_memory.run import checkpoint, engine
 

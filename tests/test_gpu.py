@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lit_memory.memory import scan
-from lit_memory.models import MODELS
-from lit_memory.recurrence.unroll import LayerRecurrent, map_state, unroll
+from lit_memory.recurrence import LayerRecurrent, map_state, unroll
+from lit_memory.registry import MODELS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import lit_memory
-from lit_memory.models import MODELS
-from lit_memory.recurrence.unroll import generate, unroll
+from lit_memory.recurrence import generate, unroll
+from lit_memory.registry import MODELS
 
 N = 5
 

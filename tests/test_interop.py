@@ -16,9 +16,9 @@ import torch
 from safetensors import safe_open
 
 from lit_memory.hf.interop import HEAD, LAYOUTS, load_huggingface, load_reference
-from lit_memory.models import MODELS
 from lit_memory.models import decoder as backbone_module
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
+from lit_memory.registry import MODELS
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 NAMES = ["armt_gpt2_clip_s10", "armt_gpt2_off_s11", "armt_neox_clip_s10", "armt_neox_off_s11"]

@@ -13,7 +13,7 @@ from lit_memory.models.decoder import Decoder, attention_mask
 from lit_memory.models.episodic import larimar
 from lit_memory.models.episodic.larimar import Larimar
 from lit_memory.models.episodic.lines import by_width
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per line
 V = 19

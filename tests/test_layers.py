@@ -15,81 +15,56 @@ import lit_memory
 PACKAGE = Path(lit_memory.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-# File or folder -> what it may import at module level besides the standard library; parts of the package by their own
-# name.
-RULES = {
-    "__init__.py": "",
-    "expect.py": "",
-    "curves.py": "expect",
-    "figures.py": "expect placing report",
-    "files.py": "",
-    "placing.py": "",
-    "checkpoint.py": "filelock files",
-    "markdown.py": "",
-    "paper.py": "markdown",
-    "report.py": "curves expect figures files markdown paper",
-    "provenance.py": "",
-    "registry.py": "models tasks",
-    "config.py": "omegaconf checks registry",
-    "places.py": "config registry",
-    "experiment.py": "omegaconf yaml config curves expect registry report",
-    "catalogue.py": "config expect experiment provenance",
-    "launch.py": "experiment files",
-    "checks.py": "",
-    "seeds.py": "",
-    "backbone.py": "torch checks",
-    "recurrence.py": "torch",
-    "memory/": "torch memory",
-    "models/": "torch backbone checks memory recurrence models",
-    "text/corpus.py": "files text",
-    "text/lexicon.py": "",
-    "text/": "numpy seeds text",
-    "tasks/": "torch numpy checks files provenance registry seeds tasks text",
-    "lit/": "torch lightning lit models recurrence registry tasks",
-    "interop.py": "torch safetensors backbone models recurrence registry",
-    "pretrained.py": "torch safetensors backbone files interop models recurrence registry",
-    "hub.py": "torch transformers autoclasses interop pretrained recurrence registry",
-    "autoclasses.py": "transformers",
-    "tracking.py": "mlflow filelock sqlalchemy config curves experiment files registry report",
-    "engine.py": "torch lightning filelock checkpoint files experiment lit pretrained registry seeds tracking",
-    "job.py": "catalogue checkpoint config curves experiment files places provenance registry",
-    "summary.py": "config expect experiment figures files markdown paper provenance registry report",
-    "cli.py": "rich catalogue checkpoint config experiment files job launch provenance registry summary",
+# Part of the package -> the parts that it may import, functions included. A part is a folder, or a file at the root.
+ORDER = {
+    "util": "",
+    "registry": "util",
+    "memory": "util",
+    "recurrence": "util",
+    "models": "util memory recurrence",
+    "text": "util",
+    "tasks": "util text",
+    "plan": "util registry",
+    "report": "util registry plan",
+    "hf": "util registry text recurrence models",
+    "lit": "util registry recurrence tasks",
+    "run": "util registry plan report hf lit tasks",
+    "cli": "util registry plan report run",
+    "__init__": "util registry",
 }
-# What it may import besides inside a function, where it costs nothing until it is needed.
-LAZY = {
-    "figures.py": "matplotlib",
-    "tracking.py": "pandas",
-    "interop.py": "transformers",
-    "pretrained.py": "huggingface_hub text",
-    "recurrence.py": "pretrained",
-    "autoclasses.py": "hub",
-    "launch.py": "engine",
-    "job.py": "report tracking",
+# Part or file -> packages from elsewhere that it imports with itself, besides the standard library.
+OUTSIDE = {
+    "util": "",
+    "registry": "",
+    "memory": "torch",
+    "recurrence": "torch",
+    "models": "torch",
+    "text": "numpy",
+    "tasks": "torch numpy",
+    "plan": "omegaconf yaml",
+    "report": "",
+    "hf": "torch safetensors transformers",
+    "lit": "torch lightning",
+    "run": "torch lightning filelock",
+    "run/tracking.py": "mlflow filelock sqlalchemy",
+    "cli": "rich",
+    "__init__": "",
 }
-LAZY |= {
+# Files -> packages that they import inside a function, where those cost nothing until they are needed.
+LATE = {
+    "report/figures.py": "matplotlib",
+    "run/tracking.py": "pandas",
+    "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
     "tasks/dna.py": "datasets",
     "text/corpus.py": "datasets",
     "text/tokenizers.py": "huggingface_hub tokenizers transformers",
+    "registry.py": "torch",
+    "util/provenance.py": "torch",
+    "memory/scan.py": "mamba_ssm",
+    "plan/trainer.py": "lightning",
 }
-LAZY |= {"registry.py": "torch", "provenance.py": "torch", "memory/scan.py": "mamba_ssm"}
-PURE = (
-    "memory/",
-    "models/",
-    "tasks/",
-    "text/",
-    "backbone.py",
-    "recurrence.py",
-    "config.py",
-    "experiment.py",
-    "expect.py",
-    "curves.py",
-    "report.py",
-    "summary.py",
-    "figures.py",
-    "placing.py",
-)
+PURE = ("memory/", "models/", "recurrence/", "tasks/", "text/", "plan/", "report/")
 CLOCKS = {"time", "datetime", "random"}
 SAMPLERS = {
     f"torch.{name}"
@@ -117,22 +92,48 @@ GLOBAL_RNG = (
 )
 
 
-def imports(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Packages (and parts of lit_memory) that are imported at module level, and inside functions."""
+def imports(tree: ast.AST) -> list[tuple[str, bool]]:
+    """Modules that a file imports, as dotted names, and whether a function does it; what only a type checker reads counts."""
     inside = {
         child
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.walk(node)
     }
-    found: tuple[set[str], set[str]] = set(), set()
+    found = []
     for node in ast.walk(tree):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "relative import"
-            names = [f"lit_memory.{a.name}" for a in node.names] if node.module == "lit_memory" else [str(node.module)]
-        found[node in inside].update(name.removeprefix("lit_memory.").partition(".")[0] for name in names)
+            own = str(node.module).partition(".")[0] == "lit_memory"
+            names = [f"{node.module}.{a.name}" for a in node.names] if own else [str(node.module)]
+        found += [(name, node in inside) for name in names]
     return found
+
+
+def module_of(name: str) -> str:
+    """The file of a dotted name below lit_memory, without its ending: of a name in a module, that module."""
+    parts = name.split(".")[1:]
+    while parts:
+        for file in ("/".join(parts) + ".py", "/".join([*parts, "__init__.py"])):
+            if file in FILES:
+                return file
+        parts.pop()
+    return "__init__.py"
+
+
+def part_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+GRAPH = {
+    file: {
+        module_of(name) for name, _ in imports(ast.parse(path.read_text())) if name.partition(".")[0] == "lit_memory"
+    }
+    - {file}
+    for file, path in FILES.items()
+}
+"""File -> the files that it imports, inside functions as well."""
 
 
 def dotted(node: ast.expr) -> str:
@@ -166,17 +167,68 @@ def offences(tree: ast.AST, file: str) -> list[str]:
     return found
 
 
-def rule(table: dict[str, str], file: str) -> set[str]:
-    return set(next(v for k, v in table.items() if file == k or (k.endswith("/") and file.startswith(k))).split())
+@pytest.mark.parametrize("file", FILES)
+def test_parts_import_lower_ones_only(file):
+    part = part_of(file)
+    allowed = {part, *ORDER[part].split()}
+    assert {part_of(other) for other in GRAPH[file]} <= allowed, f"{file} imports {GRAPH[file]}"
+
+
+def test_the_order_is_one():
+    """Every part stands below those that may import it, and there is no other part; few files lie at the root."""
+    seen: list[str] = []
+    for part, lower in ORDER.items():
+        assert set(lower.split()) <= set(seen), part
+        seen.append(part)
+    assert {part_of(file) for file in FILES} == set(ORDER)
+    assert sum("/" not in file for file in FILES) <= 8
+    assert not {"models", "memory"} & set(ORDER["tasks"].split()) and "tasks" not in ORDER["models"].split()
+
+
+def circle(graph, start):
+    """A way along the arrows of ``graph`` from ``start`` back to it; [] where there is none."""
+    ways, seen = [[start]], set()
+    while ways:
+        way = ways.pop()
+        for other in graph[way[-1]]:
+            if other == start:
+                return [*way, start]
+            if other not in seen:
+                seen.add(other)
+                ways.append([*way, other])
+    return []
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_dependency_direction(file):
-    at_import, inside = imports(ast.parse(FILES[file].read_text()))
+def test_no_import_comes_back(file):
+    """Files form no circle; a package's ``__init__`` only shows what its files have."""
+    assert not circle(GRAPH, file)
+
+
+def test_a_circle_is_seen():
+    assert circle({"a": ["b"], "b": ["c"], "c": ["a"]}, "a") == ["a", "b", "c", "a"]
+    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}, "a") == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_packages_from_elsewhere(file):
     stdlib = set(sys.stdlib_module_names) - (CLOCKS if file.startswith(PURE) else set())
-    allowed = rule(RULES, file) | stdlib
+    found = [(name.partition(".")[0], late) for name, late in imports(ast.parse(FILES[file].read_text()))]
+    at_import = {name for name, late in found if not late} - {"lit_memory"}
+    allowed = stdlib | set(OUTSIDE.get(file, OUTSIDE[part_of(file)]).split())
     assert at_import <= allowed, f"{file} imports {at_import - allowed}"
-    assert inside <= allowed | set(LAZY.get(file, "").split()), f"{file} imports {inside - allowed} inside a function"
+    inside = {name for name, late in found if late} - {"lit_memory"}
+    assert inside <= allowed | set(LATE.get(file, "").split()), f"{file} imports {inside - allowed} inside a function"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_sizes(file):
+    """Files of at most 300 lines, functions of at most 40 and lines of at most 120 columns."""
+    text = FILES[file].read_text()
+    assert text.count("\n") <= 300
+    assert max(map(len, text.splitlines()), default=0) <= 120
+    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    assert not [n.name for n in functions if n.end_lineno - n.lineno >= 40]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -184,19 +236,10 @@ def test_forbidden_constructs(file):
     assert not offences(ast.parse(FILES[file].read_text()), file)
 
 
-def test_heavy_packages_have_one_home():
-    homes = {
-        "mlflow": {"tracking.py"},
-        "transformers": {"interop.py", "hub.py", "autoclasses.py", "text/tokenizers.py"},
-        "tokenizers": {"text/tokenizers.py"},
-        "datasets": {"text/corpus.py", "tasks/babilong_sets.py", "tasks/dna.py"},
-        "matplotlib": {"figures.py"},
-        "lightning": {"engine.py", "lit/"},
-        "rich": {"cli.py"},
-    }
-    for package, files in homes.items():
-        assert {file for table in (RULES, LAZY) for file, names in table.items() if package in names.split()} == files
-    assert not (rule(RULES, "models/") & {"tasks"} or rule(RULES, "tasks/") & {"models"})
+def test_mlflow_has_one_home():
+    assert [file for table in (OUTSIDE, LATE) for file, names in table.items() if "mlflow" in names.split()] == [
+        "run/tracking.py"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,25 +258,19 @@ def test_the_checker_sees(file, code, offence):
 
 def test_imports_are_told_apart():
     code = "import torch.nn as nn\nfrom lit_memory import report\nfrom lit_memory.tasks.base import Task\ndef f():\n    import mlflow"
-    assert imports(ast.parse(code)) == ({"torch", "report", "tasks"}, {"mlflow"})
+    assert sorted(imports(ast.parse(code))) == [
+        ("lit_memory.report", False),
+        ("lit_memory.tasks.base.Task", False),
+        ("mlflow", True),
+        ("torch.nn", False),
+    ]
+    assert module_of("lit_memory.tasks.base.Task") == "tasks/base.py" and module_of("lit_memory") == "__init__.py"
 
 
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
-LIGHT = (
-    "expect",
-    "curves",
-    "placing",
-    "figures",
-    "report",
-    "provenance",
-    "registry",
-    "config",
-    "experiment",
-    "catalogue",
-    "launch",
-    "cli",
-)
-LIGHT += ("models", "tasks", "memory")
+LIGHT = {"util", "registry", "plan", "report", "cli", "__init__"}
+"""Parts that a wrong command line is told by in a moment, as they import nothing heavy."""
+TENSORS = {"memory", "recurrence", "models", "text", "tasks"}
 ALONE = """
 import importlib, json, sys
 seen = {}
@@ -257,16 +294,12 @@ def import_each(names):
 def test_every_module_imports_alone_and_no_more_than_it_needs():
     """One process for all: the package is forgotten before each import, and light modules come first. Those that may
     import anything are imported in a fork of this process, which has Lightning, MLflow and transformers already."""
-    names = [".".join(["lit_memory", *Path(file).with_suffix("").parts]).removesuffix(".__init__") for file in FILES]
-    light = ["lit_memory", *(f"lit_memory.{name}" for name in LIGHT)]
-    torch_only = [
-        name
-        for name in names
-        if name not in light
-        and (name.count(".") > 1 or name.endswith(("backbone", "recurrence")))
-        and ".lit" not in name
-    ]
-    rest = [name for name in names if name not in light + torch_only]
+    names = {
+        file: ".".join(["lit_memory", *Path(file).with_suffix("").parts]).removesuffix(".__init__") for file in FILES
+    }
+    light = [name for file, name in names.items() if part_of(file) in LIGHT]
+    torch_only = [name for file, name in names.items() if part_of(file) in TENSORS]
+    rest = [name for name in names.values() if name not in light + torch_only]
     run = subprocess.run(
         [sys.executable, "-c", ALONE, json.dumps(HEAVY), *light, *torch_only],
         capture_output=True,
@@ -274,7 +307,7 @@ def test_every_module_imports_alone_and_no_more_than_it_needs():
         check=True,
     )
     seen = json.loads(run.stdout)
-    assert {*seen, *rest} == set(names) and len(rest) >= 6
+    assert {*seen, *rest} == set(names.values()) and len(rest) >= 6
     fork = multiprocessing.get_context("fork").Process(target=import_each, args=(rest,))
     fork.start()
     fork.join()

@@ -16,11 +16,9 @@ import lit_memory
 from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import rotary_table
-from lit_memory.recurrence.unroll import LayerRecurrent
-from lit_memory.registry import load_class
-from lit_memory.tasks import TASKS
+from lit_memory.recurrence import LayerRecurrent
+from lit_memory.registry import MODELS, TASKS, load_class
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

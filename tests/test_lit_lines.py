@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import lit_memory
-from lit_memory.recurrence.unroll import generate
+from lit_memory.recurrence import generate
 from lit_memory.tasks.base import Batch
 
 L, T, V, B = 5, 6, 19, 3  # tokens of a line and of a tail, vocabulary, samples

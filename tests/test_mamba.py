@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.mamba import DELTA, Mamba
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 
 TOKEN_RECURRENT = ["mamba", "rwkv"]
 CUTS = [[23], [1, 22], [2, 2, 19], [7, 1, 1, 9, 5], [3] * 7 + [2]]

@@ -13,7 +13,7 @@ from lit_memory.memory import episodic
 from lit_memory.models.episodic.larimar import Larimar
 from lit_memory.models.episodic.lines import Episode
 from lit_memory.models.episodic.memreasoner import MemReasoner, sinusoids
-from lit_memory.recurrence.unroll import generate, unroll
+from lit_memory.recurrence import generate, unroll
 
 N, V, C = 5, 19, 8  # tokens per line, vocabulary, width of a latent
 TINY = {

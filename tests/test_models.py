@@ -13,11 +13,10 @@ import torch
 from conftest import VOCAB, build_model
 from torch.nn import functional as F
 
-from lit_memory.models import MODELS
 from lit_memory.models.armt import ARMT
 from lit_memory.models.decoder import BackboneConfig, Decoder, attention_mask, import_decoder, rotate
-from lit_memory.recurrence.unroll import state_tensors, unroll
-from lit_memory.registry import load_class
+from lit_memory.recurrence import state_tensors, unroll
+from lit_memory.registry import MODELS, load_class
 
 N = 5  # tokens per segment
 MEMORY = ["rmt", "rmt_r", "prmt", "armt", "tarm"]

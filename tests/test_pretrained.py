@@ -18,10 +18,9 @@ from test_interop import BACKBONES, IDS, hugging_face, hugging_face_mamba, logit
 from lit_memory.hf import pretrained
 from lit_memory.hf.interop import load_huggingface
 from lit_memory.hf.pretrained import save_pretrained, shared_weights
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import Block, Decoder
-from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
-from lit_memory.registry import load_class
+from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.registry import MODELS, load_class
 
 ROOT = Path(__file__).parents[1]
 

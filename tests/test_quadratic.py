@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lit_memory import LitRMT, LitXL
-from lit_memory.recurrence.unroll import unroll
+from lit_memory.recurrence import unroll
 from lit_memory.tasks import quadratic
 from lit_memory.tasks.base import generator
 from lit_memory.tasks.quadratic import Quadratic, encode, equation, solution, split_of

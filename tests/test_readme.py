@@ -111,7 +111,7 @@ def test_new_model_and_task_fit_together():
     names: dict = {"__name__": "readme"}
     for snippet in SNIPPETS[-2:]:
         exec(snippet, names)
-    from lit_memory.recurrence.unroll import unroll
+    from lit_memory.recurrence import unroll
 
     task = names["Copy"](names["Copy"].Config(length=4, test_length=[4, 8]))
     batch = task.batch(0, "train", 0, 3)
@@ -138,8 +138,8 @@ expect: ["average[last] >= 0"]
 RUN = """
 import sys
 from pathlib import Path
-from lit_memory.models import MODELS
-from lit_memory.tasks import TASKS
+from lit_memory.registry import MODELS
+from lit_memory.registry import TASKS
 MODELS["average"], TASKS["copying"] = "average:Average", "copying:Copy"
 from lit_memory.run.engine import run_one
 from lit_memory.plan.experiment import load

@@ -12,11 +12,10 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.lines import LineRecurrent
-from lit_memory.recurrence.unroll import LayerRecurrent, choose, generate, pack, segment_lengths, state_tensors, unroll
-from lit_memory.registry import load_class
+from lit_memory.recurrence import LayerRecurrent, choose, generate, pack, segment_lengths, state_tensors, unroll
+from lit_memory.registry import MODELS, load_class
 
 N = 5  # tokens per segment
 LAST = slice(-N, None)

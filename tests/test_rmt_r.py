@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.models.rmt_r import RMTR
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import build as build_task
 from lit_memory.registry import model_size
 

@@ -8,7 +8,7 @@ import torch
 from test_xl import grads, slow_layer
 
 from lit_memory.models.rmt_xl import RMTXL
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 
 N, M = 5, 2  # tokens per segment, memory tokens
 

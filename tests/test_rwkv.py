@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_memory.models.rwkv import RWKV
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 
 
 def norm(x, weight, bias, eps):

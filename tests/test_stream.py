@@ -18,7 +18,7 @@ from test_language_modeling import bigram, make, make_data, measure, source  # n
 
 from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.plan.config import ConfigError
-from lit_memory.recurrence.unroll import detach, map_state, state_tensors, unroll
+from lit_memory.recurrence import detach, map_state, state_tensors, unroll
 from lit_memory.run import checkpoint, engine
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.stream import Stream

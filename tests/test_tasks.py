@@ -9,8 +9,7 @@ import itertools
 import pytest
 import torch
 
-from lit_memory.registry import load_class
-from lit_memory.tasks import TASKS
+from lit_memory.registry import TASKS, load_class
 from lit_memory.tasks.associative_retrieval import AssociativeRetrieval, capacity
 from lit_memory.tasks.base import Batch, exact_match
 from lit_memory.tasks.quadratic import Quadratic

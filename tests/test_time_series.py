@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import TEXT_ONLY
 
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import Numbers
-from lit_memory.recurrence.unroll import unroll
+from lit_memory.recurrence import unroll
+from lit_memory.registry import MODELS
 from lit_memory.tasks import time_series
 from lit_memory.tasks.time_series import (
     LAG,

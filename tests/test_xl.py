@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lit_memory.models import xl
 from lit_memory.models.decoder import attention_mask
 from lit_memory.models.xl import XL, XLState, blend, by_distance, score, sinusoids, weight_first
-from lit_memory.recurrence.unroll import state_tensors, unroll
+from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per segment
 

@@ -27,10 +27,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import BUFFERS, CONV1D, OUTER, block_names, convert
-from lit_memory.recurrence.unroll import SegmentRecurrent
-from lit_memory.registry import build_config, load_class
+from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.util.checks import FieldError, nearest
 
 HEAD = "lm_head.weight"

@@ -26,10 +26,9 @@ from lit_memory.hf.interop import (
     read_weights,
     some,
 )
-from lit_memory.models import MODELS
 from lit_memory.models.decoder import BackboneConfig
-from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
-from lit_memory.registry import build_config, load_class
+from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.util import files
 from lit_memory.util.checks import FieldError, nearest
 

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from lit_memory.hf.autoclasses import LitMemoryConfig
 from lit_memory.hf.interop import some
 from lit_memory.hf.pretrained import shared_weights
-from lit_memory.recurrence.unroll import pack, unroll
+from lit_memory.recurrence import pack, unroll
 from lit_memory.registry import build
 
 

@@ -18,7 +18,7 @@ from lit_memory.lit.modules import (
     LitTransformer,
     LitXL,
 )
-from lit_memory.models import MODELS
+from lit_memory.registry import MODELS
 
 _ALL = (
     LitTransformer,

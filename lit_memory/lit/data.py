@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
-from lit_memory.registry import build_config, load_class
-from lit_memory.tasks import TASKS
+from lit_memory.registry import TASKS, build_config, load_class
 from lit_memory.tasks.base import Batch, Task
 from lit_memory.util.checks import FieldError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_memory.recurrence.unroll import map_state, state_tensors, unroll
+from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class, weights_of
 from lit_memory.tasks.base import Batch, Task
 

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence.unroll import LayerRecurrent, full_precision
+from lit_memory.recurrence import LayerRecurrent, full_precision
 from lit_memory.util.checks import FieldError, at_least
 
 

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
-from lit_memory.recurrence.unroll import full_precision
+from lit_memory.recurrence import full_precision
 from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence.unroll import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent
 from lit_memory.util.checks import at_least
 
 

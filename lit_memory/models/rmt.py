@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Decoder
-from lit_memory.recurrence.unroll import SegmentRecurrent, State, state_tensors
+from lit_memory.recurrence import SegmentRecurrent, State, state_tensors
 from lit_memory.util.checks import FieldError, at_least
 
 

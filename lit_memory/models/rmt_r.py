@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.rmt import RMT
-from lit_memory.recurrence.unroll import full_precision
+from lit_memory.recurrence import full_precision
 from lit_memory.util.checks import at_least
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence.unroll import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent
 from lit_memory.util.checks import FieldError, at_least
 
 

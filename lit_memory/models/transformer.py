@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence.unroll import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent
 from lit_memory.util.checks import FieldError
 
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import attention_mask, embedding
-from lit_memory.recurrence.unroll import LayerRecurrent, SegmentRecurrent
+from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.util.checks import FieldError, at_least
 
 ALL = slice(None)

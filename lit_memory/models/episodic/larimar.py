@@ -41,7 +41,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import episodic
 from lit_memory.models.episodic.lines import Episode, LineRecurrent, LinesConfig, aged, ages, taken, trimmed
-from lit_memory.recurrence.unroll import full_precision
+from lit_memory.recurrence import full_precision
 from lit_memory.util.checks import FieldError, at_least
 
 ROWS = 16

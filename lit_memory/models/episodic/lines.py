@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import episodic
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence.unroll import SegmentRecurrent, map_state
+from lit_memory.recurrence import SegmentRecurrent, map_state
 from lit_memory.util.checks import FieldError, at_least
 
 

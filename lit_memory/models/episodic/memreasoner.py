@@ -45,7 +45,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_memory.memory import episodic
 from lit_memory.models.episodic.lines import Episode, LineRecurrent, LinesConfig, Readouts
-from lit_memory.recurrence.unroll import full_precision
+from lit_memory.recurrence import full_precision
 from lit_memory.util.checks import FieldError, at_least
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
 from lit_memory.models.token_recurrent import keep
-from lit_memory.recurrence.unroll import full_precision
+from lit_memory.recurrence import full_precision
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys."""

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
 from lit_memory.models.titans.memory import Remembered, RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
-from lit_memory.recurrence.unroll import map_state, unroll
+from lit_memory.recurrence import map_state, unroll
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 
