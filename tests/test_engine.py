@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from types import SimpleNamespace
 
 import lightning as L
@@ -13,12 +14,18 @@ import pytest
 import torch
 from test_pretrained import make_bert, make_decoder
 
+from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.callbacks.finite import NonFinite
+from lit_memory.lit.callbacks.progress import Progress
+from lit_memory.lit.callbacks.timing import Stopwatch
 from lit_memory.lit.modules import LitMemory
 from lit_memory.plan.experiment import parse
 from lit_memory.registry import load_class
-from lit_memory.run import engine
+from lit_memory.run import engine, saving
+from lit_memory.run.build import build, part_of
 from lit_memory.run.checkpoint import saved
-from lit_memory.run.engine import Curriculum, NonFinite, build, run_one
+from lit_memory.run.engine import run_one
+from lit_memory.run.saving import Keeper
 from lit_memory.run.tracking import Tracker
 
 pytestmark = [
@@ -60,10 +67,10 @@ def fit(make_spec, tmp_path):
     def run(*overrides, callbacks=(), resume=None):
         engine.quiet()
         spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
-        module, data = engine.build(spec)
-        curriculum, spy = Curriculum(spec), Spy()
+        module, data = build(spec)
+        curriculum, spy = Curriculum(spec.stages, spec.train["valid_every"]), Spy()
         trainer = engine.make_trainer(
-            spec, tmp_path / "fit", False, curriculum, spy, *callbacks, engine.Keeper(tmp_path / "fit")
+            spec, tmp_path / "fit", False, curriculum, spy, *callbacks, Keeper(tmp_path / "fit")
         )
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
         return trainer, module, curriculum, spy
@@ -117,7 +124,7 @@ def whole(make_spec, make_root):
 def stop_at(monkeypatch):
     """``stop_at(event, step)``: a ``send`` that is interrupted there, as by Ctrl-C. Training steps are told one by
     one."""
-    monkeypatch.setattr(engine.Progress, "on_train_batch_end", lambda self, trainer, *args: self.tell(trainer))
+    monkeypatch.setattr(Progress, "on_train_batch_end", lambda self, trainer, *args: self.tell(trainer))
     handler = signal.getsignal(signal.SIGINT)
 
     def make(event, step=None):
@@ -176,7 +183,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
 def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_at, monkeypatch, step):
     """One step before the stop is saved, except where the step was the last before a validation."""
     spec, expected = whole
-    monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(saving, "SAVE_SECONDS", -1.0)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(spec, root, stop_at("train", step))
     assert checkpoint(spec, root)["global_step"] == step - 1
@@ -198,7 +205,7 @@ def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(engine.Progress, "on_before_backward", terminate, raising=False)
+        patch.setattr(Progress, "on_before_backward", terminate, raising=False)
         run(spec, root)
     assert Tracker(root).find(spec.key).status == "KILLED"
     assert kept == (checkpoint(spec, root)["global_step"] if saved(spec.folder(root)) else 0)
@@ -357,7 +364,7 @@ def test_a_run_times_its_training_at_every_x(make_spec, root):
 
 def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
     clock, sizes = iter([10.0, 14.0, 20.0, 21.0]), []
-    monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     weight = torch.nn.Parameter(torch.ones(()))
 
     def make_task(segments):
@@ -369,7 +376,7 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
     module = SimpleNamespace(
         device=torch.device("cpu"), data=data, loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
     )
-    watch = engine.Stopwatch(timed_steps=2)
+    watch = Stopwatch(timed_steps=2)
     watch.on_test_start(
         SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=contextlib.nullcontext)), module
     )
@@ -380,11 +387,11 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
 def test_seconds_are_per_context(monkeypatch):
     """Of all batches of an x, however large each is; what is between them does not count."""
     clock = iter([10.0, 13.0, 20.0, 21.0, 30.0, 30.5])
-    monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     module = SimpleNamespace(
         device=torch.device("cpu"), data=SimpleNamespace(test_conditions=[(50, None), (100, None)])
     )
-    watch = engine.Stopwatch()
+    watch = Stopwatch()
     for i, (size, loader) in enumerate([(6, 0), (2, 0), (5, 1)]):
         batch = SimpleNamespace(ids_BT=torch.zeros(size, 3))
         watch.on_test_batch_start(None, module, batch, i, loader)
@@ -397,8 +404,8 @@ def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
     """All of it at the end, however its contexts are cut."""
     engine.quiet()
     spec = make_spec(f"train.test_cuts={cut}")
-    module, data = engine.build(spec)
-    progress = engine.Progress(lambda message: None, Curriculum(spec), "exact_match")
+    module, data = build(spec)
+    progress = Progress(lambda message: None, Curriculum(spec.stages, spec.train["valid_every"]), "exact_match")
     L.Trainer(
         accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False
     ).test(module, data, verbose=False)
@@ -478,7 +485,7 @@ def test_a_run_resumes_between_validations_with_workers_and_accumulation(
     )
     _, whole, _, spy = fit(*knobs)
     shutil.rmtree(tmp_path / "fit")
-    monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(saving, "SAVE_SECONDS", -1.0)
     monkeypatch.setattr(Spy, "on_before_optimizer_step", lambda self, trainer, *args: fail_at(trainer, 3))
     with pytest.raises(KeyError):
         fit(*knobs)
@@ -663,7 +670,9 @@ def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
     start = make_spec()
     with pytest.raises(FileNotFoundError, match=r"init={run: tiny/a}: no checkpoint of its seed 0 in .*; run it first"):
         build(dataclasses.replace(start, start=start), tmp_path)
-    trainer = engine.make_trainer(start, tmp_path, False, Curriculum(start), engine.Keeper(start.folder(tmp_path)))
+    trainer = engine.make_trainer(
+        start, tmp_path, False, Curriculum(start.stages, start.train["valid_every"]), Keeper(start.folder(tmp_path))
+    )
     module, data = build(start)
     trainer.fit(module, datamodule=data)
     again = build(dataclasses.replace(start, start=start, seed=1), tmp_path)[0]
@@ -698,12 +707,12 @@ def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
     tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
     a, b, c = parse(tree, "tiny.yaml").plan()
     module, data = build(a)
-    engine.make_trainer(a, tmp_path, False, Curriculum(a), engine.Keeper(a.folder(tmp_path))).fit(
-        module, datamodule=data
-    )
+    engine.make_trainer(
+        a, tmp_path, False, Curriculum(a.stages, a.train["valid_every"]), Keeper(a.folder(tmp_path))
+    ).fit(module, datamodule=data)
     found, fresh, trained = build(b, tmp_path)[0].state_dict(), build(b)[0].state_dict(), module.state_dict()
-    assert {engine.part_of(name) for name in found.keys() - trained.keys()} == {"gru"}
+    assert {part_of(name) for name in found.keys() - trained.keys()} == {"gru"}
     assert all(torch.equal(tensor, trained.get(name, fresh[name])) for name, tensor in found.items())
     larimar = build(c, tmp_path)[0].state_dict()
-    assert {engine.part_of(name) for name in trained.keys() - larimar.keys()} == {"W_q"}
+    assert {part_of(name) for name in trained.keys() - larimar.keys()} == {"W_q"}
     assert all(torch.equal(tensor, trained[name]) for name, tensor in larimar.items())

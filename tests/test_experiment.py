@@ -13,11 +13,14 @@ import pytest
 import torch
 import yaml
 
+from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.plan.config import ConfigError, TrainConfig
 from lit_memory.plan.experiment import ADDED, RunSpec, differences, load, parse
 from lit_memory.registry import MODELS, load_class, model_size
 from lit_memory.report.marks import Summary
 from lit_memory.run import checkpoint, engine
+from lit_memory.run.build import build
+from lit_memory.run.saving import Keeper
 
 EXPERIMENTS = [
     path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))
@@ -787,8 +790,10 @@ DISTINCT = {
 def test_every_arm_trains_two_steps(spec, tmp_path):
     """With the engine's own modules, callbacks and trainer, without MLflow."""
     engine.quiet()
-    module, data = engine.build(spec)
-    trainer = engine.make_trainer(spec, tmp_path, False, engine.Curriculum(spec), engine.Keeper(tmp_path))
+    module, data = build(spec)
+    trainer = engine.make_trainer(
+        spec, tmp_path, False, Curriculum(spec.stages, spec.train["valid_every"]), Keeper(tmp_path)
+    )
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 2 and [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000002.ckpt"]

@@ -193,20 +193,20 @@ def file(tree, tmp_path):
 
 
 PLACES = {
-    "first step": ("lit_memory.run.engine:FiniteGuard.on_before_backward", 1),
-    "middle of a stage": ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6),
-    "update of the weights": ("lit_memory.run.engine:FiniteGuard.on_before_optimizer_step", 8),
-    "stage change": ("lit_memory.run.engine:Curriculum.enter", 2),
+    "first step": ("lit_memory.lit.callbacks.finite:FiniteGuard.on_before_backward", 1),
+    "middle of a stage": ("lit_memory.lit.callbacks.seed:StepSeed.on_train_batch_start", 6),
+    "update of the weights": ("lit_memory.lit.callbacks.finite:FiniteGuard.on_before_optimizer_step", 8),
+    "stage change": ("lit_memory.lit.callbacks.curriculum:Curriculum.enter", 2),
     "validation": ("lit_memory.lit.modules:LitMemory.validation_step", 2),
     "validation is logged": ("lit_memory.run.tracking:Tracker.log", 3),
-    "checkpoint begins": ("lit_memory.run.engine:save", 1),
+    "checkpoint begins": ("lit_memory.run.saving:save", 1),
     "checkpoint half written": ("lit_memory.run.checkpoint:Hashing.write", 40),
     "first checkpoint without its checksum": ("lit_memory.util.files:write", 1),
     "checkpoint without its checksum": ("lit_memory.util.files:write", 2),
     "checkpoint before it is renamed": ("os:replace", 4),
     "old checkpoint is removed": ("lit_memory.run.checkpoint:remove", 1),
-    "the last checkpoint": ("lit_memory.run.engine:save", 4),
-    "the last checkpoint of two": ("lit_memory.run.engine:save", 2),
+    "the last checkpoint": ("lit_memory.run.saving:save", 4),
+    "the last checkpoint of two": ("lit_memory.run.saving:save", 2),
     "training is over": ("lit_memory.run.tracking:Tracker.tag", 1),
     "test": ("lit_memory.lit.modules:LitMemory.test_step", 2),
     "test metrics are written": ("lit_memory.run.tracking:Tracker.finish", 1),
@@ -429,7 +429,7 @@ def last_line(path):
 
 
 FULL = {
-    "checkpoint": ("lit_memory.run.engine:save", 2, 20_000),
+    "checkpoint": ("lit_memory.run.saving:save", 2, 20_000),
     "checksum": ("lit_memory.util.files:write", 2, 10),
     "metrics": ("lit_memory.run.tracking:Tracker.log", 3, 10_000),
     "test metrics": ("lit_memory.run.tracking:Tracker.finish", 1, 10_000),

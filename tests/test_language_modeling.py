@@ -17,14 +17,18 @@ from torch.nn import functional as F
 
 from lit_memory.cli import main
 from lit_memory.lit import modules
+from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.callbacks.progress import Progress
 from lit_memory.lit.data import LanguageModelingData
 from lit_memory.lit.modules import LitTransformer
 from lit_memory.plan.config import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.run import engine
-from lit_memory.run.engine import Curriculum, run_one
+from lit_memory.run.build import build
+from lit_memory.run.engine import run_one
 from lit_memory.run.job import Job
+from lit_memory.run.saving import Keeper
 from lit_memory.run.tracking import Run, Tracker
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.corpus import Corpus, load_corpus
@@ -519,8 +523,8 @@ def test_the_curve_knows_where_the_training_ended(experiment):
 def test_less_perplexity_ends_a_stage(experiment, tmp_path, goal, solved):
     engine.quiet()
     spec = plan(experiment(base__train__stages=[{"until": {"perplexity": goal}}]))[1][0]
-    (module, data), curriculum = engine.build(spec), Curriculum(spec)
-    engine.make_trainer(spec, tmp_path, False, curriculum, engine.Keeper(tmp_path)).fit(module, datamodule=data)
+    (module, data), curriculum = build(spec), Curriculum(spec.stages, spec.train["valid_every"])
+    engine.make_trainer(spec, tmp_path, False, curriculum, Keeper(tmp_path)).fit(module, datamodule=data)
     assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [(2 if solved else 4, solved)]
 
 
@@ -538,7 +542,7 @@ def test_progress_of_a_test_knows_how_much_there_is(source):
     data = make_data(source, test_segments=[1, 3], test_size=60)
     module, told = (
         LitTransformer(width=16, layers=1),
-        engine.Progress(lambda message: None, SimpleNamespace(), "perplexity"),
+        Progress(lambda message: None, SimpleNamespace(), "perplexity"),
     )
     L.Trainer(
         accelerator="cpu", callbacks=[told], logger=False, enable_checkpointing=False, enable_progress_bar=False

@@ -19,7 +19,7 @@ from test_language_modeling import bigram, make, make_data, measure, source  # n
 from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.plan.config import ConfigError
 from lit_memory.recurrence import detach, map_state, state_tensors, unroll
-from lit_memory.run import checkpoint, engine
+from lit_memory.run import checkpoint, saving
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.stream import Stream
 
@@ -221,13 +221,15 @@ def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch):
     """After kill -9 at several places, a checkpoint after every step, the run ends with the same weights, rows and
     carried memory, bit for bit."""
     spec = stream_spec("rmt_xl")
-    monkeypatch.setattr(engine, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(saving, "SAVE_SECONDS", -1.0)
     whole, root = make_root("whole"), make_root("killed")
     assert forked(lambda: train(spec, whole))() == 0
-    for place in [("StepSeed.on_train_batch_start", 3), ("FiniteGuard.on_before_optimizer_step", 3), ("save", 3)]:
-        assert (
-            forked(lambda: train(spec, root), (f"lit_memory.run.engine:{place[0]}", place[1], die))() == -signal.SIGKILL
-        )
+    for place in [
+        ("lit.callbacks.seed:StepSeed.on_train_batch_start", 3),
+        ("lit.callbacks.finite:FiniteGuard.on_before_optimizer_step", 3),
+        ("run.saving:save", 3),
+    ]:
+        assert forked(lambda: train(spec, root), (f"lit_memory.{place[0]}", place[1], die))() == -signal.SIGKILL
     assert forked(lambda: train(spec, root))() == 0
     assert_same(outcome(spec, root), outcome(spec, whole))
     carried = [torch.load(checkpoint.saved(spec.folder(r))[0], weights_only=True)["carried"] for r in (root, whole)]
@@ -239,7 +241,7 @@ def test_a_lost_memory_would_be_seen(stream_spec, make_root):
     spec, roots = stream_spec("rmt"), [make_root("whole"), make_root("killed")]
     assert forked(lambda: train(spec, roots[0]))() == 0
     assert (
-        forked(lambda: train(spec, roots[1]), ("lit_memory.run.engine:StepSeed.on_train_batch_start", 6, die))()
+        forked(lambda: train(spec, roots[1]), ("lit_memory.lit.callbacks.seed:StepSeed.on_train_batch_start", 6, die))()
         == -signal.SIGKILL
     )
 

@@ -1,0 +1,16 @@
+"""The random numbers of a training step."""
+
+import lightning as L
+import torch
+
+from lit_memory.util.seeds import mixed_seed
+
+
+class StepSeed(L.Callback):
+    """Random numbers of a training step (dropout) depend on (seed, step) alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        torch.manual_seed(mixed_seed(self.seed, "dropout", trainer.global_step))
