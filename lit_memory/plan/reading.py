@@ -5,9 +5,11 @@ are taken over key by key; arms (with what scales set for them), grid, seeds and
 ``extends: cpu`` in a scale starts from that scale of the same file, key by key.
 """
 
+import copy
 import io
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def read(path: Path) -> Any:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
             raise ConfigError(str(path), "", f"more than {LARGEST_FILE:,} bytes; expected an experiment")
-        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text.decode("utf-8-sig"))))
+        return copy.deepcopy(_content(text.decode("utf-8-sig")))
     except OSError as error:
         raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -47,6 +49,12 @@ def read(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = (getattr(error, "problem", None) or first_line(error)).partition(". See http")[0]
         raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
+
+
+@lru_cache(maxsize=256)
+def _content(text: str) -> Any:
+    """The content of a YAML. Experiments extend and start from the same few files, and OmegaConf takes its time."""
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
 
 
 def _no_file(path: Path) -> ConfigError:

@@ -1,8 +1,10 @@
 """One merged tree to validated ``model``, ``task`` and ``train`` sections; imports torch with their classes."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
@@ -106,7 +108,7 @@ class Resolver:
         """Check that the model has the frozen parts, and others to train."""
         if not train.frozen:
             return
-        found = sketch(model)
+        found = _sketched(json.dumps(model))
         try:
             frozen = weights_of(found, train.frozen)
         except ValueError as error:
@@ -181,6 +183,12 @@ class Resolver:
             return task_class(strict(task_class.Config, asdict(task) | changes, self.where, "task"))
         except ConfigError as error:
             raise self.error("train", where, str(error).partition(": ")[2]) from None
+
+
+@lru_cache(maxsize=64)
+def _sketched(model: str) -> Any:
+    """The model of a section, given as JSON, without weights: the arms of a plan ask for the same few."""
+    return sketch(json.loads(model))
 
 
 def longest_context(sampler: Any) -> int:
