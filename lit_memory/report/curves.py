@@ -4,12 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import nan
 
-from lit_memory.plan.claims import std
-
-STEP = "step"
-"""The axis whose values are the steps after which a run validates."""
-OF_A_RUN = ("steps_to", "roughness")
-"""Metrics that a whole curve has, the same at every step."""
+from lit_memory.report.verdict import std
 
 
 def of_a_run(

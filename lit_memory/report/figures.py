@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lit_memory.plan.claims import mean, std
 from lit_memory.report.placing import Box, place
+from lit_memory.report.verdict import mean, std
 
 if TYPE_CHECKING:
     from lit_memory.report.render import ReportPlan, Results
@@ -100,13 +100,13 @@ def draw(results: "Results", status: str) -> dict[str, bytes]:
 
     plan, config = results.plan, results.plan.config
     with style.context(["default", STYLE]):
-        figures = {"figure": _figure(KINDS[config.kind], results, status)}
+        figures = {"figure": _figure(_line, results, status)}
         if (x := plan.state_x) is not None:
             condition = f"{label(config.x.removeprefix('test_'), config.x_label)}: {short(x)}"
             figures["state"] = _figure(partial(_state, x=x), results, f"{condition}\n{status}")
             _name_points(figures["state"], results, x)
         if config.time:
-            figures["time"] = _figure(KINDS[config.kind], results.of_time(config.time), status)
+            figures["time"] = _figure(_line, results.of_time(config.time), status)
         return {f"{name}.{suffix}": _bytes(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
 
 
@@ -517,6 +517,3 @@ def _size(axes: Any, name: str, scale: float) -> tuple[float, float]:
     box = text.get_window_extent()
     text.remove()
     return float(box.width) * scale + 1, float(box.height) * scale + 1
-
-
-KINDS: dict[str, Callable[[Any, "Results"], None]] = {"line": _line}

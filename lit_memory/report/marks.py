@@ -23,13 +23,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate
-from lit_memory.plan.config import ConfigError, PaperConfig, strict
-from lit_memory.plan.experiment import Experiment, extended, file_name, load, mapping, paper_section
+from lit_memory.plan.claims import check_expect
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import ScaledExperiment, load
+from lit_memory.plan.measured import x_values
 from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.parsing import paper_section
+from lit_memory.plan.reading import extended, file_name, mapping
+from lit_memory.plan.sections import PaperConfig
+from lit_memory.plan.strict import strict
 from lit_memory.report.figures import draw_marks
 from lit_memory.report.markdown import markdown
 from lit_memory.report.render import Report, claim_of
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, evaluate
 from lit_memory.util import files
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
@@ -53,7 +59,7 @@ class MarksConfig:
 class Source:
     """Another experiment at one scale, and its table."""
 
-    experiment: Experiment
+    experiment: ScaledExperiment
     rows: list[dict[str, str]] = field(default_factory=list)
     """Of table.csv; empty where there is none yet."""
 
@@ -148,7 +154,7 @@ class Summary:
         one = replace(
             experiment, arms=dict(list(experiment.arms.items())[:1]), seeds=experiment.seeds[:1]
         )  # all arms are tested alike
-        values = experiment.test_values(one.plan())
+        values = x_values(experiment, one.plan())
         for arm in self.config.models:
             try:
                 check_expect(
@@ -157,7 +163,7 @@ class Summary:
             except ValueError as error:
                 raise ConfigError(self.file, where, str(error)) from None
         part = Path(
-            "reports", experiment.experiment, "" if self.scale == whole.scale_names()[0] else self.scale, "table.csv"
+            "reports", experiment.experiment, "" if self.scale == whole.default_scale else self.scale, "table.csv"
         )
         for path in (root / part, PROJECT / part):
             if path.is_file():
@@ -239,7 +245,7 @@ class Summary:
 
     @property
     def scale_shown(self) -> str:
-        scales = dict.fromkeys(next(iter(source.experiment.scales)) for source in self.sources.values())
+        scales = dict.fromkeys(source.experiment.scale for source in self.sources.values())
         return f"scale {', '.join(scales)}"
 
     def page(self, report: Report, cells: Mapping[tuple[str, str], Cell], command: str) -> str:
