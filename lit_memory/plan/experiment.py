@@ -32,8 +32,8 @@ from yaml import YAMLError
 from lit_memory.plan.claims import check_expect
 from lit_memory.plan.config import DEEPEST, ConfigError, PaperConfig, TrainConfig, first_line, problems, strict
 from lit_memory.registry import REGISTRIES, build, load_class, model_size, sketch, weights_of
+from lit_memory.report.config import TIMES, ReportConfig
 from lit_memory.report.curves import OF_A_RUN, STEP
-from lit_memory.report.render import TIMES, ReportConfig
 from lit_memory.util.checks import field_name, nearest
 
 LARGEST_FILE = 1_000_000

@@ -16,7 +16,7 @@ from typing import Any
 from lit_memory.plan.config import ConfigError, naming_changes
 from lit_memory.plan.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override, split_arm
 from lit_memory.registry import build, load_class
-from lit_memory.report.catalogue import is_complete, verdict_of
+from lit_memory.report.catalogue import is_complete, read_verdict
 from lit_memory.report.curves import STEP
 from lit_memory.run import checkpoint
 from lit_memory.run.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
@@ -208,7 +208,7 @@ class Job:
         shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale)
         if self.overrides:
             return None
-        runs = [r for r in verdict_of(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        runs = [r for r in read_verdict(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
         return sum(r["seconds"] for r in runs) / len(runs) if runs else None
 
     def selected(self) -> dict[str, str]:
@@ -232,7 +232,8 @@ class Job:
         half-written file. One that misses runs leaves a complete one alone; one that misses none removes what stood in
         for it.
         """
-        from lit_memory.report import render as report
+        from lit_memory.report.config import TIMES
+        from lit_memory.report.render import render
         from lit_memory.run.tracking import frame
 
         with checkpoint.lock(self.root / "checkpoints" / ".report"):
@@ -244,9 +245,9 @@ class Job:
             files.sweep(folder)
             rows = frame(tracker, shown, self.runs, self.experiment.report)
             rows = rows[
-                rows["metric"].isin([*self.experiment.metrics(shown), *report.TIMES])
+                rows["metric"].isin([*self.experiment.metrics(shown), *TIMES])
             ]  # a curve has another x than the rest
-            done = report.render(self.report_plan(shown), rows, folder)
+            done = render(self.report_plan(shown), rows, folder)
             if whole and self.incomplete_folder.is_dir():
                 shutil.rmtree(self.incomplete_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
@@ -255,7 +256,8 @@ class Job:
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:
         """What the report needs to know; ``shown`` are the runs of the selected grid points."""
-        from lit_memory.report.render import ReportPlan, arm_settings
+        from lit_memory.report.results import ReportPlan
+        from lit_memory.report.settings import arm_settings
 
         e = self.experiment
         own = {arm: values | split_arm(e.scales[self.scale], arm)[1] | e.axes(arm) for arm, values in e.arms.items()}
