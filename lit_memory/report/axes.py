@@ -100,8 +100,15 @@ class StateAxis(NamedTuple):
         """The position of 0."""
         return self.low - max(0.4, 0.15 * (self.high - self.low))
 
-    def position(self, floats: float) -> float:
-        return math.log10(floats) if floats > 0 else self.zero
+    def positions(self, states: Sequence[float]) -> list[float]:
+        """Where to draw these states; equal ones side by side, as their points could hide each other."""
+        length, shown = self.high - (self.zero if 0 in states else self.low), []
+        for i, floats in enumerate(states):
+            equal, rank = states.count(floats), states[:i].count(floats)
+            step = min(0.022, 0.1 / equal) * length
+            exact = math.log10(floats) if floats > 0 else self.zero
+            shown.append(exact + (rank - (equal - 1) / 2) * step)
+        return shown
 
     def show(self, axes: Any, states: Sequence[float]) -> None:
         """Set ticks and limits for these states; with a 0 among them, draw the break."""

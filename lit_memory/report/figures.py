@@ -212,12 +212,14 @@ def _draw_states(axes: Any, results: Results, x: float) -> None:
     point."""
     plan, all_series = results.plan, list(_series(results, [x]))
     states = {series.arm: plan.state_size(series.arm) or 0.0 for series in all_series if _has_point(plan, series)}
-    axis = StateAxis.around(list(states.values()))
-    axis.show(axes, list(states.values()))
+    sizes = list(states.values())
+    axis = StateAxis.around(sizes)
+    axis.show(axes, sizes)
+    positions = dict(zip(states, axis.positions(sizes), strict=True))
     for series in all_series:
-        (group,), look, at = series.groups, series.look | {"ls": ""}, []
-        if series.arm in states:
-            at = [axis.position(states[series.arm])]
+        (group,), look, at = series.groups, series.look | {"ls": "", "mew": 0}, []
+        if series.arm in positions:
+            at = [positions[series.arm]]
             _draw_bar(axes, at[0], plan.config.y, group, look["color"])
             axes.plot(at * len(group), group, color=look["color"], **SEED_POINT)
         axes.plot(at, [mean(group)] * len(at), **look, label=_state_label(plan, series))
