@@ -105,7 +105,7 @@ class StateAxis(NamedTuple):
         length, shown = self.high - (self.zero if 0 in states else self.low), []
         for i, floats in enumerate(states):
             equal, rank = states.count(floats), states[:i].count(floats)
-            step = min(0.022, 0.1 / equal) * length
+            step = min(0.022, 0.07 / equal) * length
             exact = math.log10(floats) if floats > 0 else self.zero
             shown.append(exact + (rank - (equal - 1) / 2) * step)
         return shown

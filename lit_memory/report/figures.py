@@ -52,13 +52,22 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
 
     plan = results.plan
     with style.context(["default", STYLE]):
-        figures = {"figure": _figure(_draw_lines, results, status)}
+        figures = {"figure": line_figure(results, status)}
         if plan.state_x is not None:
-            condition = f"{plan.x_label}: {short(plan.state_x)}"
-            figures["state"] = _figure(partial(_draw_states, x=plan.state_x), results, f"{condition}\n{status}")
+            figures["state"] = state_figure(results, plan.state_x, status)
         if plan.config.time:
-            figures["time"] = _figure(_draw_lines, results.of_time(plan.config.time), status)
+            figures["time"] = line_figure(results.of_time(plan.config.time), status)
         return {f"{name}.{suffix}": _save(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
+
+
+def line_figure(results: Results, status: str) -> Any:
+    """The ``Figure`` of y against x."""
+    return _figure(_draw_lines, results, status)
+
+
+def state_figure(results: Results, x: float, status: str) -> Any:
+    """The ``Figure`` of y at one tested x against the floats of state."""
+    return _figure(partial(_draw_states, x=x), results, f"{results.plan.x_label}: {short(x)}\n{status}")
 
 
 def _figure(draw_data: Callable[[Any, Results], None], results: Results, status: str) -> Any:
