@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from lit_memory.tasks.babi.files import questions
-from lit_memory.tasks.babilong import BABILong, Sample
+from lit_memory.tasks.babilong import BABILong
+from lit_memory.tasks.planted_facts import Sample
 from lit_memory.text.corpus import load_corpus, sentences
 
 SEGMENT = 512

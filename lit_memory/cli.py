@@ -18,8 +18,9 @@ from rich.table import Column, Table
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
-from lit_memory.report.catalogue import listing, located
-from lit_memory.report.marks import Summary
+from lit_memory.report.catalogue import find_experiment, list_experiments
+from lit_memory.report.marks import Summary, has_marks
+from lit_memory.report.marks_page import render_marks
 from lit_memory.run.checkpoint import locked, saved
 from lit_memory.run.job import Job, duration, new_tracker, root_of
 from lit_memory.run.launchers.local import Child, Interrupted, Launch
@@ -81,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(
                 "command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows"
             )
-        args.experiment = shown(located(args.experiment))
-        if Summary.wanted(args.experiment):
+        args.experiment = shown(find_experiment(args.experiment))
+        if has_marks(Path(args.experiment)):
             return summarize(args, console)
         job = Job.prepare(args)
         return run(job, console, errors)
@@ -152,7 +153,8 @@ def summarize(args: argparse.Namespace, console: Console) -> int:
     )
     if args.dry_run:
         return 0
-    done = summary.report(root, f"python run.py {args.experiment}" + (f" --scale {args.scale}" if args.scale else ""))
+    command = f"python run.py {args.experiment}" + (f" --scale {args.scale}" if args.scale else "")
+    done = render_marks(summary, root, command)
     tracker = new_tracker(root)
     tracker.publish(
         tracker.parent(summary.name, summary.scale or "default", {}), done.paths["README.md"].parent, done.verdict
@@ -167,7 +169,7 @@ def list_table() -> Table:
     table = Table(box=None, header_style="bold")
     for name in ("experiment", "paper item", "verdict", "minutes"):
         table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
-    for name, item, verdict, seconds in listing():
+    for name, item, verdict, seconds in list_experiments():
         table.add_row(name, escape(item), verdict or "–", f"{seconds / 60:,.0f}" if seconds else "–")
     return table
 

@@ -18,8 +18,9 @@ from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
 from lit_memory import cli
-from lit_memory.cli import Job, duration, main, parser
+from lit_memory.cli import main, parser
 from lit_memory.registry import model_size
+from lit_memory.run.job import Job, duration
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.local import Child, Interrupted, Launch
 from lit_memory.run.tracking import Run, Tracker

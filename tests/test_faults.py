@@ -30,8 +30,9 @@ import yaml
 from conftest import TINY_EXPERIMENT
 
 from lit_memory.cli import main, parser
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import load, parse, parse_override
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load, parse
+from lit_memory.plan.merging import parse_override
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run import checkpoint
 from lit_memory.run.engine import flatten, run_one

@@ -21,7 +21,7 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress
 from lit_memory.lit.data import LanguageModelingData
 from lit_memory.lit.modules import LitTransformer
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.run import engine

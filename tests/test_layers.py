@@ -52,6 +52,7 @@ OUTSIDE = {
 }
 # Files -> packages that they import inside a function, where those cost nothing until they are needed.
 LATE = {
+    "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
     "run/tracking.py": "pandas",
     "hf/pretrained.py": "huggingface_hub",

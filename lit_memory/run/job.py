@@ -21,7 +21,7 @@ from lit_memory.plan.merging import parse_override, split_arm
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
-from lit_memory.report.catalogue import is_complete, verdict_of
+from lit_memory.report.catalogue import is_complete
 from lit_memory.run import checkpoint
 from lit_memory.run.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.util import files
@@ -212,7 +212,7 @@ class Job:
         shipped = PROJECT / "reports" / spec.experiment / ("" if self.args.default_scale else self.scale)
         if self.overrides:
             return None
-        runs = [r for r in verdict_of(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
+        runs = [r for r in read_verdict(shipped).get("runs", []) if r["arm"] == spec.arm and r.get("seconds")]
         return sum(r["seconds"] for r in runs) / len(runs) if runs else None
 
     def selected(self) -> dict[str, str]:
@@ -236,7 +236,6 @@ class Job:
         half-written file. One that misses runs leaves a complete one alone; one that misses none removes what stood in
         for it.
         """
-        from lit_memory.report import render as report
         from lit_memory.run.tracking import frame
 
         with checkpoint.lock(self.root / "checkpoints" / ".report"):
@@ -250,7 +249,7 @@ class Job:
             rows = rows[
                 rows["metric"].isin([*metrics(self.experiment, shown), *TIMES])
             ]  # a curve has another x than the rest
-            done = report.render(self.report_plan(shown), rows, folder)
+            done = render(self.report_plan(shown), rows, folder)
             if whole and self.incomplete_folder.is_dir():
                 shutil.rmtree(self.incomplete_folder)
             parent = tracker.parent(self.experiment.experiment, self.scale, {})
@@ -259,7 +258,8 @@ class Job:
 
     def report_plan(self, shown: Sequence[RunSpec]) -> Any:
         """What the report needs to know; ``shown`` are the runs of the selected grid points."""
-        from lit_memory.report.render import ReportPlan, arm_settings
+        from lit_memory.report.results import ReportPlan
+        from lit_memory.report.settings import arm_settings
 
         e = self.experiment
         own = {arm: values | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, values in e.arms.items()}

@@ -29,7 +29,6 @@ from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, ReportConfig
 from lit_memory.registry import load_class
-from lit_memory.report.curves import of_a_run
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -234,7 +233,7 @@ def curve_rows(tracker: Tracker, spec: RunSpec, run: Run, report: ReportConfig) 
     rows = tracker.results(run, "valid/")
     found = {name: {int(x): value for metric, x, value in rows if metric == name} for name in (report.y, "loss")}
     task, threshold = load_class("task", spec.task["name"]), report.threshold
-    whole = of_a_run(
+    whole = curve_metrics(
         found[report.y], found["loss"], lambda value: threshold is not None and task.better(report.y, value, threshold)
     )
     tested = tracker.results(run)

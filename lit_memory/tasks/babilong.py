@@ -38,7 +38,8 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
+from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, labels_of, questions
+from lit_memory.tasks.babi.world import PLACES, Question
 from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
 from lit_memory.tasks.planted_facts import Hidden, HiddenConfig, Sample, encoded
 from lit_memory.text.corpus import check_source, load_corpus, sentences
