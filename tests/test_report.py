@@ -1,6 +1,5 @@
 """Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
 
-import argparse
 import csv
 import dataclasses
 import itertools
@@ -23,7 +22,10 @@ from lit_memory.report import render as report
 from lit_memory.report.marks import Summary
 from lit_memory.report.placing import Box, place
 from lit_memory.report.render import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, render
-from lit_memory.run.job import Job
+from lit_memory.run.options import Options
+from lit_memory.run.reporting import report_plan
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.worklist import WorkList
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
 PAPER = {
@@ -788,17 +790,8 @@ def test_what_an_experiment_tells_its_report(tmp_path):
     def told(name, scale):
         whole = load(Path(report.__file__).parents[1] / "experiments" / f"{name}.yaml")
         specs = whole.at(scale).plan()
-        job = Job(
-            whole,
-            whole.at(scale),
-            [],
-            specs,
-            specs,
-            {},
-            tmp_path,
-            argparse.Namespace(experiment=name, default_scale=True),
-        )
-        return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
+        sweep = Sweep(Options(name), whole, whole.at(scale), specs, specs, {}, tmp_path)
+        return report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", "lr0.003")])
 
     plan = told("memreasoner_babilong", "cpu")
     assert (
