@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import stand_in
 import yaml
+from conftest import InlineLauncher
 from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
@@ -43,30 +44,6 @@ def write(tree, tmp_path):
         return str(path)
 
     return make
-
-
-class Inline(LocalLauncher):
-    """Runs in this process, one after another."""
-
-    def events(self):
-        from lit_memory.run.engine import run_one
-
-        while self.waiting:
-            child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
-            self.running.append(child)
-            try:
-                run_one(*self.arguments(child.spec), messages.append)
-            except (ArithmeticError, RuntimeError) as error:
-                child.failure, child.process.exitcode = f"{type(error).__name__}: {error}", 1
-            for message in messages:
-                yield child, child.receive(message)
-            self.running.remove(child)
-            yield child, {"event": "end"}
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    monkeypatch.setattr(cli, "LocalLauncher", Inline)
 
 
 @pytest.fixture
@@ -470,7 +447,7 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monk
     assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     wait_for(lambda: not alive(wait.pid), seconds=5)
     assert alive(wait.pid) == []
-    monkeypatch.setattr(cli, "LocalLauncher", Inline)
+    monkeypatch.setattr(cli, "LocalLauncher", InlineLauncher)
     assert call(sweep_file, "--root", root) == 0
     assert " to resume" in capsys.readouterr().out.splitlines()[0]
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
@@ -610,23 +587,10 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
 # Child processes
 
 
-def talk(spec, root, uri, parent, tags, connection: Connection):
-    """Stands in for ``run_child``: tells two things, then does what the arm's name says."""
-    for stage in (1, 1, 2):
-        connection.send({"event": "progress", "stage": stage})
-    if spec.arm == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if spec.arm == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        connection.send({"event": "progress", "stage": 3})
-    if spec.arm in ("hang", "deaf"):
-        time.sleep(60)
-
-
 @pytest.fixture
 def make_launch(monkeypatch, tmp_path):
     """``make_launch(arms, jobs)``: a launcher of stand-ins."""
-    monkeypatch.setattr(launch, "run_child", talk)
+    monkeypatch.setattr(launch, "run_child", stand_in.run_child)
     monkeypatch.setattr(launch, "GRACE", 2.0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     common = {"start": None, "experiment": "tiny"}
@@ -746,7 +710,7 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     execution.console, execution.errors, execution.launcher, execution.failed = Console(), Console(stderr=True), runs, 0
     execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
-    execution.lines = SimpleNamespace(line=fail)
+    execution.lines = SimpleNamespace(line=fail, renderable=lambda width: "")
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err
 

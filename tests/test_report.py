@@ -788,7 +788,7 @@ def test_what_an_experiment_tells_its_report(tmp_path):
     """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
 
     def told(name, scale):
-        whole = load(Path(report.__file__).parents[1] / "experiments" / f"{name}.yaml")
+        whole = load(Path(report.__file__).parents[2] / "experiments" / f"{name}.yaml")
         specs = whole.at(scale).plan()
         sweep = Sweep(Options(name), whole, whole.at(scale), specs, specs, {}, tmp_path)
         return report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", "lr0.003")])

@@ -169,7 +169,8 @@ class Tracker:
         all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
         run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
-        self.client.log_dict(run_id, spec.config(), "config.yaml")
+        with self._storing(run_id):
+            self.client.log_dict(run_id, spec.config(), "config.yaml")
         return run_id
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
@@ -216,7 +217,19 @@ class Tracker:
 
     def write_folder(self, run_id: str, folder: Path) -> None:
         """Store all files of a folder as artifacts below ``report/``."""
-        self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+        with self._storing(run_id):
+            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+
+    @contextlib.contextmanager
+    def _storing(self, run_id: str) -> Iterator[None]:
+        """Tag the run where artifacts cannot be stored: MLflow keeps absolute paths, which a root that was moved may
+        no longer have. Raises OSError for a full disk."""
+        try:
+            yield
+        except OSError as error:
+            if files.disk_full(error, self.root):
+                raise
+            self.tag(run_id, {"artifacts": f"not stored: {error}"})
 
     def publish(self, run_id: str, folder: Path, verdict: str) -> None:
         """Store a report in the parent run, and end that."""

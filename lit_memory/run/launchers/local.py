@@ -143,7 +143,11 @@ class LocalLauncher:
         self.root, self.uri, self.parents, self.tags = root, uri, parents, tags
         self.handlers: dict[int, Any] = {}
         """Signal -> handler before ``events``."""
-        self.context = multiprocessing.get_context("forkserver")  # imports torch once for all children
+        self.context = multiprocessing.get_context("forkserver")
+        self.start_fork_server()
+
+    def start_fork_server(self) -> None:
+        """Start the process that imports torch and Lightning once for all children, and return at once."""
         self.context.set_forkserver_preload(["lit_memory.run.engine"])
         with this_package_first():
             forkserver.ensure_running()
