@@ -47,6 +47,7 @@ OUTSIDE = {
     "lit": "torch lightning",
     "run": "torch lightning filelock",
     "run/tracking.py": "mlflow filelock sqlalchemy",
+    "run/display.py": "rich",
     "cli": "rich",
     "__init__": "",
 }
@@ -54,7 +55,7 @@ OUTSIDE = {
 LATE = {
     "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
-    "run/tracking.py": "pandas",
+    "run/frame.py": "pandas",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
     "tasks/dna.py": "datasets",
