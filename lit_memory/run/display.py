@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
+from lit_memory.report.catalogue import list_experiments
 from lit_memory.run.launchers.local import Child, LocalLauncher
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
