@@ -14,7 +14,7 @@ from measure import seconds
 from transformers import MambaConfig, MambaForCausalLM
 from transformers import logging as transformers_logging
 
-from lit_memory.hf.interop import load_huggingface
+from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.recurrence import unroll
 
 BATCH, LAYERS, WIDTH, VOCAB = 8, 2, 64, 128

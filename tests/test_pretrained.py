@@ -16,7 +16,7 @@ from conftest import build_model
 from test_interop import BACKBONES, IDS, hugging_face, hugging_face_mamba, logits, refused
 
 from lit_memory.hf import pretrained
-from lit_memory.hf.interop import load_huggingface
+from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.hf.pretrained import save_pretrained, shared_weights
 from lit_memory.models.decoder import Block, Decoder
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
@@ -443,7 +443,8 @@ folder, ours = sys.argv[1:]
 model = ARMT.from_pretrained(folder, memory_tokens=2, memory_dim=4)
 model.save_pretrained(ours)
 cached = ARMT.from_pretrained("someone/tiny", memory_tokens=2, memory_dim=4)
-assert all(torch.equal(t, cached.decoder.state_dict()[name]) for name, t in model.decoder.state_dict().items() if "block" in name)
+same = cached.decoder.state_dict()
+assert all(torch.equal(t, same[name]) for name, t in model.decoder.state_dict().items() if "block" in name)
 from transformers import AutoModelForCausalLM
 assert AutoModelForCausalLM.from_pretrained(ours)(torch.ones(1, 3).long()).logits.shape == (1, 3, 23)
 for name in ("someone/missing", "missing"):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from lit_memory.hf.pretrained import check_weights, start_from
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
@@ -24,6 +23,8 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
     module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
     if spec.start is None and t["init"]:
+        from lit_memory.hf.pretrained import start_from  # imports transformers, which costs a second
+
         init = t["init"] if isinstance(t["init"], dict) else {"decoder": t["init"]}
         start_from(module.model, init["decoder"], init.get("encoder"))
     elif spec.start is not None and root is not None:
@@ -40,6 +41,8 @@ def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
 
     Raises FileNotFoundError where the run has left none, ValueError for weights of another model.
     """
+    from lit_memory.hf.reading import check_weights
+
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
         raise FileNotFoundError(
