@@ -196,9 +196,7 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
         ) from error
 
 
-def _load(
-    cls: type[SegmentRecurrent], folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any]
-) -> SegmentRecurrent:
+def _load(cls: Any, folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any]) -> SegmentRecurrent:
     """The model in a folder that ``save_pretrained`` wrote."""
     arch, settings = config.get("arch"), config.get("settings")
     if arch not in MODELS:
