@@ -60,7 +60,7 @@ def test_take_starts_with_any_sentence():
 
 def test_a_context_is_known_before_it_is_read():
     """Gaps drawn from the number of sentences alone are where the sentences of the whole context start, or its end."""
-    place, draw = RING.place(rng(1)), rng(2)
+    place, draw = RING.random_start(rng(1)), rng(2)
     tokens, starts = RING.read(place, 100)
     gaps = np.sort(draw.integers(0, RING.sentences(place, 100) + 1, 50))
     offsets = np.minimum(RING.offset(place, gaps), len(tokens))
@@ -84,7 +84,7 @@ def test_lengths_below_one(length):
 
 def test_offsets_cost_no_reading():
     """A context of 50 million tokens has its gaps without any of its tokens."""
-    place = RING.place(rng())
+    place = RING.random_start(rng())
     assert RING.sentences(place, 23 * 10**9) == 6 * 10**9
     assert RING.offset(place, 6 * 10**9) == 23 * 10**9
 

@@ -60,18 +60,18 @@ class Haystack:
             return []
         return [f"The haystack of the test has {len(self):,} tokens, so that its sentences come {', '.join(repeated)}."]
 
-    def place(self, rng: np.random.Generator) -> int:
+    def random_start(self, rng: np.random.Generator) -> int:
         """The position of a uniformly drawn sentence, the only random thing about a context."""
         return int(self.starts_S[rng.integers(len(self.starts_S))])
 
     def take(self, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A context of exactly ``budget`` tokens, from a random sentence on; see ``read``."""
-        return self.read(self.place(rng), budget)
+        return self.read(self.random_start(rng), budget)
 
     def stream(self, rng: np.random.Generator, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """An endless context in reads of ``chunk`` tokens. Joined, they equal what ``take`` returns for the same
         ``rng``."""
-        position = self.place(rng)
+        position = self.random_start(rng)
         while True:
             yield self.read(position, chunk)
             position += chunk
