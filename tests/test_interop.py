@@ -1,5 +1,4 @@
-"""Weights from elsewhere: the reference's golden vectors, Hugging Face's logits, and everything that must be
-refused."""
+"""Import of weights: the reference's golden vectors, Hugging Face's logits, and all inputs that are errors."""
 
 import json
 import pickle
@@ -122,7 +121,7 @@ def logits(model, segment_len=4):
 
 
 def refused(error, words, call, *args, **kwargs):
-    """The call must raise an error of one line that holds the word, or every one of the words."""
+    """The call must raise an error of one line that contains the word, or each of the words."""
     with pytest.raises(error) as info:
         call(*args, **kwargs)
     message = str(info.value)
@@ -391,7 +390,7 @@ def test_reference_is_strict(arch, backbone):
 @pytest.mark.parametrize("arch", LAYOUTS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_prefixes_of_the_wrapper(arch, backbone):
-    """The names of the reference's checkpoints are those of its inner module, with or without ``memory_cell.``."""
+    """The reference's checkpoints have the names of its inner module, with or without ``memory_cell.``."""
     weights = reference_weights(arch, backbone)
     expected = logits(load(weights, arch, backbone))
     assert torch.equal(
@@ -524,8 +523,8 @@ def test_files(tmp_path, monkeypatch):
 
 
 def test_architectures_without_checkpoints_of_the_reference():
-    """RMT-R, readers of lines and all that has no decoder say so in one line; a Hugging Face decoder serves the first
-    three, and no other of these."""
+    """An architecture that the reference code lacks is an error of one line. Of these, RMT-R, Larimar and MemReasoner
+    can have a Hugging Face decoder."""
     theirs = hugging_face("gpt2")
     for arch in sorted(set(MODELS) - set(LAYOUTS) - {"mamba"}):
         refused(

@@ -1,5 +1,4 @@
-"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and everything that must be
-refused."""
+"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and wrong inputs."""
 
 import dataclasses
 import json
@@ -131,7 +130,7 @@ def test_memory_sizes(tmp_path):
 
 BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "mary", "went", "bath", "##room", "."]
 DECODER_WORDS = ["<eos>", "Mary", "went", "bathroom", ".", "\ufffd", *(f"word{i}" for i in range(6, 20))]
-"""Of the 23 tokens of the decoder; its table has rows for three more."""
+"""The decoder's vocabulary; its table has rows for three more."""
 
 
 def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
@@ -413,7 +412,7 @@ def test_shards(tmp_path):
 
 @pytest.mark.parametrize("name", [Path("nothing"), "./nothing", "a/b/c", "/nothing", "config.json"])
 def test_paths_that_are_no_folder(tmp_path, monkeypatch, name):
-    """They are never looked up on the hub."""
+    """Such a path is never looked up on the hub."""
     monkeypatch.chdir(tmp_path)
     Path("config.json").touch()
     refused(FileNotFoundError, "no such folder", load_class("model", "armt").from_pretrained, name)
