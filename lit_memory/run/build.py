@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from lit_memory.hf.pretrained import check_weights, start_from
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
@@ -25,6 +24,8 @@ def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
         if root is not None:
             load_run(module, spec.start, root)
     elif init:
+        from lit_memory.hf.pretrained import start_from  # imports transformers, which costs a second
+
         names = init if isinstance(init, dict) else {"decoder": init}
         start_from(module.model, names["decoder"], names.get("encoder"))
     return module, build_data(spec)
@@ -55,6 +56,8 @@ def load_run(module: LitMemory, start: RunSpec, root: Path) -> None:
     Parts that only one of the two models has (a GRU that gives lines their order) stay as they were drawn, or are left
     behind. Raises FileNotFoundError where the run has no checkpoint, ValueError for weights of another shape.
     """
+    from lit_memory.hf.reading import check_weights
+
     setting = f"init={{run: {start.experiment}/{start.arm}}}"
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:

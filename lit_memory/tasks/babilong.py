@@ -185,7 +185,7 @@ class BABILong(Hidden):
         told, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
         tokens = segments * self.config.segment_len - self.config.margin if noise else told
         if noise:
-            position = noise.place(rng)
+            position = noise.random_start(rng)
             chosen_F = np.sort(rng.integers(*self.gaps(noise, position, tokens, told), len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - told)
         starts_F = gaps_F + np.cumsum(lengths) - lengths

@@ -219,7 +219,7 @@ class Episodes(Hidden):
         """Uniformly drawn sentences of the training's books, cut like lines: ids (B, n, L) and their mask."""
         c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
         hay = cut(self.prose("train"), c.line_tokens)
-        places = [hay.place(rng) for _ in range(size * c.apart)]
+        places = [hay.random_start(rng) for _ in range(size * c.apart)]
         ids_XL, mask_XL = rows_of(
             [hay.tokens(place, int(hay.offset(place, 1))) for place in places], c.line_tokens, self.tokenizer.pad_id
         )
@@ -373,7 +373,7 @@ def encoded_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]
 
 def between(facts: Sequence[np.ndarray], tokens: int, noise: Haystack, rng: Generator) -> Place:
     """Facts in gaps between the sentences of a noise that is drawn, in a context of ``tokens``, as in BABILong."""
-    position, room = noise.place(rng), tokens - sum(map(len, facts))
+    position, room = noise.random_start(rng), tokens - sum(map(len, facts))
     gaps_F = np.sort(rng.integers(0, noise.sentences(position, room) + 1, len(facts)))
     return Place(facts, np.minimum(noise.offset(position, gaps_F), room), noise, position, room)
 

@@ -130,7 +130,7 @@ class Passkey(Episodes):
     def gap(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:
         """Hay, where it begins, how many tokens of it there are, and how many of them lie in front of the needle."""
         if books := self.books(split):
-            position = books.place(rng)
+            position = books.random_start(rng)
             whole = books.sentences(position, room + 1) - 1
             return books, position, room, books.offset(position, whole * depth // 100)
         hay = filler(self.tokenizer)
