@@ -286,7 +286,7 @@ class Experiment:
         axis = self.report.x
         tasks = [build("task", spec.task) for spec in specs]
         values = [spec.validations for spec in specs] if axis == STEP else [task.x_values(axis) for task in tasks]
-        known = ", ".join([f"test_{tasks[0].test_axis()[0]}", *tasks[0].curves]) + f" or {STEP}"
+        known = ", ".join([f"test_{tasks[0].test_axis()[0]}", *getattr(tasks[0], "curves", {})]) + f" or {STEP}"
         if axis == STEP and any(stage["until"] for spec in specs for stage in spec.stages):
             raise ConfigError(
                 self.file,
@@ -320,8 +320,8 @@ class Experiment:
         if self.report.x == STEP:
             diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
             return [*task.metrics, "loss", *(f"test_{name}" for name in (*task.metrics, "loss")), *OF_A_RUN, *diagnosed]
-        if self.report.x in task.curves:
-            return [*task.curves[self.report.x], "steps"]
+        if self.report.x in (curves := getattr(task, "curves", {})):
+            return [*curves[self.report.x], "steps"]
         return [
             *task.metrics,
             *task.derived,
@@ -534,12 +534,13 @@ class Resolver:
 
     def check_together(self, model: Any, sampler: Any) -> None:
         """Fill in vocabulary and inputs, and check that the task fits the model."""
-        model.inputs = model.inputs or sampler.inputs
-        if model.inputs != sampler.inputs:
+        input_dim = getattr(sampler, "input_dim", 0)
+        model.inputs = model.inputs or input_dim
+        if model.inputs != input_dim:
             raise self.error(
                 "model",
                 "inputs",
-                f"{model.inputs}: a token of the task has {sampler.inputs} numbers; expected 0, which takes the task's",
+                f"{model.inputs}: a token of the task has {input_dim} numbers; expected 0, which takes the task's",
             )
         if not model.vocab_size:
             model.vocab_size = sampler.vocab_size
@@ -597,12 +598,13 @@ class Resolver:
 
     def check_stream(self, train: TrainConfig, sampler: Any) -> None:
         """Check what a stream, whose memory goes on from batch to batch, does not allow."""
-        if sampler.stream and (train.bptt or 0) > sampler.written + 1:
+        stream = getattr(sampler, "stream", False)
+        if stream and (train.bptt or 0) > sampler.written + 1:
             most = f"a batch of the stream has {sampler.written + 1} segments, and no gradient leaves it"
             raise self.error(
                 "train", "bptt", f"{train.bptt}: {most}; expected that many at most, or more task.segments"
             )
-        for i, stage in enumerate(train.stages if sampler.stream else ()):
+        for i, stage in enumerate(train.stages if stream else ()):
             for key in stage.keys() - {"steps", "until"}:
                 raise self.error(
                     "train",
@@ -616,7 +618,7 @@ class Resolver:
             sampler.test_sizes(train.test_size)
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
-        if train.test_cuts and not sampler.any_segments:
+        if train.test_cuts and not getattr(sampler, "any_segments", False):
             raise self.error(
                 "train", "test_cuts", f"{train.test_cuts}: the contexts of this task cannot be cut anew; expected none"
             )

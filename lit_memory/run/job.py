@@ -214,7 +214,7 @@ class Job:
     def selected(self) -> dict[str, str]:
         """The grid point of every arm: the best mean over seeds of the last validation; test results play no part."""
         task = load_class("task", self.everything[0].task["name"])
-        metric, best_of = f"valid/{task.metrics[0]}", min if task.metrics[0] in task.lower else max
+        metric, best_of = f"valid/{task.metrics[0]}", min if task.metrics[0] in task.minimized_metrics else max
         points: dict[str, dict[str, list[float]]] = {}
         for spec in self.everything:
             run = self.runs.get(spec.key)
@@ -301,7 +301,7 @@ class Job:
             return max(
                 x
                 for task in {json.dumps(task): task for task in trained}.values()
-                for x in build("task", task).places(axis)
+                for x in build("task", task).curve_positions(axis)
             )
         seen = [x for task in trained for x in task.get(f"train_{field}") or [task.get(field)] if x is not None]
         return max(seen, default=None)
