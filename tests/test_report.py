@@ -458,7 +458,7 @@ def test_figures_know_of_which_metrics_less_is_better():
             task = load_class("task", experiment.base["task"]["name"])
             known = {*task.metrics, *task.curves.get(experiment.report.x, ())}
             if experiment.report.y in known:
-                assert (experiment.report.y in figures.LOWER) == (bool(task.lower)), path.stem
+                assert (experiment.report.y in figures.LOWER) == bool(task.minimized_metrics), path.stem
 
 
 # Arm -> floats of state, floats that a segment adds, y.
