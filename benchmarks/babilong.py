@@ -16,7 +16,7 @@ import torch
 
 from lit_memory.tasks.babi.files import questions
 from lit_memory.tasks.babilong import BABILong
-from lit_memory.tasks.planted_facts import Sample
+from lit_memory.tasks.samples import Sample
 from lit_memory.text.corpus import load_corpus, sentences
 
 SEGMENT = 512
@@ -26,7 +26,7 @@ def naive(task: BABILong, sample: Sample, facts: list[str], text: list[str]) -> 
     """The context of a sample whose draws are given."""
     encode = task.tokenizer.encode
     told = [encode(f" {fact}").tolist() for fact in facts]
-    budget, noise = sample.context - sum(map(len, told)), []
+    budget, noise = sample.context_len - sum(map(len, told)), []
     k, length = int(np.searchsorted(sample.noise.starts_S, sample.position)), 0
     while length < budget:
         noise.append(encode(f" {text[k % len(text)]}").tolist()[: budget - length])
@@ -70,7 +70,7 @@ def main() -> None:
     for step in range(args.rounds):
         start = time.perf_counter()
         (sample,) = task.samples(0, "train", step, 1)
-        row = sample.read(0, sample.context)
+        row = sample.read(0, sample.context_len)
         ours.append(time.perf_counter() - start)
         facts = list(next(questions("qa1", 0, "train", step, 1)).facts)
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def main() -> None:
         theirs.append(time.perf_counter() - start)
         assert row.tolist() == expected
     a, b = statistics.median(ours), statistics.median(theirs)
-    tokens = sample.context
+    tokens = sample.context_len
     print(f"samples of {tokens:,} tokens, {args.tokenizer} tokenizer, median of {args.rounds}")
     print(f"slices      {a * 1000:8.2f} ms  {tokens / a:14,.0f} tokens/s")
     print(f"naive       {b * 1000:8.2f} ms  {tokens / b:14,.0f} tokens/s   ratio {b / a:,.0f}")

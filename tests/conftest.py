@@ -14,8 +14,7 @@ from filelock import FileLock
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run.launchers.local import Child, LocalLauncher
-from lit_memory.tasks import babilong, language_modeling, needle
-from lit_memory.tasks import planted_facts as hidden
+from lit_memory.tasks import babilong, language_modeling, needle, planted_facts
 
 VOCAB = 19
 TINY = {
@@ -173,7 +172,7 @@ def _cache(tmp_path_factory):
     """Tokenizers and tokenized books of the tests lie in one temporary folder."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (babilong, hidden, language_modeling, needle):
+        for module in (babilong, planted_facts, language_modeling, needle):
             patch.setattr(module, "cache_folder", lambda: folder)
         yield
 

@@ -52,7 +52,7 @@ def tokens(task, batch):
         ids, mask = part if isinstance(part, tuple) else (part, torch.ones_like(part, dtype=torch.bool))
         for i, row in enumerate(ids):
             found[i] += row[mask[i]].tolist()
-    ends = batch.meta["prompt"] + (batch.targets_BT != -100).sum(1)
+    ends = batch.meta["answer_start"] + (batch.targets_BT != -100).sum(1)
     return [row + tail[:end].tolist() for row, tail, end in zip(found, batch.ids_BT, ends, strict=True)]
 
 
@@ -71,7 +71,7 @@ def test_our_samples_written_out_are_read_back(tmp_path, options):
     ours = make(**{"segments": 3, **options})
     tokenizer, rows, kept = ours.tokenizer, [], []
     for sample in ours.samples(0, "valid", 0, 10):
-        text = tokenizer.decode(sample.read(0, sample.context))
+        text = tokenizer.decode(sample.read(0, sample.context_len))
         if text == text.rstrip():  # else it was cut behind a space
             rows.append(
                 {
@@ -111,7 +111,9 @@ def test_samples_of_any_length_share_a_batch(tmp_path):
     task = make(eval_set=written(tmp_path), test_eval_length=[1000], eval_length=1000, vocabulary="noise")
     batch = task.batch(0, "test", 0, len(ROWS))
     segments = list(batch.context)
-    assert batch.meta["segments"].tolist() == [7, 4, 3, 2, 2, 1] and batch.meta["asked"].tolist() == [52] * 5 + [12]
+    assert batch.meta["segments"].tolist() == [7, 4, 3, 2, 2, 1] and batch.meta["question_start"].tolist() == [
+        52
+    ] * 5 + [12]
     shapes = [(part[0] if isinstance(part, tuple) else part).shape for part in segments]
     assert shapes == [(1, 64), (1, 64), (1, 64), (2, 64), (3, 64), (5, 64)]
     masks = [part[1].sum(1).tolist() for part in segments if isinstance(part, tuple)]
@@ -256,7 +258,8 @@ def test_one_file_has_one_length(tmp_path):
     path = written(tmp_path) + "/1k/qa1.jsonl"
     with pytest.raises(
         ValueError,
-        match=r"test_eval_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; a folder has a part for each",
+        match=r"test_eval_length=\[0, 1000\]: expected one length, as .*/qa1.jsonl is one; "
+        r"a folder has a part for each",
     ):
         make(eval_set=path, test_eval_length=[0, 1000])
 
@@ -311,9 +314,9 @@ def test_a_read_context_is_as_long_as_its_text():
     """No token is read twice or left out, wherever a context ends."""
     task = make()
     for tokens_ in range(0, 200, 7):
-        sample = task.distributed({"input": "one " * tokens_, "question": "Where?", "target": "here"})
+        sample = task.from_row({"input": "one " * tokens_, "question": "Where?", "target": "here"})
         parts = [sample.segment(k, 64, 12) for k in range(sample.segments)]
-        assert sample.context == tokens_ == sum(map(len, parts)) and all(len(part) == 64 for part in parts[1:-1])
+        assert sample.context_len == tokens_ == sum(map(len, parts)) and all(len(part) == 64 for part in parts[1:-1])
         assert (
             len(parts[-1]) == min(tokens_, 52)
             and (len(parts) == 1 or len(parts[0]))

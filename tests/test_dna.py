@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from lit_memory.tasks import dna
-from lit_memory.tasks.dna import BASES, DNA, MOTIFS, background, draw_background, load_sequences
+from lit_memory.tasks.dna import DNA
+from lit_memory.tasks.dna_motifs import MOTIFS, background, draw_background
+from lit_memory.tasks.dna_sets import BASES, load_sequences
 
 A, B = ("".join(BASES[i] for i in motif) for motif in MOTIFS)
 
@@ -278,7 +280,8 @@ def test_the_hub(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(
         FileNotFoundError,
-        match=r"human_enhancers_cohn: .* is not in reach on the Hugging Face hub \(ConnectionError\); check the network",
+        match=r"human_enhancers_cohn: .* is not in reach on the Hugging Face hub \(ConnectionError\); "
+        r"check the network",
     ):
         make(source="human_enhancers_cohn").batch(0, "train", 0, 1)
     load_sequences.cache_clear()

@@ -9,7 +9,8 @@ import torch
 from lit_memory.lit.data import LIT_DATA
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import load_class
-from lit_memory.tasks.episodes import Lines, cut, mixed
+from lit_memory.tasks.lines import Lines, cut_sentences
+from lit_memory.tasks.placement import merge_in_order
 
 SMALL = {"books": 2, "vocab_size": 1024, "line_tokens": 32, "segment_lines": 8}
 EPISODES = ("memreasoner", "variable_tracking", "passkey")
@@ -72,7 +73,7 @@ def naive_lines(sample, most):
     lines, at, position = [], 0, sample.position
     facts = list(zip(sample.starts_F.tolist(), sample.facts, strict=True))
     fresh = True
-    while at < sample.context or facts:
+    while at < sample.context_len or facts:
         if facts and facts[0][0] == at:
             fact = facts.pop(0)[1].tolist()
             lines += [fact[i : i + most] for i in range(0, len(fact), most)] or [[]]
@@ -101,12 +102,12 @@ def test_lines_equal_the_naive_ones(name, config, most):
             ]
             assert read == expected
         for i, fact in enumerate(sample.facts):
-            assert expected[lines.number(i)] == fact[:most].tolist()
+            assert expected[lines.line_of(i)] == fact[:most].tolist()
 
 
 def test_cut_is_the_same_tokens():
     noise = make("memreasoner", tokens=300).samples(0, "train", 0, 1)[0].noise
-    pieces = cut(noise, 7)
+    pieces = cut_sentences(noise, 7)
     lengths = np.diff(pieces.starts_S, append=len(noise))
     assert (
         pieces.tokens_N is noise.tokens_N
@@ -138,7 +139,7 @@ def test_lines_and_text_are_the_same_sample(name, config):
         else []
     )
     for sample, ((_, answer),) in zip(samples, tails_of(ways[1], batches[1]), strict=True):
-        assert asked[tuple(sample.read(0, sample.context).tolist() + behind)] == answer
+        assert asked[tuple(sample.read(0, sample.context_len).tolist() + behind)] == answer
 
 
 @cases
@@ -158,8 +159,8 @@ def test_text_is_read_in_segments(name, config):
             assert ids.shape[1] == 128
             for row, own, real in zip(rows, ids, mask, strict=False):
                 row += own[real].tolist()
-        for row, sample, ids, asked in zip(rows, samples, batch.ids_BT, batch.meta["asked"], strict=True):
-            assert row + ids[:asked].tolist() == sample.read(0, sample.context).tolist()
+        for row, sample, ids, asked in zip(rows, samples, batch.ids_BT, batch.meta["question_start"], strict=True):
+            assert row + ids[:asked].tolist() == sample.read(0, sample.context_len).tolist()
 
 
 @pytest.mark.parametrize("layout", ["lines", "text"])
@@ -172,7 +173,7 @@ def test_a_test_is_a_stream(name, config, layout):
     """Memory does not grow with the length: 1,000,000 tokens here, within 1 MB."""
     task = make(name, **config, layout=layout, tokens=1_000_000, segment_lines=200, segment_len=4096)
     batch, seen = task.batch(0, "test", 0, 1), 0
-    assert not isinstance(batch.context, tuple) and (batch.prompt_B == batch.meta["prompt"]).all()
+    assert not isinstance(batch.context, tuple) and (batch.prompt_B == batch.meta["answer_start"]).all()
     tracemalloc.start()
     for s, part in enumerate(batch.context):
         seen += int(part[1].sum()) if isinstance(part, tuple) else part.numel()
@@ -218,8 +219,8 @@ def test_text_asks_for_the_facts(name, config):
     told = 0
     for (_, (asked, facts)), sample in zip(tails_of(task, batch), samples, strict=True):
         expected = " ".join(task.tokenizer.decode(sample.facts[i].tolist()) for i in sample.support)
-        assert facts == (expected if sample.told else "") and "Supporting facts:" in asked
-        told += sample.told
+        assert facts == (expected if sample.supervised else "") and "Supporting facts:" in asked
+        told += sample.supervised
     assert 0 < told < 12
 
 
@@ -269,7 +270,7 @@ def test_mergers():
     """Each row in its order, and any merger as likely as another."""
     rng, counts = np.random.Generator(np.random.PCG64(0)), {}
     for _ in range(3000):
-        out = mixed(np.array([0, 1]), np.array([8, 9]), rng).tolist()
+        out = merge_in_order(np.array([0, 1]), np.array([8, 9]), rng).tolist()
         counts[tuple(out)] = counts.get(tuple(out), 0) + 1
     assert len(counts) == 6 and all(a.index(0) < a.index(1) and a.index(8) < a.index(9) for a in counts)
     assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 25
@@ -302,7 +303,10 @@ def test_books_that_repeat_say_so():
     ):
         task = make(name, **config, books=1)
         size = len(task.books("test"))
-        told = f"The haystack of the test has {size:,} tokens, so that its sentences come up to 3 times at {2 * size + 1:,} tokens."
+        told = (
+            f"The haystack of the test has {size:,} tokens, so that its sentences come up to 3 times at "
+            f"{2 * size + 1:,} tokens."
+        )
         assert (
             task.at(test_tokens=[100, 2 * size + 1]).remarks() == [told] and task.at(test_tokens=[100]).remarks() == []
         )
@@ -320,39 +324,37 @@ def test_a_tuple_of_segments_may_have_masks(build, name):
     assert all(torch.equal(a, b) for a, b in zip(state_tensors(expected), state_tensors(found), strict=True))
 
 
-def test_sentences_that_come_apart():
-    """Whole sentences of the training's books, or the pieces that they are cut in, beside the same samples; there are
-    none in other splits."""
-    for name, config in (
-        ("memreasoner", {}),
-        ("memreasoner", {"noise": "soft"}),
-        ("variable_tracking", {}),
-        ("passkey", {}),
-    ):
-        task, alone = make(name, **config, apart=2, line_tokens=24), make(name, **config, line_tokens=24)
-        pieces = cut(task.prose("train"), 24)
-        known = {tuple(piece.tolist()) for piece in np.split(pieces.tokens_N, pieces.starts_S[1:])}
-        batch = task.batch(3, "train", 5, 4)
-        ids_BNL, mask_BNL = batch.apart
-        assert ids_BNL.shape == mask_BNL.shape == (4, 2, 24)
-        found = [
-            tuple(line[real].tolist()) for line, real in zip(ids_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)
-        ]
-        assert known.issuperset(found) and len(set(found)) > 4 and (ids_BNL[~mask_BNL] == task.tokenizer.pad_id).all()
-        assert torch.equal(batch.apart[0], task.batch(3, "train", 5, 4).apart[0]) and not torch.equal(
-            batch.apart[0], task.batch(3, "train", 6, 4).apart[0]
-        )
-        assert (
-            torch.equal(batch.ids_BT, alone.batch(3, "train", 5, 4).ids_BT)
-            and alone.batch(3, "train", 5, 4).apart is None
-        )
-        assert (
-            task.batch(3, "valid", 5, 4).apart
-            is task.at(layout="text", segment_len=160).batch(3, "train", 5, 4).apart
-            is None
-        )
-        moved = batch.to(torch.device("meta")).apart
-        assert all(part.is_meta for part in moved)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("memreasoner", {}), ("memreasoner", {"noise": "soft"}), ("variable_tracking", {}), ("passkey", {})],
+)
+def test_auxiliary_lines(name, config):
+    """Sentences of the training books, cut like lines, beside the same samples; only in training and as lines."""
+    task, without = make(name, **config, apart=2, line_tokens=24), make(name, **config, line_tokens=24)
+    pieces = cut_sentences(task.prose("train"), 24)
+    known = {tuple(piece.tolist()) for piece in np.split(pieces.tokens_N, pieces.starts_S[1:])}
+    batch, other, plain = task.batch(3, "train", 5, 4), task.batch(3, "train", 6, 4), without.batch(3, "train", 5, 4)
+    ids_BNL, mask_BNL = batch.auxiliary_lines
+    assert ids_BNL.shape == mask_BNL.shape == (4, 2, 24)
+    rows = zip(ids_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)
+    lines = {tuple(line[real].tolist()) for line, real in rows}
+    assert lines <= known and len(lines) > 4 and (ids_BNL[~mask_BNL] == task.tokenizer.pad_id).all()
+    assert torch.equal(ids_BNL, task.batch(3, "train", 5, 4).auxiliary_lines[0])
+    assert not torch.equal(ids_BNL, other.auxiliary_lines[0])
+    assert torch.equal(batch.ids_BT, plain.ids_BT) and plain.auxiliary_lines is None
+    assert task.batch(3, "valid", 5, 4).auxiliary_lines is None
+    assert task.at(layout="text", segment_len=160).batch(3, "train", 5, 4).auxiliary_lines is None
+    assert all(part.is_meta for part in batch.to(torch.device("meta")).auxiliary_lines)
+
+
+def test_full_lines_have_the_type_of_other_ids():
+    """Rows without padding come from the haystack, whose tokens are of a smaller type that torch can hardly compute
+    with."""
+    task = make("memreasoner", apart=1, line_tokens=4, vocab_size=256)
+    batch = task.batch(0, "train", 0, 4)
+    ids_BNL, mask_BNL = batch.auxiliary_lines
+    assert mask_BNL.all() and ids_BNL.dtype == torch.int64
+    assert torch.cat([batch.context[0][0].view(4, -1, 4), ids_BNL], dim=1).dtype == torch.int64
 
 
 def test_segments_that_are_written():

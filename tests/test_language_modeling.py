@@ -479,7 +479,8 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
         (
             {"x": "segments", "y": "perplexity"},
             [],
-            "report.x: 'segments' is not what the test of language_modeling varies; expected test_segments, segment or step$",
+            "report.x: 'segments' is not what the test of language_modeling varies; "
+            "expected test_segments, segment or step$",
         ),
         (
             {"x": "segment", "y": "perplexity"},

@@ -58,7 +58,7 @@ LATE = {
     "run/frame.py": "pandas",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
-    "tasks/dna.py": "datasets",
+    "tasks/dna_sets.py": "datasets",
     "text/corpus.py": "datasets",
     "text/tokenizers.py": "huggingface_hub tokenizers transformers",
     "registry.py": "torch",

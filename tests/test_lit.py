@@ -19,6 +19,7 @@ from lit_memory.lit.modules import LitMemory
 from lit_memory.models.decoder import rotary_table
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, TASKS, load_class
+from lit_memory.tasks.mixins import ContinuousTokens, FreeSegments, LossScored
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -126,7 +127,9 @@ def make_trainer(**options) -> L.Trainer:
 
 def make_double(lit: type[LitMemory], data: LitData, **options) -> LitMemory:
     """A module in fp64, with weights in which a memory matters, that logs nowhere."""
-    module = lit(**small(lit), vocab_size=data.task.vocab_size, inputs=data.task.inputs, **options).double()
+    module = lit(
+        **small(lit), vocab_size=data.task.vocab_size, inputs=getattr(data.task, "input_dim", 0), **options
+    ).double()
     for name, p in module.named_parameters():
         if not name.endswith("to_gates.bias"):  # Titans' memory would forget half of all with every token
             torch.nn.init.normal_(p, std=0.2)
@@ -228,7 +231,7 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
             hidden, state = module.model.step(state, ids[b : b + 1], write=i < len(segments) - batch.read_only)
             own.append(module.model.logits(hidden))
         logits.append(torch.cat(own, dim=1))
-    if samples.task.inputs:
+    if isinstance(samples.task, ContinuousTokens):
         expected = (torch.cat(logits)[:, -2] - batch.targets_BT[:, -1]).square().mean()
         torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
         found = module.evaluate(batch, samples.task)
@@ -245,7 +248,9 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     found = module.evaluate(batch, samples.task)
     torch.testing.assert_close(found["loss"][0], expected, atol=1e-10, rtol=0)
-    if samples.task.scores_losses or samples.task.metrics[0] not in found:  # a metric of what is written freely
+    if (
+        isinstance(samples.task, LossScored) or samples.task.metrics[0] not in found
+    ):  # a metric of what is written freely
         return
     right = [log_p[b, p - 1].argmax() == batch.targets_BT[b, p] for b, p in scored]
     answers = torch.tensor(right).view(3, asked, -1).all(-1).double().mean()
@@ -447,7 +452,7 @@ def test_babi_is_babilong_without_noise():
 
 @all_data
 def test_segments_of_the_test_are_those_of_the_test_alone(data):
-    if not load_class("task", data.task_name).any_segments:
+    if not issubclass(load_class("task", data.task_name), FreeSegments):
         with pytest.raises(ValueError, match=r"test_cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
             make_data(data, test_cuts=[5, 1])
         return

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import lit_memory
 from lit_memory.recurrence import generate
-from lit_memory.tasks.base import Batch
+from lit_memory.tasks.batch import Batch
+from lit_memory.tasks.mixins import Prompted
 
 L, T, V, B = 5, 6, 19, 3  # tokens of a line and of a tail, vocabulary, samples
 SIZES = {
@@ -172,10 +173,10 @@ def test_every_loss_trains():
         }, name
 
 
-class Said:
+class Said(Prompted):
     """A task of which a test looks at what was said."""
 
-    new_tokens, stop_id, scores_losses = 3, 18, False
+    new_tokens, stop_id = 3, 18
 
     def score(self, predicted_BT, batch):
         assert predicted_BT.shape == batch.ids_BT.shape
@@ -190,7 +191,7 @@ class Said:
 def test_evaluation(tails):
     """What is said after the prompt of every tail comes from its hop; ``hop<i>_support`` is measured where the line is
     told."""
-    module, task = make().eval(), Said()
+    module, task = make().eval(), Said(None)
     batch = make_batch(tails)
     with torch.no_grad():
         found = [readouts(module, batch, b)[0] for b in range(B)]
@@ -211,7 +212,7 @@ def test_evaluation(tails):
 
 def test_without_memory():
     """The context is read by the decoder: no hops, no diagnosis; lines can be auto-encoded all the same."""
-    module, task = make(memory=False, autoencoding_loss=1.0).eval(), Said()
+    module, task = make(memory=False, autoencoding_loss=1.0).eval(), Said(None)
     assert list(module.losses(make_batch(1))) == ["answer", "autoencoding"]
     module.loss(make_batch(1)).backward()
     assert set(module.evaluate(make_batch(1, test=True), task)) == {"loss", "exact_match"} and task.said_BN.shape == (
@@ -244,7 +245,7 @@ def test_larimar():
     )
     both = make(cls, autoencoding_loss=2.0)
     assert close(both.loss(batch), make(cls).loss(batch) + 2 * found["autoencoding"])
-    metrics = make(cls).evaluate(make_batch(1, test=True), Said())
+    metrics = make(cls).evaluate(make_batch(1, test=True), Said(None))
     assert metrics["hop1_support"][1] == 2 and dict(both.hparams)["autoencoding_loss"] == 2.0
 
 

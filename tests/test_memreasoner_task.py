@@ -12,10 +12,11 @@ import torch
 from test_episodes import SMALL, lines_of, tails_of, texts_of
 
 from lit_memory.tasks import memreasoner
-from lit_memory.tasks.babi.files import load, parse, questions
-from lit_memory.tasks.babi.reader import event_of, interpret
 from lit_memory.tasks.babi.world import PLACES, Question
-from lit_memory.tasks.memreasoner import OTHER, SOFT, BabiEpisodes, with_gaps
+from lit_memory.tasks.babi.reader import interpret
+from lit_memory.tasks.babi.files import load, parse, questions
+from lit_memory.tasks.babi.reader import event_of
+from lit_memory.tasks.memreasoner import OTHER_PLACES, SOFT_SENTENCES, BabiEpisodes, with_empty_facts
 
 DATA = (
     Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -126,7 +127,7 @@ def test_earlier_questions_are_empty_lines(tmp_path):
 def test_longest_episodes_of_the_files(name, longest):
     """Spec 4.1: lines of the longest training episode; 0 to 4 empty lines, exactly as often each."""
     samples = load(str(DATA), name, "train")
-    assert max(len(with_gaps(question).facts) for question in samples) == longest
+    assert max(len(with_empty_facts(question).facts) for question in samples) == longest
     assert set(Counter(len(question.earlier) for question in samples).values()) == {len(samples) // 5}
 
 
@@ -162,7 +163,7 @@ EXAMPLE = Question(
 
 def softened(task, question, rng):
     facts = task.tokenizer.encode_batch([f" {fact}" for fact in question.facts])
-    return [task.tokenizer.decode(line) for line in task.softened(question, facts, rng)[0]]
+    return [task.tokenizer.decode(line) for line in task.add_soft_noise(question, facts, rng)[0]]
 
 
 def test_worked_example_of_soft_noise(monkeypatch):
@@ -178,7 +179,7 @@ def test_worked_example_of_soft_noise(monkeypatch):
         assert all(fact in kept for fact in EXAMPLE.facts)
         assert 114 <= sum(len(task.tokenizer.encode(line)) for line in lines) <= 120
         extra = [(i, line) for i, line in enumerate(lines) if line not in EXAMPLE.facts]
-        assert all(line in SOFT for _, line in extra)
+        assert all(line in SOFT_SENTENCES for _, line in extra)
         for i, line in extra:
             (before if i < at else behind)[line.split()[0]] += 1
     assert set(before) == {"Daniel", "John", "Mary", "Sandra"} and set(behind) == {"Daniel", "John", "Mary"}
@@ -200,7 +201,7 @@ def test_soft_noise_lies_as_if_put_in_one_by_one():
 
     ours = []
     for _ in range(1500):
-        order = task.softened(moves, [np.array([i, 900, 900, 900, 900, 900]) for i in range(3)], rng)[0]
+        order = task.add_soft_noise(moves, [np.array([i, 900, 900, 900, 900, 900]) for i in range(3)], rng)[0]
         where = [
             next(i for i, line in enumerate(order) if len(line) == 6 and line[1] == 900 and line[0] == n)
             for n in range(3)
@@ -218,9 +219,9 @@ def test_soft_noise_keeps_every_answer(name):
     """The interpreter answers each question as before; a changed one is refused."""
     task = make(task=name, noise="soft", tokens=400)
     for question in islice(questions(name, 0, "test", 0, 100), 100):
-        question = with_gaps(question)
-        facts = memreasoner.encoded_rows(task.tokenizer, question.facts)
-        lines, support = task.softened(question, facts, np.random.Generator(np.random.PCG64(2)))
+        question = with_empty_facts(question)
+        facts = memreasoner.encode_lines(task.tokenizer, question.facts)
+        lines, support = task.add_soft_noise(question, facts, np.random.Generator(np.random.PCG64(2)))
         texts = [task.tokenizer.decode(line) for line in lines]
         assert interpret(list(filter(None, texts)), question.text)[0] == question.answer
         assert [texts[i] for i in support] == [question.facts[i] for i in question.support]
@@ -239,9 +240,13 @@ def test_soft_noise_keeps_every_answer(name):
 @pytest.mark.parametrize("config", [{}, {"tokens": 120, "noise": "soft"}])
 def test_other_places(config):
     """A bijection; no old word is left in the test, and training keeps the old ones. Everything else stays."""
-    assert set(OTHER) == set(PLACES) and len(set(OTHER.values())) == 6 and not set(OTHER) & set(OTHER.values())
+    assert (
+        set(OTHER_PLACES) == set(PLACES)
+        and len(set(OTHER_PLACES.values())) == 6
+        and not set(OTHER_PLACES) & set(OTHER_PLACES.values())
+    )
     same, other = make(task="qa2", **config), make(task="qa2", eval_places="other", **config)
-    back = {new: old for old, new in OTHER.items()}
+    back = {new: old for old, new in OTHER_PLACES.items()}
     for ours, theirs in zip(
         texts_of(other, other.batch(0, "test", 0, 20)), texts_of(same, same.batch(0, "test", 0, 20)), strict=True
     ):
@@ -252,7 +257,7 @@ def test_other_places(config):
     a, b = same.batch(0, "train", 0, 4), other.batch(0, "train", 0, 4)
     assert torch.equal(a.ids_BT, b.ids_BT) and all(map(torch.equal, a.context[0], b.context[0]))
     answers = {tails[0][1] for tails in tails_of(other, other.batch(0, "test", 0, 60))}
-    assert answers == set(OTHER.values())
+    assert answers == set(OTHER_PLACES.values())
 
 
 def test_the_test_may_ask_another_task():
@@ -383,7 +388,8 @@ def test_what_a_batch_tells(config, message, tmp_path):
     [
         (
             "2 Where is Mary?\tspaceship\t1",
-            "answer='spaceship': tokenizer 'word' has no such word; expected one of task and vocabulary, or another tokenizer",
+            "answer='spaceship': tokenizer 'word' has no such word; "
+            "expected one of task and vocabulary, or another tokenizer",
         ),
         (
             "2 Who is Mary?\tgarden\t1",
@@ -414,6 +420,8 @@ def test_golden_sample():
     task = make(task="qa1", tokens=40, noise="soft")
     batch = task.batch(0, "train", 1, 1)
     (texts,) = texts_of(task, batch)
-    told = "Mary went to the hallway. | Mary travelled to the kitchen. | John journeyed to the bedroom. |  | John moved to the hallway. | "
-    told += "Daniel travelled to the kitchen. | John moved to the bathroom. | Where is John?"
+    told = (
+        "Mary went to the hallway. | Mary travelled to the kitchen. | John journeyed to the bedroom. |  | "
+        "John moved to the hallway. | Daniel travelled to the kitchen. | John moved to the bathroom. | Where is John?"
+    )
     assert " | ".join(texts) == told and len(lines_of(task, batch)[0]) == 8

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_memory.lit.data import NeedleData
-from lit_memory.tasks.needle import DEPTHS, GIVEAWAY, LINE, NOTE, Needle, load_hay, string_match_all
+from lit_memory.tasks.needle import DEPTHS, KEY_OR_VALUE, LINE, NOTE, Needle, load_hay, string_match_all
 
 S = 128  # tokens of a segment
 SPLITS = ("train", "valid", "test")
@@ -22,7 +22,8 @@ CASES = [
 cases = pytest.mark.parametrize("config", CASES, ids=lambda c: "-".join(map(str, c.values())))
 NEEDLE = re.compile(r"One of the special magic (\w+)s for (\S+(?: - \S+)?) is: ([^.]+)\.")
 ASKED = re.compile(
-    r"What is the special magic (\w+) for (.+) mentioned in the provided text\? The special magic \1 for \2 mentioned in the provided text is"
+    r"What is the special magic (\w+) for (.+) mentioned in the provided text\? "
+    r"The special magic \1 for \2 mentioned in the provided text is"
 )
 
 
@@ -36,7 +37,7 @@ def told(task, batch):
     """Per sample its context, question and answer as text, read from the batch."""
     tokenizer, context = task.tokenizer, [list(segment) for segment in batch.context]
     for i, (ids, targets, asked, prompt) in enumerate(
-        zip(batch.ids_BT, batch.targets_BT, batch.meta["asked"], batch.meta["prompt"], strict=True)
+        zip(batch.ids_BT, batch.targets_BT, batch.meta["question_start"], batch.meta["answer_start"], strict=True)
     ):
         row = np.concatenate([*(s[i] for s in context if i < len(s)), ids[:asked]])
         answer = targets[targets != -100]
@@ -88,11 +89,11 @@ def test_the_budget_is_exact(config):
         for sample in task.at(segments=segments).samples(0, "valid", 0, 20):
             tokens = segments * task.config.segment_len - task.config.margin
             row, start, end = (
-                sample.read(0, sample.context),
+                sample.read(0, sample.context_len),
                 int(sample.starts_F[-1]),
                 int(sample.starts_F[-1]) + len(sample.facts[-1]),
             )
-            assert sample.context == len(row) == tokens and end <= tokens
+            assert sample.context_len == len(row) == tokens and end <= tokens
             assert np.array_equal(row[start:end], sample.facts[-1])
             note = sum(map(len, sample.facts[:-1]))
             assert np.array_equal(
@@ -118,7 +119,7 @@ def test_depths():
     assert depths.min() == 0 and 99 < depths.max() <= 100 and abs(float(depths.mean()) - 50) < 4
     (sample,), depth = task.samples(0, "valid", 0, 1), task.batch(0, "valid", 0, 1).meta["depth"]
     assert depth == pytest.approx(
-        100 * (sample.starts_F[1] - len(sample.facts[0])) / (sample.context - sum(map(len, sample.facts))), rel=1e-5
+        100 * (sample.starts_F[1] - len(sample.facts[0])) / (sample.context_len - sum(map(len, sample.facts))), rel=1e-5
     )
 
 
@@ -140,7 +141,10 @@ def test_books_lose_what_could_be_a_needle(tmp_path):
     """Sentences with digits or hyphened words are left out; text of one's own is hay like any other."""
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
-        text = f"The quick zebra of {split} jumped over ten lazy giraffes in Africa today. In 1745 there were 1 2 3 of them, it is said. "
+        text = (
+            f"The quick zebra of {split} jumped over ten lazy giraffes in Africa today. "
+            "In 1745 there were 1 2 3 of them, it is said. "
+        )
         for book in range(3):
             (tmp_path / split / f"{book}.txt").write_text(
                 (text + "A well-known zebra is what everybody in town would like to see. ") * 30
@@ -148,7 +152,11 @@ def test_books_lose_what_could_be_a_needle(tmp_path):
     task = make(haystack=str(tmp_path), books=None)
     for context, *_ in told(task, task.batch(0, "test", 0, 3)):
         assert context.count("quick zebra") > 10 and "of them" not in context and "town" not in context
-    assert GIVEAWAY.search("In 1745") and GIVEAWAY.search("well-known") and not GIVEAWAY.search("he said - at last -")
+    assert (
+        KEY_OR_VALUE.search("In 1745")
+        and KEY_OR_VALUE.search("well-known")
+        and not KEY_OR_VALUE.search("he said - at last -")
+    )
 
 
 def test_a_test_is_a_stream():
@@ -157,7 +165,7 @@ def test_a_test_is_a_stream():
     task = make(segments=6)
     streamed, built = (
         task.batch(0, "test", 0, 3),
-        [sample.read(0, sample.context) for sample in task.samples(0, "test", 0, 3)],
+        [sample.read(0, sample.context_len) for sample in task.samples(0, "test", 0, 3)],
     )
     assert not isinstance(streamed.context, tuple) and streamed.prompt_B is not None
     whole = torch.cat([*streamed.context, streamed.ids_BT], dim=1)
@@ -284,11 +292,13 @@ def test_a_tokenizer_that_needs_more_room():
     [
         (
             {"variant": "pk", "digits": 3},
-            "One of the special magic numbers for bright - vicarage is: 8 0 1. The grass is green. The sky is blue. The sun 8 0 1",
+            "One of the special magic numbers for bright - vicarage is: 8 0 1. "
+            "The grass is green. The sky is blue. The sun 8 0 1",
         ),
         (
             {"variant": "w", "value": "word"},
-            'One of the special magic words for bright - vicarage is: strange - nursery. " We were six painters then, and not one of us strange - nursery',
+            "One of the special magic words for bright - vicarage is: strange - nursery. "
+            '" We were six painters then, and not one of us strange - nursery',
         ),
     ],
 )

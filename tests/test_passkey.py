@@ -66,12 +66,13 @@ def test_oracle_of_text(config):
     for split in ("train", "test"):
         batch, samples = task.batch(0, split, 0, 12), sorted(task.samples(0, split, 0, 12), key=lambda s: -s.segments)
         for sample, ((prompt, answer),) in zip(samples, tails_of(task, batch), strict=True):
-            assert pattern.findall(task.tokenizer.decode(sample.read(0, sample.context).tolist())) == [answer]
+            assert pattern.findall(task.tokenizer.decode(sample.read(0, sample.context_len).tolist())) == [answer]
             assert re.search(
-                r"(What is the pass key\? The pass key is|The magic number is|The best thing to do in San Francisco is)$",
+                r"(What is the pass key\? The pass key is|The magic number is"
+                r"|The best thing to do in San Francisco is)$",
                 prompt,
             )
-            assert sample.context <= task.config.tokens
+            assert sample.context_len <= task.config.tokens
 
 
 @pytest.mark.parametrize("needle", NEEDLES)
@@ -93,7 +94,7 @@ def test_depths(needle):
     for depth in (0, 30, 100):
         task = make(needle=needle, depth=depth, tokens=3000)
         for sample in task.samples(0, "valid", 0, 5):
-            hay = sample.context - sum(map(len, sample.facts))
+            hay = sample.context_len - sum(map(len, sample.facts))
             before = int(sample.starts_F[sample.support[0]]) - sum(map(len, sample.facts[: sample.support[0]]))
             assert abs(before / hay - depth / 100) < 0.03
         assert set(task.batch(0, "valid", 0, 5).meta["depth"].tolist()) == {depth}
@@ -247,5 +248,8 @@ def test_golden_sample():
         for batch in [task.batch(0, "train", 0, 1)]
         for f in (texts_of, tails_of)
     )
-    told = "The magic number is 8 1 6 2 9. | The <unk> of Galdale seemed heavy and heavy; the churchyard was stubborn in winter and honest in summer."
+    told = (
+        "The magic number is 8 1 6 2 9. | "
+        "The <unk> of Galdale seemed heavy and heavy; the churchyard was stubborn in winter and honest in summer."
+    )
     assert " | ".join(texts).startswith(told) and tails[0][1] == "8 1 6 2 9"

@@ -4,6 +4,7 @@ are in test_tasks.py."""
 import io
 import math
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +14,9 @@ from conftest import TEXT_ONLY
 from lit_memory.models.decoder import Numbers
 from lit_memory.recurrence import unroll
 from lit_memory.registry import MODELS
-from lit_memory.tasks import time_series
-from lit_memory.tasks.time_series import (
-    LAG,
-    TimeSeries,
-    borders,
-    load_series,
-    read_csv,
-    repeat_day,
-    repeat_last,
-    seasons,
-)
+from lit_memory.tasks import time_series_sets
+from lit_memory.tasks.time_series import TimeSeries, repeat_day, repeat_last
+from lit_memory.tasks.time_series_sets import LAG, borders, load_series, read_csv, seasons
 
 
 def make(**config):
@@ -70,8 +63,8 @@ def test_normalisation_knows_the_training_rows_only(table):
     """Other numbers after the training part leave its numbers as they are."""
     path = table(200)
     before = load_series(path).numbers_CR[:, :140]
-    text = (time_series.Path(path)).read_text().splitlines()
-    time_series.Path(path).write_text("\n".join([*text[:141], *(f"x,{10**6},{-(10**6)}" for _ in range(60))]))
+    text = (Path(path)).read_text().splitlines()
+    Path(path).write_text("\n".join([*text[:141], *(f"x,{10**6},{-(10**6)}" for _ in range(60))]))
     load_series.cache_clear()
     assert np.array_equal(load_series(path).numbers_CR[:, :140], before)
     assert np.allclose(before.mean(1), 0, atol=1e-6) and np.allclose(before.std(1), 1, atol=1e-6)
@@ -106,7 +99,7 @@ def test_errors_by_hand(table):
         "repeat_mse": (22**2 * 2 + 18**2) / 3,
         "repeat_mae": 62 / 3,
     }
-    assert found == pytest.approx(expected) and set(found) == set(task.metrics) == set(task.lower)
+    assert found == pytest.approx(expected) and set(found) == set(task.metrics) == set(task.minimized_metrics)
 
 
 def test_naive_forecasts():
@@ -237,18 +230,18 @@ def test_horizons_of_the_test():
 
 
 def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
-    asked, content = [], time_series.Path(table(100)).read_bytes()
-    monkeypatch.setattr(time_series, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(time_series, "urlopen", lambda url, timeout: asked.append(url) or io.BytesIO(content))
+    asked, content = [], Path(table(100)).read_bytes()
+    monkeypatch.setattr(time_series_sets, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(time_series_sets, "urlopen", lambda url, timeout: asked.append(url) or io.BytesIO(content))
     for _ in range(2):
-        assert read_csv(time_series.fetch("ETTm1")).shape == (2, 100)
+        assert read_csv(time_series_sets.fetch("ETTm1")).shape == (2, 100)
     assert asked == ["https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/ETTm1.csv"]
 
     def unreachable(url, timeout):
         raise OSError("no route")
 
-    monkeypatch.setattr(time_series, "urlopen", unreachable)
+    monkeypatch.setattr(time_series_sets, "urlopen", unreachable)
     with pytest.raises(
         FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"
     ):
-        time_series.fetch("ETTh1")
+        time_series_sets.fetch("ETTh1")

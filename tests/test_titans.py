@@ -20,7 +20,7 @@ from lit_memory.models.decoder import rotate
 from lit_memory.models.titans.memory import L2_EPS, l2_normalized
 from lit_memory.models.titans.models import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll
-from lit_memory.tasks.base import Batch
+from lit_memory.tasks.batch import Batch
 
 TITANS = ["lmm", "mac", "mag", "mal"]
 MAC_FLAGS = [

@@ -43,7 +43,7 @@ def test_oracle_of_lines(config, split):
     """Whoever evaluates the lines says the variable of every tail; support is where each one is stated; names and
     values are distinct."""
     task = make(**config, supporting=1.0)
-    batch, length = task.batch(0, split, 0, 25), task.config.chain(split)
+    batch, length = task.batch(0, split, 0, 25), task.config.chain_len(split)
     assert batch.read_only == length
     for texts, tails, support in zip(
         texts_of(task, batch), tails_of(task, batch), batch.meta["support"].tolist(), strict=True
@@ -78,19 +78,19 @@ def test_oracle_of_text(config):
     for split in ("train", "test"):
         batch, samples = task.batch(0, split, 0, 12), sorted(task.samples(0, split, 0, 12), key=lambda s: -s.segments)
         for sample, ((prompt, answer),) in zip(samples, tails_of(task, batch), strict=True):
-            context = task.tokenizer.decode(sample.read(0, sample.context).tolist()).strip()
+            context = task.tokenizer.decode(sample.read(0, sample.context_len).tolist()).strip()
             assert context.startswith(note)
             value = ASKED.search(prompt)[1].strip()
             assert answer == ", ".join(evaluate([found.groups() for found in STATEMENT.finditer(context)], value)[0])
             assert prompt.endswith("they are:")
     (bare,) = task.at(note=False).samples(0, "train", 0, 1)
-    assert note not in task.tokenizer.decode(bare.read(0, bare.context).tolist())
+    assert note not in task.tokenizer.decode(bare.read(0, bare.context_len).tolist())
 
 
 def test_worked_example(monkeypatch):
     """Spec 5.2: four lines, of which the first and the last give DDDDD and YYYYY their value."""
-    monkeypatch.setattr(VariableTracking, "names", lambda *_: ["DDDDD", "YYYYY", "FFFFF", "ZZZZZ"])
-    monkeypatch.setattr(VariableTracking, "values", lambda *_: ["1 3 0 7 5", "1 9 3 6 7"])
+    monkeypatch.setattr(VariableTracking, "draw_names", lambda *_: ["DDDDD", "YYYYY", "FFFFF", "ZZZZZ"])
+    monkeypatch.setattr(VariableTracking, "draw_values", lambda *_: ["1 3 0 7 5", "1 9 3 6 7"])
     task, seen = make(hops=2, statements=4), set()
     for step in range(40):
         batch = task.batch(0, "test", step, 1)
@@ -114,7 +114,7 @@ def test_blind_solver():
     task, draw = make(hops=2, statements=4), np.random.Generator(np.random.PCG64(0))
     wanted = [" ".join(answer for _, answer in tails) for tails in tails_of(task, task.batch(0, "valid", 0, 400))]
     said = [" ".join(5 * LETTERS[i] for i in draw.choice(26, 2, replace=False)) for _ in wanted]
-    scores = [task.judge(target, text, True, "") for target, text in zip(wanted, said, strict=True)]
+    scores = [task.score_answer(target, text, True, "") for target, text in zip(wanted, said, strict=True)]
     assert (
         np.mean([s["exact_set"] for s in scores]) < 0.02
         and abs(np.mean([s["string_match_all"] for s in scores]) - 2 / 26) < 0.04
@@ -135,7 +135,7 @@ def test_blind_solver():
 )
 def test_metrics(target, said, exact, part):
     """exact_set wants these variables and no other, in any order; string_match_all the share of them."""
-    assert make().judge(target, said, True, "") == {"exact_set": exact, "string_match_all": part}
+    assert make().score_answer(target, said, True, "") == {"exact_set": exact, "string_match_all": part}
 
 
 def test_sizes():
@@ -156,7 +156,7 @@ def test_noise_fills_the_context():
     """Whole lines of noise, as many as fit; nothing is between statements without ``tokens``."""
     task = make(hops=2, statements=4, tokens=400)
     for sample in task.samples(0, "valid", 0, 20):
-        assert sample.context <= 400 < sample.context + len(sample.noise)
+        assert sample.context_len <= 400 < sample.context_len + len(sample.noise)
     assert all(sample.noise is None for sample in make(hops=2).samples(0, "valid", 0, 5))
 
 

@@ -12,7 +12,9 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from lit_memory.registry import TASKS, build_config, load_class
-from lit_memory.tasks.base import Batch, Task
+from lit_memory.tasks.base import Task
+from lit_memory.tasks.batch import Batch
+from lit_memory.tasks.mixins import FiniteSplits, FreeSegments, ReadInOrder, Streamed
 from lit_memory.util.checks import FieldError
 
 EVALUATION_SEED = 0
@@ -47,7 +49,7 @@ class Steps(Dataset):
             raise IndexError(index)
         start = index * self.batch_size
         size = min(self.batch_size, self.samples - start)
-        if self.count is None:
+        if self.count is None or not isinstance(self.task, FiniteSplits):
             batch = self.task.batch(self.seed, self.split, self.first + index, size)
         else:
             batch = self.task.take(self.split, [i * self.count // self.samples for i in range(start, start + size)])
@@ -84,7 +86,7 @@ class LitData(L.LightningDataModule):
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
-        if test_cuts and not self.task.any_segments:
+        if test_cuts and not isinstance(self.task, FreeSegments):
             raise FieldError("test_cuts", test_cuts, "the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
@@ -104,16 +106,16 @@ class LitData(L.LightningDataModule):
             (self.task, "train", self.batch_size),
             *((*pair, self.eval_batch_size) for pair in evaluated),
         ]:
-            if task.stream:
+            if isinstance(task, Streamed) and task.stream:
                 task.stream_steps(split, size)
-            else:
+            elif isinstance(task, FiniteSplits):
                 task.count(split)
 
     def train_dataloader(self) -> DataLoader:
         step, per_step = 0, 1  # an optimizer step reads one batch per device and accumulation
         if self.trainer:
             step, per_step = self.trainer.global_step, self.trainer.accumulate_grad_batches * self.trainer.world_size
-            if self.task.stream and self.trainer.world_size > 1:
+            if isinstance(self.task, Streamed) and self.task.stream and self.trainer.world_size > 1:
                 raise ValueError(
                     f"devices: {self.trainer.world_size} of them would each skip the batches of the others; expected 1 for a stream"
                 )
@@ -138,13 +140,12 @@ class LitData(L.LightningDataModule):
 
     def _evaluation(self, task: Task, split: str, samples: int, cuts: Sequence[int]) -> DataLoader:
         size = self.eval_batch_size
-        if task.in_parts(split):  # a last batch of another size would not be the part that is left
+        if isinstance(task, ReadInOrder) and task.in_order(split):  # all batches need the same size
             size = max(n for n in range(1, size + 1) if samples % n == 0)
-        if task.stream:  # whole batches up to the end of the text
+        if isinstance(task, Streamed) and task.stream:  # whole batches up to the end of the text
             samples = size * min(max(1, samples // size), task.stream_steps(split, size))
-        return DataLoader(
-            Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=task.count(split)), batch_size=None
-        )
+        count = task.count(split) if isinstance(task, FiniteSplits) else None
+        return DataLoader(Steps(task, EVALUATION_SEED, split, size, samples, cuts=cuts, count=count), batch_size=None)
 
 
 class AssociativeRetrievalData(LitData):

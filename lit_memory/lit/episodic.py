@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.lit.modules import LitMemory
-from lit_memory.tasks.base import Batch, Task
+from lit_memory.tasks.batch import Batch
+from lit_memory.tasks.mixins import Prompted
 from lit_memory.util.checks import FieldError
 
 OF_SUPPORT = {"support", "support_autoencoding"}
@@ -105,7 +106,7 @@ class LitLines(LitMemory):
         hidden_ND, targets_N, _ = super().answers(*self.tails(batch, state))
         return hidden_ND, targets_N, batch.scored_BT
 
-    def say(self, batch: Batch, state: Asked, task: Task) -> Tensor:
+    def say(self, batch: Batch, state: Asked, task: Prompted) -> Tensor:
         """(B, R * new_tokens): what is said after the prompt of every tail."""
         said = super().say(*self.tails(batch, state), task)
         return said.unflatten(0, (len(batch.ids_BT), -1)).flatten(1)
@@ -142,10 +143,10 @@ class LitLines(LitMemory):
 
     @staticmethod
     def with_apart(batch: Batch, ids_BNT: Tensor, mask_BNT: Tensor) -> tuple[Tensor, Tensor]:
-        """Lines of the contexts of a batch behind those of ``Batch.apart``, if it has any."""
-        if batch.apart is None:
+        """Lines of the contexts of a batch behind those of ``Batch.auxiliary_lines``, if it has any."""
+        if batch.auxiliary_lines is None:
             return ids_BNT, mask_BNT
-        apart = (F.pad(t, (0, ids_BNT.shape[2] - t.shape[2])) for t in batch.apart)
+        apart = (F.pad(t, (0, ids_BNT.shape[2] - t.shape[2])) for t in batch.auxiliary_lines)
         ids_BNT, mask_BNT = (torch.cat(both, dim=1) for both in zip(apart, (ids_BNT, mask_BNT), strict=True))
         return ids_BNT, mask_BNT
 

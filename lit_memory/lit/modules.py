@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class, weights_of
-from lit_memory.tasks.base import Batch, Task
+from lit_memory.tasks.base import Task
+from lit_memory.tasks.batch import Batch
+from lit_memory.tasks.mixins import ContinuousTokens, LossScored, Prompted
 
 MOST_LOGITS = 2**25
 """How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
@@ -91,8 +93,8 @@ class LitMemory(L.LightningModule):
             options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
             if not options.get("vocab_size"):
                 options["vocab_size"] = self.hparams["vocab_size"] = self.data.task.vocab_size
-                if self.data.task.inputs:
-                    options["inputs"] = self.hparams["inputs"] = self.data.task.inputs
+                if isinstance(self.data.task, ContinuousTokens):
+                    options["inputs"] = self.hparams["inputs"] = self.data.task.input_dim
             self.model = self.model_class(self.model_class.Config(**options))
 
     @property
@@ -214,7 +216,7 @@ class LitMemory(L.LightningModule):
         have a name, that one counts."""
         state = self.read(batch)
         hidden_ND, targets_N, scored_BT = self.answers(batch, state)
-        if task.scores_losses:
+        if isinstance(task, LossScored):
             losses_N = self.cross_entropy(hidden_ND, targets_N, "none")
             loss_BT = losses_N.new_full(scored_BT.shape, math.nan)
             loss_BT[scored_BT] = losses_N
@@ -224,12 +226,12 @@ class LitMemory(L.LightningModule):
         predicted_BT = batch.targets_BT.clone()
         predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
         scores = task.score(predicted_BT, batch)
-        if batch.prompt_B is not None:
+        if batch.prompt_B is not None and isinstance(task, Prompted):
             scores |= task.score_text(self.say(batch, state, task), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
         return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
 
-    def say(self, batch: Batch, state: Any, task: Task) -> Tensor:
+    def say(self, batch: Batch, state: Any, task: Prompted) -> Tensor:
         """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of
         ``read``."""
         assert batch.prompt_B is not None

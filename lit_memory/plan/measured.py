@@ -23,7 +23,7 @@ def x_values(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list:
         values = [spec.validations for spec in specs]
     else:
         values = [sampler.x_values(axis) for sampler in samplers]
-    known = ", ".join([f"test_{samplers[0].test_axis()[0]}", *samplers[0].curves]) + f" or {STEP}"
+    known = ", ".join([f"test_{samplers[0].test_axis()[0]}", *getattr(samplers[0], "curves", {})]) + f" or {STEP}"
     _check_values(experiment, values, specs[0].task["name"], known)
     return values[0]
 
@@ -61,8 +61,9 @@ def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]
         tested = [f"test_{name}" for name in (*task.metrics, "loss")]
         diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
         return [*task.metrics, "loss", *tested, *OF_A_RUN, *diagnosed]
-    if axis in task.curves:
-        return [*task.curves[axis], "steps"]
+    curves = getattr(task, "curves", {})
+    if axis in curves:
+        return [*curves[axis], "steps"]
     tested = dict.fromkeys(name for model in models for name in model.tested)
     return [*task.metrics, *task.derived, "loss", "steps", *tested]
 

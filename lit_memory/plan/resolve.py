@@ -78,9 +78,10 @@ class Resolver:
 
     def check_together(self, model: Any, sampler: Any) -> None:
         """Fill in vocabulary and inputs, and check that the task fits the model."""
-        model.inputs = model.inputs or sampler.inputs
-        if model.inputs != sampler.inputs:
-            numbers = f"a token of the task has {sampler.inputs} numbers"
+        input_dim = getattr(sampler, "input_dim", 0)
+        model.inputs = model.inputs or input_dim
+        if model.inputs != input_dim:
+            numbers = f"a token of the task has {input_dim} numbers"
             raise self.error("model", "inputs", f"{model.inputs}: {numbers}; expected 0, which takes the task's")
         model.vocab_size = model.vocab_size or sampler.vocab_size
         if model.vocab_size < sampler.vocab_size:
@@ -129,7 +130,7 @@ class Resolver:
 
     def check_stream(self, train: TrainConfig, sampler: Any) -> None:
         """Check the limits of a stream, whose memory goes on from batch to batch."""
-        if not sampler.stream:
+        if not getattr(sampler, "stream", False):
             return
         segments = sampler.written + 1
         if (train.bptt or 0) > segments:
@@ -147,7 +148,7 @@ class Resolver:
             sampler.test_sizes(train.test_size)
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
-        if train.test_cuts and not sampler.any_segments:
+        if train.test_cuts and not getattr(sampler, "any_segments", False):
             reason = "the contexts of this task cannot be cut anew"
             raise self.error("train", "test_cuts", f"{train.test_cuts}: {reason}; expected none")
         for length in train.test_cuts:

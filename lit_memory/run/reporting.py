@@ -86,7 +86,7 @@ def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Ma
     """
     task = load_class("task", specs[0].task["name"])
     metric = f"valid/{task.metrics[0]}"
-    best = min if task.metrics[0] in task.lower else max
+    best = min if task.metrics[0] in task.minimized_metrics else max
     scores: dict[str, dict[str, list[float]]] = {arm: {} for arm in experiment.arms}
     for spec in specs:
         run = runs.get(spec.key)
@@ -112,7 +112,7 @@ def train_x(axis: str, specs: Sequence[RunSpec]) -> float | None:
     seen: list[float] = []
     for task in {json.dumps(task): task for task in tasks}.values():
         if field == axis:
-            seen += build("task", task).places(axis)
+            seen += build("task", task).curve_positions(axis)
         else:
             seen += task.get(f"train_{field}") or [task.get(field)]
     return max((x for x in seen if x is not None), default=None)

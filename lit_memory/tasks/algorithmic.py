@@ -1,27 +1,26 @@
-"""Copy, reverse and associative retrieval over segments: what a memory has to carry, and nothing else.
+"""Copy, reverse and associative retrieval over segments: the simplest tests of a memory.
 
 Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, section 5 (spec 7.2, 7.3).
 Reference: github.com/booydar/LM-RMT.
 
-    copy         x START x x               7 3 9 7 START 7 3 9 7 7 3 9 7     scored behind START
-    reverse      x START x reversed        7 3 9 7 START 7 9 3 7             the same
-    associative  pairs, key START value    q 4 e 0 w 7 b 2 w START 7         a letter is a key, the digit behind it the
-    value
+    copy         x START x x              7 3 9 7 START 7 3 9 7 7 3 9 7    scored behind START
+    reverse      x START x reversed       7 3 9 7 START 7 9 3 7            scored behind START
+    associative  pairs, key START value   q 4 e 0 w 7 b 2 w START 7        letters are keys, digits their values
 
-Copy and reverse: 1 is START, symbols follow. Associative: digits come first, then START (10), then the letters (11 to
-36).
+Token ids of copy and reverse: START is 1, the symbols follow. Of associative retrieval: the digits, START (10), then
+the letters (11 to 36).
 
 Deviations
-1. A sample has the last token of its answer, from which nothing is predicted, as well: copy of 24 symbols is 73 tokens,
-   cut after 24, 48 and 72, where the reference reads 72 in three segments. What is predicted from which tokens in which
-   segment is the same.
-2. Samples are drawn on the fly, those of a split from a stream of its own; of 10^24 inputs none comes twice (reference:
-   100k, 10k, 20k).
-3. The reference measures what a model writes by itself only where the answer is no shorter than a segment, and
-   elsewhere gives it the right tokens before every one; here both have a name, at any length.
+1. A sample also contains the last token of its answer, from which nothing is predicted: copy of 24 symbols has 73
+   tokens, cut after 24, 48 and 72, where the reference reads 72 in three segments. What is predicted from which tokens
+   in which segment is the same.
+2. Samples are drawn on the fly, with a random stream for each split; of 10^24 inputs none occurs twice (reference:
+   100k, 10k, 20k samples).
+3. The reference measures generated answers only where the answer is no shorter than a segment, and teacher-forced ones
+   elsewhere; here both have a name, at any length.
 4. ``length`` and ``symbols`` are free for associative retrieval, too (reference: 4 pairs).
 
-Shape suffixes: B batch, N input symbols or pairs, T tokens, S scored tokens.
+Shape suffixes: B batch, N input symbols or pairs, T tokens, S scored or generated tokens.
 """
 
 from dataclasses import dataclass, field
@@ -30,18 +29,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_memory.tasks.base import Batch, Task, generator
+from lit_memory.tasks.base import generator
+from lit_memory.tasks.batch import Batch
+from lit_memory.tasks.mixins import Prompted
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 LETTERS = 26
 
 
-class Algorithmic(Task):
+class Algorithmic(Prompted):
     """Repeat symbols that were read segments ago, or find the value of a key.
 
-    token_accuracy: share of right tokens of the answer, which a model writes by itself, one after the other.
-        forced_token_accuracy:
-    the same with the right tokens in front of every one.
+    token_accuracy: share of right tokens in the answer, which the model generates.
+    forced_token_accuracy: the same with teacher forcing, the right tokens in front of every one.
     """
 
     metrics = ("token_accuracy", "forced_token_accuracy")
@@ -52,10 +52,10 @@ class Algorithmic(Task):
         length: int = 24
         """Symbols of the input; pairs of associative retrieval."""
         symbols: int = 10
-        """How many there are; the digits of associative retrieval, which has 26 letters besides."""
+        """Number of different symbols; of digits in associative retrieval, which has 26 letters besides."""
         segment_len: int = 24
         test_length: list[int] = field(default_factory=list)
-        """Lengths that the test visits; default: ``length``."""
+        """Values of ``length`` in the test; default: ``length``."""
 
         def __post_init__(self) -> None:
             one_of(self)
@@ -63,11 +63,8 @@ class Algorithmic(Task):
             at_least(2, self, "symbols")
             most = min(self.symbols, LETTERS)
             if self.task == "associative" and self.length > most:
-                raise FieldError(
-                    "length",
-                    self.length,
-                    f"expected at most {most}, as no letter and none of symbols={self.symbols} comes twice; the paper has 4",
-                )
+                twice = f"as no letter and none of symbols={self.symbols} comes twice; the paper has 4"
+                raise FieldError("length", self.length, f"expected at most {most}, {twice}")
 
     @property
     def start_id(self) -> int:
@@ -79,7 +76,7 @@ class Algorithmic(Task):
         return self.config.symbols + (1 + LETTERS if self.config.task == "associative" else 2)
 
     @property
-    def prompt(self) -> int:
+    def prompt_len(self) -> int:
         """Tokens before the answer."""
         return 2 * self.config.length + 2 if self.config.task == "associative" else self.config.length + 1
 
@@ -93,9 +90,8 @@ class Algorithmic(Task):
 
     @property
     def written(self) -> int:
-        return (
-            -(-(self.prompt + self.new_tokens - 1) // self.segment_len) - 1
-        )  # what the last one writes is read by none
+        # What the last segment writes is never read.
+        return -(-(self.prompt_len + self.new_tokens - 1) // self.segment_len) - 1
 
     @property
     def stop_id(self) -> tuple[int, ...]:
@@ -105,34 +101,28 @@ class Algorithmic(Task):
         input_BN, answer_BS = self.draw(size, generator(seed, split, step))
         ids_BT = torch.cat([input_BN, torch.full((size, 1), self.start_id), answer_BS], dim=1)
         targets_BT = ids_BT.clone()
-        targets_BT[:, : self.prompt] = -100
-        prompt_B = None if split == "train" else torch.full((size,), self.prompt)
-        return Batch(
-            ids_BT,
-            targets_BT,
-            self.segment_len,
-            meta={"length": torch.full((size,), self.config.length)},
-            prompt_B=prompt_B,
-        )
+        targets_BT[:, : self.prompt_len] = -100
+        prompt_B = None if split == "train" else torch.full((size,), self.prompt_len)
+        meta = {"length": torch.full((size,), self.config.length)}
+        return Batch(ids_BT, targets_BT, self.segment_len, meta=meta, prompt_B=prompt_B)
 
     def draw(self, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """What stands before START, and behind it."""
+        """Tokens before START (B, N) and after it (B, S)."""
         c = self.config
         if c.task == "associative":
             keys_BN, values_BN = (
                 torch.rand(size, many, generator=rng).topk(c.length, dim=1).indices for many in (LETTERS, c.symbols)
             )
             keys_BN += self.start_id + 1
-            asked_B1 = torch.randint(c.length, (size, 1), generator=rng)
+            query_B1 = torch.randint(c.length, (size, 1), generator=rng)
             pairs = torch.stack([keys_BN, values_BN], dim=2).flatten(1)
-            return torch.cat([pairs, keys_BN.gather(1, asked_B1)], dim=1), values_BN.gather(1, asked_B1)
+            return torch.cat([pairs, keys_BN.gather(1, query_B1)], dim=1), values_BN.gather(1, query_B1)
         input_BN = torch.randint(c.symbols, (size, c.length), generator=rng) + self.start_id + 1
         return input_BN, input_BN.repeat(1, 2) if c.task == "copy" else input_BN.flip(1)
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return {
-            f"forced_{name}": value for name, value in self.score_text(predicted_BT[:, self.prompt :], batch).items()
-        }
+        scores = self.score_text(predicted_BT[:, self.prompt_len :], batch)
+        return {f"forced_{name}": value for name, value in scores.items()}
 
-    def score_text(self, said_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return {"token_accuracy": (said_BN == batch.ids_BT[:, self.prompt :]).float().mean(1)}
+    def score_text(self, generated_BN: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {"token_accuracy": (generated_BN == batch.ids_BT[:, self.prompt_len :]).float().mean(1)}

@@ -12,8 +12,8 @@ Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa1
 
 Deviations
 1. Samples are drawn on the fly (the reference draws a million once and caches them under a name that omits the seed).
-2. Validation and test have ``pairs`` pairs in every sample; the reference varies them when the training does.
-3. ``queries`` per context read the same memory. Default 1, as in the paper.
+2. Validation and test samples always have ``pairs`` pairs; the reference varies their number when the training does.
+3. Several ``queries`` per context may read the same memory. Default 1, as in the paper.
 4. ``vary`` may be a share of the batches (1.0 is the reference's ``vary_n_segments``).
 
 Shape suffixes: B batch, N pairs, Q queries, K key digits.
@@ -25,35 +25,36 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_memory.tasks.base import Batch, Task, exact_match, generator
+from lit_memory.tasks.base import generator
+from lit_memory.tasks.batch import Batch, exact_match
+from lit_memory.tasks.mixins import FreeSegments
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 BASE = 16
 """Symbols 0..15 are the digits of keys and values."""
 
 
-class AssociativeRetrieval(Task):
-    """Write n key-value pairs, one per segment, then ask for the value of a key."""
+class AssociativeRetrieval(FreeSegments):
+    """Read n key-value pairs, one per segment, then answer with the value of a key."""
 
     derived = ("capacity",)
-    any_segments = True
 
     @dataclass
     class Config:
         mode: Literal["remember", "rewrite"] = "rewrite"
-        """remember: unique keys. rewrite: keys repeat, and the last value counts."""
+        """remember: keys are unique. rewrite: keys repeat, and the last value counts."""
         pairs: int = 50
         key_size: int = 1
         """Digits of a key; there are 16^key_size keys."""
         value_size: int = 1
         vary: float = 0.0
-        """Share of training batches that keep a random number, 1..pairs, of the last pairs."""
+        """Share of training batches that keep only the last k pairs, with a random k from 1 to ``pairs``."""
         queries: int = 1
-        """Queries that read the same written memory, drawn independently. Ours; the paper has 1."""
+        """Independent queries that read the same memory. Ours; the paper has 1."""
         legacy_ids: bool = False
-        """The reference's ids (SEP 100, GEN 101, EOS 102) in place of 16, 17, 18."""
+        """Use the reference's ids (SEP 100, GEN 101, EOS 102) instead of 16, 17, 18."""
         test_pairs: list[int] = field(default_factory=list)
-        """Numbers of pairs that the test visits; default: ``pairs``."""
+        """Values of ``pairs`` in the test; default: ``pairs``."""
 
         def __post_init__(self) -> None:
             one_of(self)
@@ -72,7 +73,7 @@ class AssociativeRetrieval(Task):
 
     @property
     def special_ids(self) -> tuple[int, int, int]:
-        """SEP, GEN, EOS."""
+        """Ids of SEP, GEN and EOS."""
         return (100, 101, 102) if self.config.legacy_ids else (16, 17, 18)
 
     @property
@@ -94,10 +95,10 @@ class AssociativeRetrieval(Task):
         if split == "train" and torch.rand((), generator=rng) < c.vary:
             kept = int(torch.randint(1, c.pairs + 1, (), generator=rng))
             keys_BN, values_BN = keys_BN[:, -kept:], values_BN[:, -kept:]
-        asked_BQ = self._queries(keys_BN, rng)
+        query_BQ = self._queries(keys_BN, rng)
         sep, gen, _ = self.special_ids
         pairs = self._segments(keys_BN, values_BN, sep)
-        queries = self._segments(keys_BN.gather(1, asked_BQ), values_BN.gather(1, asked_BQ), gen)
+        queries = self._segments(keys_BN.gather(1, query_BQ), values_BN.gather(1, query_BQ), gen)
         ids_BT = torch.cat([pairs, queries], dim=1).flatten(1)
         targets = torch.full_like(ids_BT, -100).view(size, -1, self.segment_len)
         answer = slice(c.key_size + 1, None)
@@ -106,14 +107,14 @@ class AssociativeRetrieval(Task):
         return Batch(ids_BT, targets.flatten(1), self.segment_len, read_only=c.queries, meta=meta)
 
     def _keys(self, size: int, rng: torch.Generator) -> Tensor:
-        """Key integers (B, N)."""
+        """Draw keys as integers (B, N)."""
         c = self.config
         if c.mode == "rewrite":
             return torch.randint(BASE**c.key_size, (size, c.pairs), generator=rng)
         return torch.rand(size, BASE**c.key_size, generator=rng).topk(c.pairs, dim=1).indices
 
     def _queries(self, keys_BN: Tensor, rng: torch.Generator) -> Tensor:
-        """Indices (B, Q) of the asked pairs: uniform over the distinct keys, at the last occurrence of each."""
+        """Draw the indices (B, Q) of the queried pairs: uniform over distinct keys, the last occurrence of each."""
         last_BN = torch.ones_like(keys_BN, dtype=torch.bool)
         if self.config.mode == "rewrite":
             later = keys_BN.shape[1] - 1 - torch.arange(keys_BN.shape[1])
@@ -123,7 +124,7 @@ class AssociativeRetrieval(Task):
         return torch.multinomial(last_BN.double(), self.config.queries, replacement=True, generator=rng)
 
     def _segments(self, keys_BN: Tensor, values_BN: Tensor, mark: int) -> Tensor:
-        """Token ids (B, N, segment_len) of pairs or, with GEN for SEP, of queries."""
+        """Token ids (B, N, segment_len) of pairs, or of queries if ``mark`` is GEN instead of SEP."""
         eos = self.special_ids[2]
         parts = [digits(keys_BN, self.config.key_size), mark, digits(values_BN, self.config.value_size), eos]
         full = [p if isinstance(p, Tensor) else torch.full((*keys_BN.shape, 1), p) for p in parts]
@@ -137,11 +138,13 @@ class AssociativeRetrieval(Task):
 
 
 def digits(numbers: Tensor, count: int) -> Tensor:
-    """Base-16 digits, least significant first: (...) -> (..., count)."""
+    """Digits of numbers in base 16, least significant first: (...) -> (..., count)."""
     return numbers.unsqueeze(-1) // BASE ** torch.arange(count) % BASE
 
 
 def capacity(exact_match: float, pairs: int, values: int) -> float:
-    """Pairs that a model keeps if it answers kept ones and guesses the rest: k = n (v a - 1) / (v - 1). Source: section
-    3."""
+    """Estimated number of pairs that a model remembers if it guesses the values of all others.
+
+    k = n (v a - 1) / (v - 1) with n ``pairs``, v ``values`` and accuracy a ``exact_match``. Source: section 3.
+    """
     return pairs * (values * exact_match - 1) / (values - 1)

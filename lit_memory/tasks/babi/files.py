@@ -1,11 +1,10 @@
-"""bAbI QA1 to QA5: a simulator of both generators, single-question samples of it, and a parser of the distributed
-files.
+"""bAbI QA1 to QA5: samples with a single question, from a simulator or from the distributed files.
 
 Paper:     Weston et al. 2015, Towards AI-complete question answering: a set of prerequisite toy tasks, arXiv
-    1502.05698.
-Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody published; its rules were recovered from
-           the files (spec 2.3 to 2.7). lua, its later rewrite github.com/facebook/bAbI-tasks (spec 2.10), has other
-           verbs and asks at other times.
+           1502.05698.
+Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator was never published; its rules were recovered
+           from the files (spec 2.3 to 2.7). lua, its later rewrite github.com/facebook/bAbI-tasks (spec 2.10), has
+           other verbs and asks at other times.
 
     Mary moved to the bathroom. Mary got the milk there. Mary went back to the garden. Mary travelled to the office.
     qa1  Where is Mary?                          office    support 3
@@ -19,11 +18,11 @@ Reference: v1.2, the distributed files tasks_1-20_v1-2, whose generator nobody p
 Deviations
 1. The answer to "What did A give to B?" is A's latest gift to B. In 20 of 3,358 such questions of the files it is an
    earlier one.
-2. A hash of its text assigns a sample to a split, so that none is in two. 691 of QA4's 933 distinct test samples are in
-   the train file.
-3. Where the spec leaves lua open: an act is drawn before what it needs; QA4 asks for either place of a fact, in two
-   forms each; QA5 has v1.2's forms, as often as v1.2; an answer to QA3 has a fourth support if the object changed hands
-   between the two places.
+2. A hash of its text assigns every sample to one split. In the files, 691 of QA4's 933 distinct test samples are also
+   in the train file.
+3. Our choices for lua, where the spec leaves it open: an act is drawn before its actor and object; QA4 asks for either
+   place of a fact, in two forms each; QA5 has v1.2's forms with v1.2's probabilities; an answer to QA3 has a fourth
+   support if the object changed hands between the two places.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ from pathlib import Path
 from numpy.random import PCG64, Generator
 
 from lit_memory.tasks.babi.reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
-from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, tell
+from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, draw_story
 from lit_memory.util.checks import FieldError
 from lit_memory.util.seeds import mixed_seed
 
@@ -64,9 +63,9 @@ FILES = {
     "qa4": "qa4_two-arg-relations",
     "qa5": "qa5_three-arg-relations",
 }
-"""Names of the distributed files, which go on with ``_train.txt`` or ``_test.txt``."""
+"""Task -> beginning of the names of its files, which end with ``_train.txt`` or ``_test.txt``."""
 LABELS = dict.fromkeys(FILES, PLACES) | {"qa5": tuple(sorted((*GIVERS, *OBJECTS)))}
-"""All answers of v1.2; see ``labels_of``."""
+"""Task -> all answers of v1.2; see ``labels_of``."""
 _NAMES = (
     *PLACES,
     *OBJECTS,
@@ -84,76 +83,79 @@ FEWEST_FACTS = {
     "v1.2": {"qa1": 2, "qa2": 2, "qa3": 4, "qa4": 2, "qa5": 2},
     "lua": {"qa1": 2, "qa2": 3, "qa3": 3, "qa4": 2, "qa5": 3},
 }
-"""Facts of the shortest question."""
+"""Rules -> task -> facts of the shortest question."""
 
 
 def simulate(task: str, rng: Generator, generator: Rules = "v1.2") -> list[Question]:
-    """The questions of one story, of which QA4 has one and the others five. Numbers are taken from ``rng`` in blocks of
-    256."""
+    """Draw the questions of one story: one in QA4, five in the other tasks.
+
+    ``rng`` is read in blocks of 256 numbers.
+    """
     _require("task", task, FILES)
     _require("generator", generator, VERBS)
-    return tell(task, generator, Draws(rng))
+    return draw_story(task, generator, Draws(rng))
 
 
 def labels_of(task: str, stories: str) -> tuple[str, ...]:
-    """All answers: lua's QA5 has ``ACTORS`` in place of ``GIVERS``."""
+    """All answers of a task. In QA5, lua has ``ACTORS`` in place of ``GIVERS``."""
     return tuple(sorted((*ACTORS, *OBJECTS))) if (task, stories) == ("qa5", "lua") else LABELS[task]
 
 
 def split_of(facts: Sequence[str], question: str) -> str:
-    """The split of a single-question sample, by a hash of its text: "train" of 80 %, "valid" of 10 %, "test" of 10
-    %."""
+    """Split of a sample, by a hash of its text: "train" for 80 %, "valid" for 10 %, "test" for 10 %."""
     digest = hashlib.blake2b("\n".join((*facts, question)).encode(), digest_size=8).digest()
     return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
 
 
 def questions(task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2") -> Iterator[Question]:
-    """Single-question samples without end, for batch ``step`` of ``size`` samples: a pure function of its arguments.
+    """Samples without end for batch ``step`` of ``size`` samples: a pure function of its arguments.
 
-    stories: rules of the simulator, each sample from another story; or a folder with the distributed files, every
-        question of which comes once before any comes again, in another order each time. ``valid`` is the last tenth of
-        the training stories there.
-    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a file that is
-    not there.
+    stories: rules of the simulator, where every sample is from another story; or a folder with the distributed files,
+        where every question comes once before any comes again, in a new order each time. ``valid`` is the last tenth
+        of the training stories there.
+    Raises ValueError for an unknown task, split or folder, and for a corrupt file; FileNotFoundError for a missing
+    file.
     """
     _require("task", task, FILES)
     _require("split", split, SPLITS)
-    if stories not in VERBS:
-        return _shuffled(load(stories, task, split), seed, split, step * size)
-    return _simulated(
-        task, split, stories, Draws(Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step))))
-    )  # type: ignore[arg-type]
+    if stories in ("v1.2", "lua"):
+        rng = Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))
+        return _simulated(task, split, stories, Draws(rng))
+    return _shuffled(load(stories, task, split), seed, split, step * size)
 
 
 def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
+    """One question of the split from each of endlessly many stories; stories without such a question are skipped."""
     while True:
-        story = draws.shuffled(tell(task, rules, draws))
-        # The hash knows nothing of what it hashes: the first of the split in random order is as good as one drawn
-        # before and kept if of the split.
+        story = draws.shuffled(draw_story(task, rules, draws))
+        # The hash is independent of the question, so the first question of the split in random order is as good as one
+        # that was drawn first and kept if it belongs to the split.
         yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)
 
 
-def _shuffled(found: Sequence[Question], seed: int, split: str, first: int) -> Iterator[Question]:
-    lap, skip = divmod(first, len(found))
+def _shuffled(questions: Sequence[Question], seed: int, split: str, first: int) -> Iterator[Question]:
+    """All questions again and again, in a new order each time, after the ``first`` ones."""
+    lap, skip = divmod(first, len(questions))
     while True:
-        order = Generator(PCG64(mixed_seed(seed, f"order/{split}", lap))).permutation(len(found))
-        yield from (found[i] for i in order[skip:])
+        order = Generator(PCG64(mixed_seed(seed, f"order/{split}", lap))).permutation(len(questions))
+        yield from (questions[i] for i in order[skip:])
         lap, skip = lap + 1, 0
 
 
 @lru_cache(maxsize=8)
 def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
-    """The questions of one split in a folder of distributed files."""
+    """Load the questions of one split from a folder of distributed files."""
     part = "test" if split == "test" else "train"
     paths = sorted(Path(folder).glob(f"{FILES[task]}_{part}*.txt"), key=lambda path: len(path.name))
     if not paths:
         raise FileNotFoundError(
             f"{folder}: no {FILES[task]}_{part}.txt; expected the files of bAbI, en-10k for example"
         )
-    told = parse(paths[0])
-    held_out = -(-len(told) // 10)
-    chosen = told if part == "test" else told[-held_out:] if split == "valid" else told[:-held_out]
-    return tuple(question for story in chosen for question in story)
+    stories = parse(paths[0])
+    held_out = -(-len(stories) // 10)
+    if part == "train":
+        stories = stories[-held_out:] if split == "valid" else stories[:-held_out]
+    return tuple(question for story in stories for question in story)
 
 
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
@@ -167,11 +169,13 @@ _LINE = re.compile(
 
 
 def parse(path: str | Path) -> list[list[Question]]:
-    """The questions of every story of a distributed file. Raises ValueError that names file and line, and what was
-    expected there."""
+    """Questions of every story of a distributed file.
+
+    Raises ValueError that names file and line, and what was expected there.
+    """
     stories: list[list[Question]] = []
     facts: list[str] = []
-    index: dict[int, int] = {}  # ID of a line of the story -> index of its fact
+    index: dict[int, int] = {}  # ID of a line in the story -> index of its fact
     allowed, lines = [1], _lines(path)
     for number, text in enumerate(lines, start=1):
         if not (line := _LINE.fullmatch(text)):
@@ -201,13 +205,13 @@ def parse(path: str | Path) -> list[list[Question]]:
 
 
 def _lines(path: str | Path) -> list[str]:
+    """Lines of a text file. Raises ValueError for an empty file and for bytes that are not UTF-8."""
     content = Path(path).read_bytes()
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise _corrupt(
-            path, content.count(b"\n", 0, error.start) + 1, f"UTF-8 text; got byte {content[error.start]:#x}"
-        ) from None
+        number = content.count(b"\n", 0, error.start) + 1
+        raise _corrupt(path, number, f"UTF-8 text; got byte {content[error.start]:#x}") from None
     if not text:
         raise _corrupt(path, 1, "stories of bAbI; the file is empty")
     return text.removesuffix("\n").replace("\r\n", "\n").split("\n")

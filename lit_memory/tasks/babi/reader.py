@@ -1,9 +1,9 @@
 """The sentences of bAbI QA1 to QA5, and a reader that answers its questions from the facts alone.
 
-Paper:     Weston et al. 2015, arXiv 1502.05698; the data and their two generators are described in ``babi.py``.
+Paper:     Weston et al. 2015, arXiv 1502.05698; the data and their two generators are described in ``files.py``.
 
-A reader answers all 35,925 questions of QA1 to QA4 in the files that were at hand, with their supports, and 99.8 % of
-QA5, where the other labels are wrong (deviation 1 of ``babi.py``).
+The reader answers all 35,925 questions of QA1 to QA4 in the distributed files, with their supports, and 99.8 % of QA5,
+where the labels of the others are wrong (deviation 1 of ``files.py``).
 """
 
 import re
@@ -46,12 +46,14 @@ GIFTS = {
     "Who received the {thing}{last}?": "to",
     "Who did {actor} give the {thing} to{last}?": "to",
 }
-"""Questions about a gift, and the part of it that they ask for."""
+"""Question about a gift -> the part of the event that is its answer."""
 
 
 class Event(NamedTuple):
-    """What a fact says: ``actor`` moves to, gets, drops or gives (``to`` whom) the ``thing``. QA4: ``actor`` lies
-    ``kind`` (north) of ``thing``."""
+    """Meaning of a fact: ``actor`` moves to, gets, drops or gives (``to`` whom) the ``thing``.
+
+    In QA4: the place ``actor`` lies ``kind`` (north) of the place ``thing``.
+    """
 
     kind: str
     actor: str
@@ -60,19 +62,22 @@ class Event(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A known place of an object: where event ``move`` led the one who had taken the object, or was about to, in event
-    ``taken``."""
+    """A known place of an object: where event ``move`` led the actor who took the object in event ``taken``.
+
+    The move may be before or after the object was taken.
+    """
 
     taken: int
     move: int
 
 
 class Reader:
-    """What is known after some facts. Numbers are indices into ``events``.
+    """Knowledge after some facts, which answers questions. Numbers are indices into ``events``.
 
-    moves: actor -> latest move. taken: object -> latest get or gift. touched: object -> latest get, gift or drop.
-        trail: object ->
-    its stops, each at another place than the one before.
+    moves: actor -> latest move.
+    taken: object -> latest get or gift.
+    touched: object -> latest get, gift or drop.
+    trail: object -> its stops, each at another place than the one before.
     """
 
     def __init__(self) -> None:
@@ -83,8 +88,8 @@ class Reader:
         self.trail: dict[str, list[Stop]] = {}
         self._holder: dict[str, str] = {}
 
-    def tell(self, event: Event) -> None:
-        """Read a fact."""
+    def read(self, event: Event) -> None:
+        """Add the event of a fact to the knowledge."""
         now, (kind, actor, thing, to) = len(self.events), event
         self.events.append(event)
         if kind == "move":
@@ -102,21 +107,25 @@ class Reader:
                 self._stop(thing, self.moves[taker])
 
     def _stop(self, thing: str, move: int) -> None:
+        """Add the goal of event ``move`` to the trail of an object."""
         trail = self.trail.setdefault(thing, [])
         if trail and self.place(trail[-1]) == self.events[move].thing:
             trail.pop()
         trail.append(Stop(self.taken[thing], move))
 
     def place(self, stop: Stop) -> str:
+        """Name of the place of a stop."""
         return self.events[stop.move].thing
 
     def answer(self, question: str) -> Answer:
-        """Answer and supports, in the order of the files. Raises ValueError for another question, or one that the facts
-        leave open."""
-        for pattern, read in _READS:
+        """Answer and supports, in the order of the files.
+
+        Raises FieldError for a question of another kind, or one that the facts do not answer.
+        """
+        for pattern, rule in _RULES:
             if match := pattern.fullmatch(question):
-                if found := read(self, **match.groupdict()):
-                    return found
+                if answer := rule(self, **match.groupdict()):
+                    return answer
                 raise FieldError("question", question, f"its {len(self.events)} facts do not answer it")
         raise FieldError("question", question, "expected one of bAbI's QA1 to QA5, such as 'Where is Mary?'")
 
@@ -126,24 +135,26 @@ class Reader:
         return None if move is None else (self.events[move].thing, (move,))
 
     def find(self, thing: str) -> Answer | None:
-        """QA2: the place to which its holder moved last, or last before the drop; None if that was never said."""
+        """QA2: the place to which the holder moved last, or last before the drop; None if it is unknown."""
         trail = self.trail.get(thing)
         if not trail or trail[-1].taken != self.taken[thing]:
             return None
         return self.place(trail[-1]), (self.touched[thing], trail[-1].move)
 
     def before(self, thing: str, place: str) -> Answer | None:
-        """QA3: the place from which it last came to ``place``. If another had it there, a fourth support says so."""
+        """QA3: the place where the object was last before ``place``.
+
+        There is a fourth support if another actor held it there.
+        """
         trail = self.trail.get(thing, [])
         for old, new in zip(trail[-2::-1], trail[:0:-1], strict=True):
             if self.place(new) == place:
-                return self.place(old), (self.touched[thing], new.move, old.move) + (old.taken,) * (
-                    old.taken != new.taken
-                )
+                fourth = (old.taken,) if old.taken != new.taken else ()
+                return self.place(old), (self.touched[thing], new.move, old.move, *fourth)
         return None
 
     def beside(self, way: str, place: str) -> Answer | None:
-        """QA4: what is ``way`` of ``place``, by one fact."""
+        """QA4: the place that lies ``way`` (north) of ``place``, by one fact."""
         for i, (kind, one, other, _) in enumerate(self.events):
             if (kind, other) == (way, place):
                 return one, (i,)
@@ -151,12 +162,12 @@ class Reader:
                 return other, (i,)
         return None
 
-    def gift(self, asked: str, **known: str) -> Answer | None:
-        """QA5: the part ``asked`` of the latest gift whose other parts are ``known``."""
+    def gift(self, wanted: str, **known: str) -> Answer | None:
+        """QA5: the part ``wanted`` of the latest gift whose other parts are ``known``."""
         for i in range(len(self.events) - 1, -1, -1):
             event = self.events[i]
             if event.kind == "give" and all(getattr(event, part) == value for part, value in known.items()):
-                return getattr(event, asked), (i,)
+                return getattr(event, wanted), (i,)
         return None
 
 
@@ -166,26 +177,27 @@ QUESTIONS: dict[str, Callable[..., Answer | None]] = {
     "Where was the {thing} before the {place}?": Reader.before,
     "What is {way} of the {place}?": Reader.beside,
     "What is the {place} {way} of?": lambda reader, place, way: reader.beside(OPPOSITE[way], place),
-    **{template: partial(Reader.gift, asked=part) for template, part in GIFTS.items()},
+    **{template: partial(Reader.gift, wanted=part) for template, part in GIFTS.items()},
 }
-"""All questions, and how they are answered."""
+"""Template of a question -> the method that answers it."""
 
 
 def _pattern(template: str, verbs: Sequence[str] = ()) -> re.Pattern[str]:
-    """What matches the sentences of a template; its groups are the template's fields, without "verb", "there" and
-    "last"."""
+    """Pattern of the sentences of a template. Its groups are the fields, except for "verb", "there" and "last"."""
     fields = {
         "verb": f"(?:{'|'.join(verbs)})",
         "there": "(?: there)?",
         "last": "(?: last)?",
         "way": f"(?P<way>{'|'.join(OPPOSITE)})",
     }
-    return re.compile(
-        re.sub(r"\\\{(\w+)\\}", lambda field: fields.get(field[1], rf"(?P<{field[1]}>\w+)"), re.escape(template))
-    )
+
+    def group(field: re.Match[str]) -> str:
+        return fields.get(field[1], rf"(?P<{field[1]}>\w+)")
+
+    return re.compile(re.sub(r"\\\{(\w+)\\}", group, re.escape(template)))
 
 
-_READS = [(_pattern(template), read) for template, read in QUESTIONS.items()]
+_RULES = [(_pattern(template), rule) for template, rule in QUESTIONS.items()]
 _EVENTS = [(kind, _pattern(FACTS[kind], VERBS["v1.2"][kind] + VERBS["lua"][kind])) for kind in VERBS["v1.2"]]
 _EVENTS += [
     ("give", _pattern(FACTS["lua give"], VERBS["lua"]["give"])),
@@ -194,7 +206,7 @@ _EVENTS += [
 
 
 def event_of(fact: str) -> Event:
-    """What a fact says. Raises ValueError for a sentence that neither generator writes."""
+    """The event that a fact states. Raises FieldError for a sentence that neither generator writes."""
     for kind, pattern in _EVENTS:
         if match := pattern.fullmatch(fact):
             return Event(kind, **match.groupdict())
@@ -202,9 +214,11 @@ def event_of(fact: str) -> Event:
 
 
 def interpret(facts: Sequence[str], question: str) -> Answer:
-    """Answer and supports from the facts alone. Raises ValueError, in one line, for what ``event_of`` or
-    ``Reader.answer`` refuses."""
+    """Answer and supports of a question, from the facts alone.
+
+    Raises FieldError for other sentences than bAbI's, and for a question that the facts do not answer.
+    """
     reader = Reader()
     for fact in facts:
-        reader.tell(event_of(fact))
+        reader.read(event_of(fact))
     return reader.answer(question)

@@ -1,8 +1,7 @@
-"""The simulated worlds of bAbI QA1 to QA5, and the stories that are told of them: v1.2's and lua's, of which
-``babi.py`` gives the sources.
+"""Simulator of bAbI QA1 to QA5, with the rules of v1.2 and of lua; ``files.py`` gives the sources.
 
-Each story draws events until one is possible, tells it, and asks when there is something to ask. The answers are a
-``Reader``'s.
+A story draws events until one is possible, states it as a fact, and asks a question when one can be answered. The
+answers come from a ``Reader``.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from lit_memory.tasks.babi.reader import FACTS, GIFTS, OPPOSITE, VERBS, Event, R
 Rules = Literal["v1.2", "lua"]
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 OBJECTS = ("apple", "football", "milk")
-"""In the order in which v1.2 looks for one to give."""
+"""Objects, in the order in which v1.2 looks for one to give."""
 ACTORS = ("Daniel", "John", "Mary", "Sandra")
 GIVERS = ("Mary", "Fred", "Bill", "Jeff")
 """Actors of v1.2's QA5, in the order in which it looks for a recipient."""
@@ -28,14 +27,18 @@ ACTS = {
     "qa5": ("move", "get", "drop", "give"),
 }
 WINDOW = 5
-"""v1.2 asks about one of the last five facts."""
+"""v1.2 asks about one of the last ``WINDOW`` facts."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One sample. facts: all facts above the question in its story. support: indices into ``facts``, in the order of
-    the files (QA2: get or drop, move; QA3: get or drop, move to the place in the question, move before that). earlier:
-    for each earlier question of the story, how many of the facts are above it."""
+    """One question with the facts before it.
+
+    facts: all facts before the question in its story.
+    support: indices into ``facts``, in the order of the files (QA2: get or drop, move; QA3: get or drop, move to the
+        place in the question, move before that).
+    earlier: for each earlier question of the story, the number of facts before it.
+    """
 
     facts: tuple[str, ...]
     text: str
@@ -45,25 +48,28 @@ class Question:
 
 
 class Draws:
-    """Random choices out of blocks of numbers: a call of numpy per choice would take most of the time."""
+    """Random choices, from random numbers drawn in blocks: one call of numpy per choice would take most of the time."""
 
     def __init__(self, rng: Generator) -> None:
         self.rng, self.block = rng, []
 
     def uniform(self) -> float:
+        """A number from 0 to 1."""
         if not self.block:
             self.block = self.rng.random(256).tolist()
         return self.block.pop()
 
     def pick(self, options: Sequence[Any]) -> Any:
+        """One of the options, each with the same probability."""
         return options[int(self.uniform() * len(options))]
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
+        """The items in random order."""
         return sorted(items, key=lambda _: self.uniform())
 
 
 class World:
-    """One story as it goes on. is_in: actor -> place, object -> place or holder. new: facts since the last question."""
+    """State of one story. is_in: actor -> place, object -> place or holder. new: facts since the last question."""
 
     rules: Rules
 
@@ -73,19 +79,19 @@ class World:
         self.is_in: dict[str, str] = {}
 
     def draw(self) -> Event | None:
-        """An event, or None if it is not possible."""
+        """Draw an event; None if it is not possible."""
         raise NotImplementedError
 
-    def say(self, event: Event, verb: str) -> str:
-        """The fact that tells of an event."""
+    def fact(self, event: Event, verb: str) -> str:
+        """Sentence that states an event."""
         raise NotImplementedError
 
     def ask(self) -> str | None:
-        """A question, or None if there is nothing to ask yet."""
+        """Draw a question; None if nothing can be asked yet."""
         return getattr(self, self.task)()
 
     def step(self, unless: Callable[[Event], bool] = lambda event: False) -> None:
-        """Draw events until one is possible, and not ``unless``; let it happen, and tell it."""
+        """Draw events until one is possible and ``unless`` is false for it; apply it and add its fact."""
         while not (event := self.draw()) or unless(event):
             pass
         kind, actor, thing, to = event
@@ -93,20 +99,20 @@ class World:
             self.is_in[actor] = thing
         else:
             self.is_in[thing] = {"get": actor, "drop": self.is_in[actor], "give": to}[kind]
-        self.reader.tell(event)
-        self.facts.append(self.say(event, self.draws.pick(VERBS[self.rules][kind])))
+        self.reader.read(event)
+        self.facts.append(self.fact(event, self.draws.pick(VERBS[self.rules][kind])))
         self.new += 1
 
     def ask_gift(self, thing: str, last: str = "") -> str:
-        """A question about the latest gift of ``thing``. "What did ... give" has probability 1/3, the other four have
-        1/6."""
+        """Draw a question about the latest gift of ``thing``: "What did ... give" with probability 1/3, each of the
+        other four with 1/6."""
         gift = next(event for event in reversed(self.reader.events) if event.kind == "give" and event.thing == thing)
         what, *others = GIFTS
         return self.draws.pick((what, what, *others)).format(**gift._asdict(), last=last)
 
 
 class V12(World):
-    """Spec 2.3 to 2.6."""
+    """Rules of v1.2: spec 2.3 to 2.6."""
 
     rules = "v1.2"
 
@@ -117,7 +123,7 @@ class V12(World):
         self.there = {"get": 0.2 if task == "qa3" else 1.0, "drop": 0.205}
 
     def draw(self) -> Event | None:
-        """What can be got or dropped is found before one of it is drawn; of all possible gifts, the first is made."""
+        """Draw an actor before the object, among those that can be got or dropped; a gift is the first possible one."""
         pick, is_in = self.draws.pick, self.is_in
         kind = pick(self.acts)
         if kind == "give":
@@ -134,40 +140,40 @@ class V12(World):
         things = [thing for thing in OBJECTS if is_in[thing] == source]
         return Event(kind, actor, pick(things)) if things else None
 
-    def say(self, event: Event, verb: str) -> str:
+    def fact(self, event: Event, verb: str) -> str:
         there = " there" if event.kind in self.there and self.draws.uniform() < self.there[event.kind] else ""
         return FACTS[event.kind].format(**event._asdict(), verb=verb, there=there)
 
     def ask(self) -> str | None:
-        """Tried after every second fact."""
+        """Draw a question after every second fact."""
         return None if self.new % 2 else super().ask()
 
     def recent(self, *kinds: str) -> list[Event]:
-        """Events of these kinds among the last five."""
+        """Events of these kinds among the last ``WINDOW``."""
         return [event for event in self.reader.events[-WINDOW:] if event.kind in kinds]
 
     def qa1(self) -> str:
         return f"Where is {self.draws.pick(self.recent('move')).actor}?"
 
     def qa2(self) -> str | None:
-        """Of an object that was dropped by one who had moved, or that was got by one who moved then."""
+        """Ask about an object that was dropped after its holder moved, or whose holder moved after getting it."""
         events, find = self.reader.events, self.reader.find
-        known = {thing: found[1] for thing in OBJECTS if (found := find(thing))}
+        known = {thing: answer[1] for thing in OBJECTS if (answer := find(thing))}
         ready = {thing for thing, (touched, move) in known.items() if events[touched].kind == "drop" or move > touched}
-        asked = [event.thing for event in self.recent("get", "drop") if event.thing in ready]
-        return f"Where is the {self.draws.pick(asked)}?" if asked else None
+        things = [event.thing for event in self.recent("get", "drop") if event.thing in ready]
+        return f"Where is the {self.draws.pick(things)}?" if things else None
 
     def qa3(self) -> str | None:
-        """Of an object that its last holder carried to two places or more, before any of these but the first."""
+        """Ask where an object was before one of the places to which its last holder carried it, except the first."""
         reader, pick = self.reader, self.draws.pick
         carried = {
             thing: [reader.place(stop) for stop in trail if stop.move > reader.taken[thing]]
             for thing, trail in reader.trail.items()
         }
-        asked = [event.thing for event in self.recent("get", "drop") if len(carried.get(event.thing, ())) > 1]
-        if not asked:
+        things = [event.thing for event in self.recent("get", "drop") if len(carried.get(event.thing, ())) > 1]
+        if not things:
             return None
-        places = carried[thing := pick(asked)]
+        places = carried[thing := pick(things)]
         return f"Where was the {thing} before the {pick([place for place in places if place in places[1:]])}?"
 
     def qa5(self) -> str | None:
@@ -194,7 +200,7 @@ LUA_EVENTS = {
 
 
 class Lua(World):
-    """Spec 2.10. A move, get, drop or give is drawn first, then who does it, to what and for whom."""
+    """Rules of lua: spec 2.10. The kind of act is drawn first, then its actor, object and recipient."""
 
     rules = "lua"
 
@@ -203,13 +209,16 @@ class Lua(World):
         self.is_in = LUA_START.copy()
 
     def draw(self) -> Event | None:
-        """An act and then one of its possible events; none as often as a hundred random tries would all be
-        impossible."""
+        """Draw an act and then one of its possible events.
+
+        None with the probability that a hundred random events of the act are all impossible.
+        """
         events = LUA_EVENTS[self.draws.pick(self.acts)]
         possible = [event for event in events if self.possible(event)]
         return self.draws.pick(possible) if self.draws.uniform() >= (1 - len(possible) / len(events)) ** 100 else None
 
     def possible(self, event: Event) -> bool:
+        """Whether an event can happen now."""
         (kind, actor, thing, to), is_in = event, self.is_in
         if kind == "move":
             return is_in[actor] != thing
@@ -217,7 +226,7 @@ class Lua(World):
             return is_in[thing] == is_in[actor]
         return is_in[thing] == actor != to and (kind == "drop" or is_in[to] == is_in[actor])
 
-    def say(self, event: Event, verb: str) -> str:
+    def fact(self, event: Event, verb: str) -> str:
         return FACTS["lua give" if event.kind == "give" else event.kind].format(**event._asdict(), verb=verb, there="")
 
     def qa1(self) -> str | None:
@@ -225,14 +234,12 @@ class Lua(World):
 
     def qa2(self) -> str | None:
         known = [thing for thing in OBJECTS if self.reader.find(thing)]
-        return (
-            f"Where is the {self.draws.pick(known)}?"
-            if known and self.new >= 3 and self.draws.uniform() < 0.5
-            else None
-        )
+        if not known or self.new < 3 or self.draws.uniform() >= 0.5:
+            return None
+        return f"Where is the {self.draws.pick(known)}?"
 
     def qa3(self) -> str | None:
-        """Of the last change of place."""
+        """Ask about the last change of place of an object."""
         moved = [thing for thing in OBJECTS if len(self.reader.trail.get(thing, ())) > 1]
         if not moved or self.new < 3 or self.draws.uniform() < 0.5:
             return None
@@ -240,8 +247,7 @@ class Lua(World):
         return f"Where was the {thing} before the {self.reader.place(self.reader.trail[thing][-1])}?"
 
     def qa5(self) -> str | None:
-        """Of a gift, after up to five events that concern neither the object nor the two people as giver and
-        recipient."""
+        """Ask about a gift, after up to five events without the object and without a gift between the same people."""
         gift = self.reader.events[-1]
         if gift.kind != "give" or self.new < 2:
             return None
@@ -253,7 +259,7 @@ class Lua(World):
 
 
 def _row(rules: Rules, draws: Draws) -> list[Question]:
-    """QA4: three places in a row, two facts, and a question about one of them (spec 2.7)."""
+    """Story of QA4: three places in a row, two facts, and a question about one of them (spec 2.7)."""
     center, *ends = draws.shuffled(PLACES)[:3]
     way = draws.pick(list(OPPOSITE))
     facts = []
@@ -268,8 +274,8 @@ def _row(rules: Rules, draws: Draws) -> list[Question]:
     return [Question(texts, question, *interpret(texts, question))]
 
 
-def _tell(task: str, rules: Rules, draws: Draws) -> list[Question]:
-    """Five questions of one story; none if lua rejects it, as the answer to a question of QA3 takes four supports."""
+def _draw_story(task: str, rules: Rules, draws: Draws) -> list[Question]:
+    """Draw five questions of one story; none if lua rejects it, because an answer of QA3 needs four supports."""
     world, questions = {"v1.2": V12, "lua": Lua}[rules](task, draws), []
     while len(questions) < 5:
         world.step()
@@ -283,8 +289,10 @@ def _tell(task: str, rules: Rules, draws: Draws) -> list[Question]:
     return questions
 
 
-def tell(task: str, rules: Rules, draws: Draws) -> list[Question]:
-    """The questions of one story: five, or one in QA4."""
-    while not (story := _row(rules, draws) if task == "qa4" else _tell(task, rules, draws)):
+def draw_story(task: str, rules: Rules, draws: Draws) -> list[Question]:
+    """Draw the questions of one story: five, or one in QA4."""
+    if task == "qa4":
+        return _row(rules, draws)
+    while not (story := _draw_story(task, rules, draws)):
         pass
     return story

@@ -1,0 +1,102 @@
+"""A batch of samples: what every task returns and every model reads.
+
+Shape suffixes: B batch, b samples of a batch that have begun, T tokens, n lines, L tokens of a line.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Segment = Tensor | tuple[Tensor, Tensor]
+"""Token ids (b, T), or a pair of token ids and a mask that is True at real tokens."""
+
+
+@dataclass
+class Batch:
+    """Inputs and targets of B samples.
+
+    ids_BT: token ids. Tasks with ``ContinuousTokens`` have numbers instead, (B, T, input_dim).
+    targets_BT: the target id at every scored position, -100 elsewhere. Position p is predicted from position p-1.
+    segment_len: tokens per segment if the task fixes it; None: the whole sequence is one segment.
+    read_only: the last ``read_only`` segments are read without writing the memory; if positive, they hold all targets.
+    meta: properties of the samples, each of shape (B,), such as the number of pairs.
+    context: segments (b, T) that are read before ``ids_BT``. A tuple, or, for a context too long to hold, an iterable
+        that generates its segments once. The samples with the longest context come first: b grows up to B.
+    prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model before it generates (``Prompted.score_text``).
+        None: nothing is generated.
+    continues: whether the samples continue those of the previous batch, with the memory that it left. False: they are
+        the first of a stream. The last token of such a batch is only predicted; the next batch begins with it.
+        None: the batch stands alone.
+    auxiliary_lines: extra lines (B, n, L) outside the context, and a mask that is True at real tokens. Models that
+        learn to write lines are trained on them as well. None: there are none.
+    """
+
+    ids_BT: Tensor
+    targets_BT: Tensor
+    segment_len: int | None = None
+    read_only: int = 0
+    meta: dict[str, Tensor] = field(default_factory=dict)
+    context: Iterable[Segment] = ()
+    prompt_B: Tensor | None = None
+    continues: bool | None = None
+    auxiliary_lines: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def scored_BT(self) -> Tensor:
+        """Mask that is True at the scored positions."""
+        return self.targets_BT != -100 if self.targets_BT.dim() == 2 else ~self.targets_BT[..., 0].isnan()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """Copy of the batch on ``device``. A context that is generated is moved segment by segment."""
+        move = partial(Tensor.to, device=device, non_blocking=non_blocking)
+        moved: dict[str, Any] = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        if self.auxiliary_lines is not None:
+            ids_BNL, mask_BNL = self.auxiliary_lines
+            moved["auxiliary_lines"] = move(ids_BNL), move(mask_BNL)
+        context = (tuple(map(move, part)) if isinstance(part, tuple) else move(part) for part in self.context)
+        return replace(
+            self,
+            **moved,
+            meta={name: move(value) for name, value in self.meta.items()},
+            context=tuple(context) if isinstance(self.context, tuple) else context,
+        )
+
+    def written(self) -> list[Segment]:
+        """Segments that the model writes: ``context`` (consumed if it is an iterator) and all but the read-only ones.
+
+        The latter are cut from ``ids_BT``.
+        """
+        written_BT = self.ids_BT[:, : self.ids_BT.shape[1] - self._read_only_tokens]
+        length = written_BT.shape[1]
+        return [*self.context, *(written_BT.split(self.segment_len or length, dim=1) if length else ())]
+
+    def recut(self, lengths: Sequence[int]) -> "Batch":
+        """Copy of the batch whose written tokens become ``context``, in segments of other lengths.
+
+        lengths: tokens per segment; the last length repeats, and 0 means all remaining tokens.
+        The batch has to come from a task with ``FreeSegments``: one tensor that ends with the read-only segments.
+        """
+        left, cuts = self.ids_BT.shape[1] - self._read_only_tokens, []
+        written_BT, query_BT = self.ids_BT.split([left, self._read_only_tokens], dim=1)
+        while left:
+            length = lengths[min(len(cuts), len(lengths) - 1)]
+            cuts.append(min(length or left, left))
+            left -= cuts[-1]
+        targets_BT = self.targets_BT[:, -self._read_only_tokens :]
+        return replace(self, ids_BT=query_BT, targets_BT=targets_BT, context=written_BT.split(cuts, dim=1))
+
+    @property
+    def _read_only_tokens(self) -> int:
+        return self.read_only * (self.segment_len or 0)
+
+
+def exact_match(predicted_BT: Tensor, batch: Batch) -> Tensor:
+    """Share of a sample's answers whose tokens are all right, (B,). Every read-only segment holds one answer."""
+    answers = max(batch.read_only, 1)
+    length = batch.ids_BT.shape[1] if not batch.read_only else batch.read_only * (batch.segment_len or 0)
+    targets, predicted = (t[:, -length:].unflatten(1, (answers, -1)) for t in (batch.targets_BT, predicted_BT))
+    return ((predicted == targets) | (targets == -100)).all(-1).float().mean(-1)

@@ -1,0 +1,143 @@
+"""Data of the time series task: ETT, CSV files, and a synthetic stand-in.
+
+Source: ETT of Zhou et al. 2021, Informer, arXiv 2012.07436; the stand-in is described in ``time_series.py`` (spec 9).
+
+Shape suffixes: R rows, C channels.
+"""
+
+import csv
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import urlopen
+
+import numpy as np
+from numpy.random import PCG64, Generator
+
+from lit_memory.util import files
+from lit_memory.util.provenance import cache_folder
+from lit_memory.util.seeds import mixed_seed
+
+URL = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{}.csv"
+ETT = {"ETTh1": 24, "ETTh2": 24, "ETTm1": 96, "ETTm2": 96}
+"""Source -> rows per day."""
+ROWS, CHANNELS, LAG = 17_420, 7, 300
+"""Rows and channels of the stand-in, as in ETTh1, and the rows after which its last channel repeats itself."""
+
+
+class Series(NamedTuple):
+    """Normalised channels. ``borders``: split -> its first row and the row after its last."""
+
+    numbers_CR: np.ndarray
+    borders: dict[str, tuple[int, int]]
+
+
+def borders(name: str, rows: int) -> dict[str, tuple[int, int]]:
+    """Split -> its first row and the row after its last.
+
+    12, 4 and 4 months of 30 days for ETT and the stand-in, else 7:1:2 of the rows.
+    """
+    if day := ETT.get(name, 24 if name == "seasons" else 0):
+        train, valid, end = 360 * day, 480 * day, 600 * day
+        if rows >= end:
+            return {"train": (0, train), "valid": (train, valid), "test": (valid, end)}
+    train, test = int(rows * 0.7), int(rows * 0.2)
+    return {"train": (0, train), "valid": (train, rows - test), "test": (rows - test, rows)}
+
+
+@lru_cache(maxsize=4)
+def load_series(source: str) -> Series:
+    """Load a source and normalise it by its training rows. A channel that is constant there is only shifted."""
+    columns_CR = seasons() if source == "seasons" else read_csv(fetch(source) if source in ETT else Path(source))
+    parts = borders(source if source in ETT else Path(source).stem, columns_CR.shape[1])
+    train_CR = columns_CR[:, : parts["train"][1]]
+    if not train_CR.shape[1]:
+        raise ValueError(f"{source}: {columns_CR.shape[1]} rows, none of them for training; expected more")
+    mean_C1, std_C1 = train_CR.mean(1, keepdims=True), train_CR.std(1, keepdims=True)
+    return Series(((columns_CR - mean_C1) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32), parts)
+
+
+def fetch(name: str) -> Path:
+    """Path of a CSV file of ETT, downloaded once. Raises FileNotFoundError if the network does not answer."""
+    path = cache_folder() / f"{name}.csv"
+    if not path.is_file():
+        try:
+            with urlopen(URL.format(name), timeout=30) as answer:
+                files.write(path, answer.read())
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{name}: {URL.format(name)} is not in reach ({error}); check the network, or name a CSV file"
+            ) from error
+    return path
+
+
+def read_csv(path: Path) -> np.ndarray:
+    """Columns of numbers in a CSV file, (C, R), without a first column of dates.
+
+    Raises ValueError that names file, line and column.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        rows = [(reader.line_num, row) for row in reader if row]
+    if not rows or len(rows[0][1]) != len(names):
+        raise ValueError(f"{path}: expected a line of {len(names)} names of columns, then lines of as many numbers")
+    chosen = [i for i, text in enumerate(rows[0][1]) if i or _number(text) is not None]
+    if not chosen:
+        raise ValueError(f"{path}: no column of numbers; expected at least one, beside a first one of dates")
+    out_RC = np.empty((len(rows), len(chosen)))
+    for r, (line, row) in enumerate(rows):
+        for c, i in enumerate(chosen):
+            text = row[i] if i < len(row) else ""
+            number = _number(text)
+            if number is None:
+                expected = "expected a number, as no value may be missing"
+                raise ValueError(f"{path}:{line}: column {names[i]!r} has {text!r}; {expected}")
+            out_RC[r, c] = number
+    return out_RC.T
+
+
+def _number(text: str) -> float | None:
+    """The finite number that a text spells, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def autoregression(rng: Generator, *weights: float) -> Iterator[float]:
+    """Autoregressive process: x_t = sum of w_i x_(t-i) + N(0, 1), starting from zeros."""
+    past = [0.0] * len(weights)
+    while True:
+        past = [sum(w * x for w, x in zip(weights, past, strict=True)) + rng.standard_normal(), *past[:-1]]
+        yield past[0]
+
+
+@lru_cache(maxsize=1)
+def seasons() -> np.ndarray:
+    """The synthetic stand-in of spec 9, (C, R): always the same numbers."""
+    rng, row_R = Generator(PCG64(mixed_seed(0, "time_series/seasons", 0))), np.arange(ROWS)
+
+    def process(*weights: float) -> np.ndarray:
+        values = autoregression(rng, *weights)
+        return np.array([next(values) for _ in range(ROWS)])
+
+    periods = (24, 168, 12 * int(rng.integers(3, 7)))
+    waves = [np.sin(2 * np.pi * (row_R / period + rng.random())) * np.exp(0.05 * process(0.995)) for period in periods]
+    shifts = np.zeros(ROWS)
+    for row in rng.integers(ROWS, size=5):
+        shifts[row:] += rng.standard_normal()
+    latents = [part / part.std() for part in (*waves, process(1.6, -0.65), shifts)]
+    out_CR = np.empty((CHANNELS, ROWS))
+    for c in range(CHANNELS - 1):
+        chosen = rng.permutation(len(latents))[:3]
+        out_CR[c] = sum(rng.standard_normal() * latents[i] for i in chosen) + 0.3 * rng.standard_normal(ROWS)
+    memory_R, kept_R = rng.standard_normal(ROWS), rng.random(ROWS) < 0.7
+    for r in range(LAG, ROWS):
+        if kept_R[r]:
+            memory_R[r] = memory_R[r - LAG]
+    out_CR[-1] = memory_R
+    return out_CR
