@@ -12,7 +12,7 @@ from lit_memory.memory import episodic
 from lit_memory.models.decoder import Decoder, attention_mask
 from lit_memory.models.episodic import larimar
 from lit_memory.models.episodic.larimar import Larimar
-from lit_memory.models.episodic.lines import by_width
+from lit_memory.models.episodic.encoder import group_by_width
 from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per line
@@ -139,7 +139,7 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
     model, T = make(pad_id=0), 20
     ids_XT, lengths = ids_of(6, T).clamp(min=1), [20, 3, 8, 9, 0, 16]
     mask_XT = torch.arange(T) < torch.tensor(lengths)[:, None]
-    assert [(numbers.tolist(), width) for numbers, width in by_width(mask_XT)] == [
+    assert [(numbers.tolist(), width) for numbers, width in group_by_width(mask_XT)] == [
         ([1, 2, 4], 8),
         ([3, 5], 16),
         ([0], 20),
@@ -157,7 +157,7 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
 
     found = measured()
     monkeypatch.setattr(
-        "lit_memory.models.episodic.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])]
+        "lit_memory.models.episodic.line_recurrent.group_by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])]
     )
     assert all(close(a, b) for a, b in zip(found, measured(), strict=True))
 

@@ -631,7 +631,7 @@ def observe(name, model, training=True):
     torch.manual_seed(1)
     logits = model.logits(unroll(model, ids, N).hidden_BTD)
     gradient = torch.cat([g.flatten() for g in grads(weighted(logits[:, -N:]), model.parameters())])
-    return [(p.shape, name in model.undecayed) for name, p in model.named_parameters()], logits, gradient
+    return [(p.shape, name in getattr(model, "no_weight_decay", ())) for name, p in model.named_parameters()], logits, gradient
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import at_least
 
 
@@ -68,7 +68,7 @@ class PRMT(LayerRecurrent):
         return [layer.get_parameter("memory") for layer in self.layers]
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return tuple(memory.to(**options).expand(batch, -1, -1) for memory in self.memories())
 
     def embed(self, ids_BT, write=True):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import FieldError
 
 
@@ -78,7 +78,7 @@ class Transformer(LayerRecurrent):
         self.decoder = Decoder(config, WindowLayer)
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         c = self.config
         keys = torch.zeros(batch, c.kv_heads or c.heads, c.window, c.head_width, **options)
         mask = torch.zeros(batch, c.window, dtype=torch.bool, device=options["device"])

@@ -318,7 +318,7 @@ class Experiment:
         task = load_class("task", specs[0].task["name"])
         models = [load_class("model", name) for name in dict.fromkeys(spec.model["name"] for spec in specs)]
         if self.report.x == STEP:
-            diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
+            diagnosed = dict.fromkeys(name for model in models for name in getattr(model, "diagnosed", ()))
             return [*task.metrics, "loss", *(f"test_{name}" for name in (*task.metrics, "loss")), *OF_A_RUN, *diagnosed]
         if self.report.x in task.curves:
             return [*task.curves[self.report.x], "steps"]
@@ -327,7 +327,7 @@ class Experiment:
             *task.derived,
             "loss",
             "steps",
-            *dict.fromkeys(name for model in models for name in model.tested),
+            *dict.fromkeys(name for model in models for name in getattr(model, "tested", ())),
         ]
 
     def check_report(self, specs: Sequence[RunSpec]) -> None:
@@ -557,12 +557,11 @@ class Resolver:
 
     def check_losses(self, train: TrainConfig, model_class: Any) -> None:
         """Check the losses that are weighed against those that the model has."""
+        loss_names = getattr(model_class, "loss_names", ())
         for name, weight in train.losses.items():
-            if name not in model_class.loss_names:
+            if name not in loss_names:
                 known = (
-                    nearest(name, model_class.loss_names)
-                    if model_class.loss_names
-                    else f"{model_class.__name__} has one loss; expected none"
+                    nearest(name, loss_names) if loss_names else f"{model_class.__name__} has one loss; expected none"
                 )
                 raise self.error("train", f"losses.{name}", f"unknown loss; {known}")
             if type(weight) not in (int, float) or not 0 <= weight < math.inf:
