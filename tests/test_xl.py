@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.models import xl
-from lit_memory.models.decoder import attention_mask
+from lit_memory.models.attention import attention_mask
 from lit_memory.models.xl import XL, XLState, blend, by_distance, score, sinusoids, weight_first
 from lit_memory.recurrence import cross_entropy, logits_per_token, state_tensors, unroll
 

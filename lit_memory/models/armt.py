@@ -29,7 +29,8 @@ from torch.nn import functional as F
 
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.recurrence import LayerRecurrent, SharedRead, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
@@ -153,7 +154,7 @@ class ARMT(SharedRead, LayerRecurrent):
         rows_BTD = self.decoder.tokens(ids_BT)
         if write:
             rows_BTD = torch.cat([rows_BTD, self.memory.expand(len(rows_BTD), -1, -1)], dim=1)
-        return self.decoder.place(rows_BTD, after=self.config.memory_tokens if write else 0)
+        return self.decoder.add_positions(rows_BTD, after=self.config.memory_tokens if write else 0)
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)

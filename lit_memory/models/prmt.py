@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import at_least
 
@@ -73,7 +74,7 @@ class PRMT(LayerRecurrent):
 
     def embed(self, ids_BT, write=True):
         before, after = self.config.memory_tokens, self.config.memory_tokens if write else 0
-        return self.decoder.place(F.pad(self.decoder.tokens(ids_BT), (0, 0, before, after)), before, after)
+        return self.decoder.add_positions(F.pad(self.decoder.tokens(ids_BT), (0, 0, before, after)), before, after)
 
     def finish(self, rows_BTD, write=True):
         m = self.config.memory_tokens

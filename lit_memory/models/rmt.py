@@ -111,7 +111,7 @@ class RMT(TokenMemory):
         rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
         start, written = read_BMD.shape[1], write_BMD.shape[1]
         mask = None if mask_BT is None else F.pad(mask_BT, (start, written), value=True)
-        hidden_BTD = self.decoder.run(self.decoder.place(rows_BTD, start, written), mask)
+        hidden_BTD = self.decoder.run(self.decoder.add_positions(rows_BTD, start, written), mask)
         end = hidden_BTD.shape[1] - written
         return hidden_BTD[:, start:end], hidden_BTD[:, end:]
 

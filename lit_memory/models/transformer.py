@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import FieldError
 
@@ -85,7 +86,7 @@ class Transformer(LayerRecurrent):
         return tuple(WindowState(keys, keys, mask) for _ in self.layers)
 
     def embed(self, ids_BT, write=True):
-        return self.decoder.place(self.decoder.tokens(ids_BT))
+        return self.decoder.add_positions(self.decoder.tokens(ids_BT))
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD)

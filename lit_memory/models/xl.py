@@ -38,7 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.decoder import attention_mask, embedding
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import embedding
 from lit_memory.recurrence import LayerRecurrent, LossHead, state_options
 from lit_memory.util.checks import FieldError, at_least
 

@@ -1,7 +1,7 @@
 """The diagonal schedule: layers of different segments run together.
 
 Cell (segment s, layer l) needs the cells (s, l-1) and (s-1, l) alone, so that all cells on one diagonal, s + l = t, can
-run as one group: S + L - 1 grouped steps in place of S * L single ones. The layers of one group run as one ``vmap`` over
+run as one group: S + L - 1 grouped steps in place of S * L single ones. The layers of a group run as one ``vmap`` over
 stacked weights.
 
 Paper:  Sivtsov et al. 2025, Diagonal Batching, arXiv 2506.05229; spec 13.

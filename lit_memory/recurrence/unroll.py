@@ -56,7 +56,7 @@ def unroll(
     bptt: gradients stay within the last ``bptt`` segments, the read-only ones counting as one; default no truncation.
     schedule: "sequential", or "diagonal" for a ``LayerRecurrent`` model: see ``diagonal``. Neither masks nor ``bptt``.
     """
-    check_options(model, bptt, schedule)
+    check_options(bptt, schedule)
     if isinstance(ids_BT, Tensor | tuple):
         segments = cut(ids_BT, mask_BT, segment_len, align)
         return write_then_read(model, segments, state, read_only, keep, bptt, schedule)
@@ -68,17 +68,12 @@ def unroll(
     return Unrolled(join_hidden(model, hidden, state), state)
 
 
-def check_options(model: SegmentRecurrent, bptt: int | None, schedule: str) -> None:
-    """Raise FieldError for an argument out of its range, ValueError for a schedule that the model does not allow."""
+def check_options(bptt: int | None, schedule: str) -> None:
+    """Raise FieldError for an argument out of its range."""
     if bptt is not None and bptt < 1:
         raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
     if schedule not in ("sequential", "diagonal"):
         raise FieldError("schedule", schedule, "expected 'sequential' or 'diagonal'")
-    if schedule == "diagonal" and not isinstance(model, LayerRecurrent):
-        raise ValueError(
-            f"{type(model).__name__} passes memory from the top layer to the bottom one, "
-            "so schedule='diagonal' is impossible; use 'sequential'"
-        )
 
 
 def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:
@@ -190,9 +185,17 @@ def unread_segments(total: int | None, keep: int | None) -> float:
 
 
 def by_diagonals(
-    model: LayerRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
+    model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
 ) -> tuple[deque[Tensor], State]:
-    """``sequential`` by the diagonal schedule, up to the first segment of another length (a short last one)."""
+    """``sequential`` by the diagonal schedule, up to the first segment of another length (a short last one).
+
+    Raises ValueError for a model whose layers are not recurrent, for masks and for ``bptt``.
+    """
+    if not isinstance(model, LayerRecurrent):
+        raise ValueError(
+            f"{type(model).__name__} passes memory from the top layer to the bottom one, "
+            "so schedule='diagonal' is impossible; use 'sequential'"
+        )
     if bptt is not None or any(segment.mask_BT is not None for segment in segments):
         raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
     shapes = [segment.ids_BT.shape for segment in segments]

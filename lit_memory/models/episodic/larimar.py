@@ -68,7 +68,7 @@ class Larimar(LineRecurrent):
         prefix_tokens: int = 0
         """First tokens of a line whose latent is its key; 0: the whole line. Not with linear keys."""
         distinct: bool = False
-        """Deduplicate lines: one with the same tokens as an earlier one is not encoded again and takes no slot (ours)."""
+        """Deduplicate lines: one with the tokens of an earlier one is not encoded again and takes no slot (ours)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

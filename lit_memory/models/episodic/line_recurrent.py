@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.memory import episodic
-from lit_memory.models.decoder import Block, Decoder, attention_mask
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import Block, Decoder
 from lit_memory.models.episodic.encoder import Encoder, LinesConfig, group_by_width, unique_lines
 from lit_memory.models.episodic.episode import (
     Episode,
@@ -203,11 +204,11 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
         if self.to_rows is not None:
             rows_BTD = rows_BTD + self.to_rows(latent_BC).unsqueeze(1)
         if self.to_past is None:
-            rows_BTD = self.decoder.place(rows_BTD)
+            rows_BTD = self.decoder.add_positions(rows_BTD)
             mask = None if mask_BT is None else attention_mask(mask_BT, ids_BT.shape[1])
         else:
             slots = self.to_past(latent_BC).unflatten(-1, (c.layers, -1, c.head_width)).unbind(1)
-            rows_BTD = self.decoder.place(F.pad(rows_BTD, (0, 0, 1, 0)))[:, 1:]  # the slot has position 0
+            rows_BTD = self.decoder.add_positions(F.pad(rows_BTD, (0, 0, 1, 0)))[:, 1:]  # the slot has position 0
             valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
             mask = attention_mask(F.pad(valid_BT, (1, 0), value=True), ids_BT.shape[1])
         for layer, slot_BGK in zip(self.decoder.layers, slots, strict=True):

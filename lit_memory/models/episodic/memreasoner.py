@@ -75,7 +75,7 @@ class MemReasoner(LineRecurrent):
         test_alpha: float | None = None
         """``alpha`` outside of training (published: 8); default: the same."""
         readout: Literal["hard", "st", "soft"] = "st"
-        """What the decoder gets in training: the nearest line, the same with the gradient of "soft", or a mean of all."""
+        """What the decoder gets in training: the nearest line, that with the gradient of "soft", or a mean of all."""
         test_readout: Literal["hard", "soft"] = "hard"
         """What the decoder gets outside of training (published: hard)."""
         temperature: float = 1.0
