@@ -5,10 +5,10 @@ Classes are named as text, so that a wrong name in a YAML fails before torch is 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from importlib import import_module
 from typing import Any
 
 from lit_memory.util.checks import FieldError, nearest
+from lit_memory.util.names import load
 
 MODELS = {
     "transformer": "lit_memory.models.transformer:Transformer",
@@ -51,8 +51,7 @@ def load_class(kind: str, name: str) -> type:
     registry = REGISTRIES[kind]
     if name not in registry:
         raise KeyError(f"unknown {kind} {name!r}; {nearest(name, registry)}")
-    module, _, attribute = registry[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return load(registry[name])
 
 
 def build_config(cls: type, values: Mapping[str, Any]) -> Any:
@@ -85,7 +84,7 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     return {
         "parameters": parameters,
         "state_floats": model.state_floats(model.init_state(1)),
-        "state_growth": model.state_growth,
+        "state_growth": getattr(model, "state_growth", 0),
     }
 
 

@@ -16,7 +16,7 @@ import lit_memory
 from lit_memory.lit import LIT_MODULES, modules
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.models.decoder import rotary_table
+from lit_memory.models.attention import rotary_table
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, TASKS, load_class
 from lit_memory.tasks.mixins import ContinuousTokens, FreeSegments, LossScored

@@ -16,7 +16,7 @@ import lit_memory
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.modules import first_of
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
-from lit_memory.models.decoder import rotate
+from lit_memory.models.attention import rotate
 from lit_memory.models.titans.memory import L2_EPS, l2_normalized
 from lit_memory.models.titans.models import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll

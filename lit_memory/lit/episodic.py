@@ -100,7 +100,7 @@ class LitLines(LitMemory):
         alone = replace(
             batch, ids_BT=ids_XT, targets_BT=targets_XT, segment_len=None, read_only=1, context=(), prompt_B=prompt_X
         )
-        return alone, self.model.found(latents_BRC.flatten(0, 1))
+        return alone, self.model.state_from_latents(latents_BRC.flatten(0, 1))
 
     def answers(self, batch: Batch, state: Asked) -> tuple[Tensor, Tensor, Tensor]:
         hidden_ND, targets_N, _ = super().answers(*self.tails(batch, state))

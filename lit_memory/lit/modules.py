@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_memory.recurrence import map_state, state_tensors, unroll
+from lit_memory.recurrence import cross_entropy, logits_per_token, map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class, weights_of
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
@@ -105,7 +105,8 @@ class LitMemory(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
             weight.requires_grad_(False)
-        named, spared = {name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.model.undecayed
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        spared: set[str] = getattr(self.model, "no_weight_decay", set())
         groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
         if spared:
             groups.append({"params": [named[name] for name in named if name in spared], "weight_decay": 0.0})
@@ -187,9 +188,9 @@ class LitMemory(L.LightningModule):
         def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
             if targets_N.is_floating_point():
                 return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
-            return self.model.cross_entropy(hidden_ND, targets_N, reduction)
+            return cross_entropy(self.model, hidden_ND, targets_N, reduction)
 
-        rows = max(1, MOST_LOGITS // self.model.scores)
+        rows = max(1, MOST_LOGITS // logits_per_token(self.model))
         if len(targets_N) <= rows:
             return loss(hidden_ND, targets_N, reduction)
         part = "sum" if reduction == "mean" else "none"
