@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 import lit_memory
-from lit_memory.lit import LIT_MODULES, modules
-from lit_memory.lit.data import LIT_DATA, LitData
+from lit_memory.lit import LIT_DATA, LIT_MODULES, losses, modules
+from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.models.decoder import rotary_table
 from lit_memory.recurrence import LayerRecurrent

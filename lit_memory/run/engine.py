@@ -22,7 +22,7 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.finite import FiniteGuard
 from lit_memory.lit.callbacks.progress import Progress, Send
 from lit_memory.lit.callbacks.seed import StepSeed
-from lit_memory.lit.callbacks.timing import Stopwatch
+from lit_memory.lit.callbacks.timing import TestTimer
 from lit_memory.lit.data import LitData
 from lit_memory.plan.experiment import RunSpec
 from lit_memory.registry import model_size
@@ -32,6 +32,7 @@ from lit_memory.run.logger import TrackingLogger
 from lit_memory.run.saving import Keeper, VerifiedCheckpoints
 from lit_memory.run.tracking import Tracker
 from lit_memory.util import files
+from lit_memory.util.metrics import Condition, MetricName
 
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -76,9 +77,9 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
     files.sweep(path)
     module, data = build(spec, root)
     logger, curriculum = TrackingLogger(tracker, run_id), Curriculum(spec.stages, spec.train["valid_every"])
-    keeper, stopwatch = Keeper(path, logger), Stopwatch(spec.train["timed_steps"])
+    keeper, timer = Keeper(path, logger), TestTimer(spec.train["timed_steps"])
     trainer = make_trainer(
-        spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), stopwatch, keeper
+        spec, path, logger, curriculum, Progress(send, curriculum, data.task.metrics[0]), timer, keeper
     )
     last = checkpoint.newest(path, lambda text: send({"event": "warning", "message": text}))
     with keeper.signals():
@@ -93,25 +94,31 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
         steps, data.task = trainer.global_step, data.whole_task
         trainer.test(module, datamodule=data, verbose=False)
     totals = {"steps": steps, "train_seconds": trained, "seconds": keeper.seconds, "peak_memory_mb": peak_memory_mb()}
-    return collect(trainer.callback_metrics, data), totals, stopwatch.rows
+    return collect(trainer.callback_metrics, data), totals, timer.rows
 
 
-def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:
-    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them.
-    ``metric[place]`` is a value of a curve, whose x is its place; a test with several conditions has the curve of its
-    last one."""
-    out = []
+def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, Condition, float]]:
+    """(metric, x, value) rows of a test, with the metrics that the task derives from them.
+
+    metrics: Lightning's, by the text of a ``MetricName``. x: the test condition, or the place of a value on a curve; a
+    test with several conditions has the curve of its last one.
+    """
+    tested = [(MetricName.parse(name), float(value)) for name, value in metrics.items()]
+    last, _ = data.test_conditions[-1]
+    rows = []
     for x, task in data.test_conditions:
         means = {
-            name.removeprefix("test/").removesuffix(f"@{x}"): float(v)
-            for name, v in metrics.items()
-            if name.endswith(f"@{x}")
+            str(metric._replace(split="", condition=None)): value
+            for metric, value in tested
+            if (metric.split, metric.condition) == ("test", x)
         }
         for name, value in (means | task.summarize(means)).items():
-            metric, on_curve, place = name.removesuffix("]").partition("[")
-            if not on_curve or x == data.test_conditions[-1][0]:
-                out.append((metric, int(place) if on_curve else x, value))
-    return out
+            metric = MetricName.parse(name)
+            if metric.place is None:
+                rows.append((metric.name, x, value))
+            elif x == last:
+                rows.append((metric.name, metric.place, value))
+    return rows
 
 
 def make_trainer(spec: RunSpec, path: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:

@@ -55,6 +55,7 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.metrics import MetricName
 from lit_memory.util.provenance import cache_folder
 
 
@@ -222,8 +223,8 @@ class LanguageModeling(Task):
         values = {"loss": loss_BT[scored_BT], "bits_per_byte": bits_BT[scored_BT]}
         for i in self.places("segment"):
             own = scored_BT[:, i * s : (i + 1) * s]
-            values[f"segment_loss[{i}]"] = loss_BT[:, i * s : (i + 1) * s][own]
-            values[f"segment_bits_per_byte[{i}]"] = bits_BT[:, i * s : (i + 1) * s][own]
+            values[str(MetricName("segment_loss", place=i))] = loss_BT[:, i * s : (i + 1) * s][own]
+            values[str(MetricName("segment_bits_per_byte", place=i))] = bits_BT[:, i * s : (i + 1) * s][own]
         return values
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
