@@ -43,7 +43,7 @@ def lit_class(name: str) -> type:
     else:
         base, what = LitMemory, "LightningModule"
     made: Any = type(name, (base,), namespace)
-    made.__doc__ = docstring(made, f"{what} of ``{target.__name__}``. {prose(target.__doc__)}")
+    made.__doc__ = docstring(made, f"{what} of ``{target.__name__}``.\n\n{prose(target.__doc__)}")
     return made
 
 

@@ -31,18 +31,25 @@ def as_batch(batch: Batch | Mapping[str, Tensor], segment_len: int | None) -> Ba
     mask_BT = batch.get("attention_mask")
     if mask_BT is not None and bool((mask_BT.diff(dim=1) > 0).any()):
         raise FieldError("attention_mask", mask_BT, "expected padding on the right alone", "padding on the left")
-    return Batch(batch["input_ids"], batch["labels"], segment_len)
+    targets_BT = batch["labels"].clone()
+    targets_BT[:, 0] = -100  # nothing comes before it
+    return Batch(batch["input_ids"], targets_BT, segment_len)
 
 
 class TokenMetrics:
     """Loss, accuracy and perplexity of all scored tokens of one dataloader; of numbers the loss alone."""
+
+    # Tasks' metrics are logged as weighted means by ``self.log`` (a torchmetrics Metric inside Lightning): a MeanMetric
+    # keeps fp32 sums of fp64 losses, so that the numbers of a double-precision run would change.
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.loss = MeanMetric().to(device)
         self.accuracy = MulticlassAccuracy(max(2, vocab_size), average="micro").to(device)
 
     def update(self, losses_N: Tensor, predicted_N: Tensor, targets_N: Tensor) -> None:
-        """Add the tokens of a batch. losses_N: cross-entropies."""
+        """Add the tokens of a batch, which may have none. losses_N: cross-entropies."""
+        if not len(targets_N):
+            return
         self.loss.update(losses_N)
         if not targets_N.is_floating_point():
             self.accuracy.update(predicted_N, targets_N)

@@ -47,13 +47,13 @@ class Curriculum(L.Callback):
         data.set_stage(stage["task"], stage["batch_size"], epoch_steps=min(self.valid_every, steps_left))
         module.set_stage(first_step, stage["steps"])
 
-    def on_fit_start(self, trainer, pl_module):
+    def on_fit_start(self, trainer: Any, pl_module):
         if self.done:
             trainer.should_stop = True
         else:
             self.enter(trainer.datamodule, pl_module, self.step)
 
-    def on_validation_end(self, trainer, pl_module):
+    def on_validation_end(self, trainer: Any, pl_module):
         self.step = trainer.global_step
         stage = self.stages[self.stage]
         solved = self.solved(trainer, stage["until"])

@@ -40,7 +40,7 @@ class Progress(L.Callback):
         metric = metrics.get(str(MetricName(self.metric, "valid")), float("nan"))
         self.report(trainer, metric=float(metric), loss=float(metrics[str(MetricName("loss", "valid"))]))
 
-    def setup(self, trainer, pl_module, stage):
+    def setup(self, trainer: Any, pl_module, stage):
         if stage == "test":
             trainer.datamodule.on_test_segment = self.count
 

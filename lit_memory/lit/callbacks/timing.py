@@ -23,7 +23,7 @@ class TestTimer(L.Callback):
         self.totals: dict[Condition, tuple[float, int]] = {}  # condition -> seconds, contexts
         self.speeds: dict[Condition, float] = {}
 
-    def on_test_start(self, trainer, pl_module):
+    def on_test_start(self, trainer: Any, pl_module):
         if not self.timed_steps:
             return
         module, data = pl_module, trainer.datamodule
@@ -49,7 +49,7 @@ class TestTimer(L.Callback):
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         self.began = self.now(pl_module.device)
 
-    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+    def on_test_batch_end(self, trainer: Any, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
         condition = trainer.datamodule.test_conditions[dataloader_idx][0]
         seconds, contexts = self.totals.get(condition, (0.0, 0))
         seconds += self.now(pl_module.device) - self.began
