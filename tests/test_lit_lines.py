@@ -154,7 +154,7 @@ def test_lines_apart_are_auto_encoded(cls):
 def test_auto_encoding_alone_reads_nothing():
     module, batch = make(answer_loss=0.0, order_loss=0.0, autoencoding_loss=2.0), make_batch()
     expected = make(autoencoding_loss=2.0).losses(batch)["autoencoding"]
-    module.read = None
+    module.read_context = None
     assert list(module.losses(batch)) == ["autoencoding"] and close(module.loss(batch), 2 * expected)
 
 
@@ -227,21 +227,22 @@ def test_larimar():
     cls, batch = lit_memory.LitLarimar, make_batch(1)
     weights = {"memory_loss": 1.0, "autoencoding_loss": 2.0, "language_loss": 3.0, "keys_loss": 0.5}
     module = make(cls, answer_loss=0.0, **weights)
-    module.read = None  # nothing is read where no answer counts
-    ids, mask = module.lines(batch)
+    module.read_context = None  # nothing is read where no answer counts
+    ids, mask = module.written_lines(batch)
     assert ids.shape == mask.shape == (B, 8, L)
     found = module.model.losses(ids, mask)
     assert close(module.loss(batch), sum(weights[f"{name}_loss"] * loss for name, loss in found.items()))
     text = torch.randint(1, V, (2, 3 * L))
     written = Batch(text, text, L)
-    assert torch.equal(module.lines(written)[0], text.view(2, 3, L)) and module.lines(written)[1].all()
+    assert torch.equal(module.written_lines(written)[0], text.view(2, 3, L)) and module.written_lines(written)[1].all()
     ragged = Batch(
         text[:, :L], text[:, :L], L, 1, context=(text[:1, :L], (text[:, L:], torch.ones(2, 2 * L, dtype=torch.bool)))
     )
-    assert module.lines(ragged)[1].any(-1).tolist() == [[True] * 3, [False, True, True]]
+    assert module.written_lines(ragged)[1].any(-1).tolist() == [[True] * 3, [False, True, True]]
     loose = make(cls, line_tokens=0)
     assert (
-        loose.lines(Batch(text, text, 6))[0].shape == (2, 3, 6) and loose.lines(Batch(text, text, 6))[1].sum() == 6 * L
+        loose.written_lines(Batch(text, text, 6))[0].shape == (2, 3, 6)
+        and loose.written_lines(Batch(text, text, 6))[1].sum() == 6 * L
     )
     both = make(cls, autoencoding_loss=2.0)
     assert close(both.loss(batch), make(cls).loss(batch) + 2 * found["autoencoding"])
@@ -277,4 +278,4 @@ def test_bad_input():
         make().loss(make_batch(support=SUPPORT.clone().index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(6))))
     ids = torch.ones(1, T, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"lines: expected a batch that has the model write some"):
-        make().lines(Batch(ids, ids, T, read_only=1))
+        make().written_lines(Batch(ids, ids, T, read_only=1))
