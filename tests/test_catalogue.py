@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_memory.cli import main
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import listing, located
 

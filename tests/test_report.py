@@ -15,14 +15,17 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_memory.plan.experiment import RunSpec, load
+from lit_memory.plan.experiment import load
 from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import load_class
 from lit_memory.report import figures
 from lit_memory.report import render as report
 from lit_memory.report.marks import Summary
 from lit_memory.report.placing import Box, place
-from lit_memory.report.render import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, ReportConfig, ReportPlan, Results, render
+from lit_memory.report.render import ReportPlan, Results, render
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.run.job import Job
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
