@@ -8,7 +8,7 @@
         Memory Capacity: {experiment: armt_remember, "+": "model.capacity[last] >= 10", "++": "model.capacity[last] >=
         50"}
 
-A mark has one line of ``expect.py``, or a list of them; ``model`` stands for every arm in turn. An ability gets the
+A mark has one line of ``plan.claims``, or a list of them; ``model`` stands for every arm in turn. An ability gets the
 strongest mark whose lines hold, "-" if none does, "?" while a result is missing. The verdict asks whether every mark is
 the paper's, where that is not "?". Nothing is trained: the numbers come from reports/<experiment>/table.csv, of this
 root or as they came with the project. Imports neither torch nor mlflow.
