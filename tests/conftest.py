@@ -201,3 +201,9 @@ def make_root(tmp_path, _database, monkeypatch):
 @pytest.fixture
 def root(make_root):
     return make_root()
+
+
+@pytest.fixture
+def unsaved_figures(monkeypatch):
+    """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
+    monkeypatch.setattr("lit_memory.report.figures._save", lambda figure, suffix: suffix.encode())
