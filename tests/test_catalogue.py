@@ -41,7 +41,7 @@ def folders(tmp_path, monkeypatch):
     ],
 )
 def test_a_name_leads_to_a_file(folders, text, found):
-    """A file of the working folder comes first; a folder is no file; what is not there is for the reader to tell."""
+    """A file of the working folder comes first; a folder is no file."""
     assert find_experiment(text) == Path(found.replace("PROJECT", str(folders / "project/experiments")))
 
 
@@ -54,7 +54,7 @@ def test_a_name_leads_to_a_file(folders, text, found):
         ("x", "expected a file, or a name that --list shows"),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest(folders, text, hint):
+def test_the_error_of_a_wrong_name_has_the_nearest(folders, text, hint):
     with pytest.raises(ConfigError) as caught:
         find_experiment(text)
     assert str(caught.value) == f"{text}: no such file; {hint}"
@@ -94,7 +94,7 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     assert list_experiments() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
 
 
-def test_a_file_without_a_paper_is_told(folders):
+def test_a_file_without_a_paper_is_an_error(folders):
     (folders / "project/experiments/both.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
         list_experiments()

@@ -441,12 +441,12 @@ def test_fewer_samples_at_some_values(tmp_path):
     assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]
 
 
-def test_what_an_experiment_tells_its_report(tmp_path):
+def test_the_plan_that_a_report_gets(tmp_path):
     """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
 
     from lit_memory.run.job import Job
 
-    def told(name, scale):
+    def report_plan(name, scale):
         whole = load(EXPERIMENTS / f"{name}.yaml")
         specs = whole.at(scale).plan()
         job = Job(
@@ -461,14 +461,14 @@ def test_what_an_experiment_tells_its_report(tmp_path):
         )
         return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
 
-    plan = told("memreasoner_babilong", "cpu")
+    plan = report_plan("memreasoner_babilong", "cpu")
     assert (
         plan.paper_x == 128000
         and plan.settings["memreasoner_iu"]
         == "`model.name: memreasoner, model.update_lines: 6`, starts from `memreasoner_babi/memreasoner`"
     )
-    assert told("armt_rwkv", "paper").paper_x is None is told("tarm_stability", "cpu").paper_x
-    assert told("armt_rwkv", "cpu").settings == {
+    assert report_plan("armt_rwkv", "paper").paper_x is None is report_plan("tarm_stability", "cpu").paper_x
+    assert report_plan("armt_rwkv", "cpu").settings == {
         "shared": "`model.name: rwkv`",
         "tuned": "`model.name: rwkv, train.lr: 0.003`",
     }
