@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
 from lit_memory.report.catalogue import find_experiment, list_experiments
 from lit_memory.report.marks import Summary, has_marks

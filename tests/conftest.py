@@ -138,7 +138,7 @@ def make_spec(tree):
     """``make_spec("train.steps=8", ...)``: the first run of the tiny experiment, changed."""
     from lit_memory.plan.experiment import parse
 
-    return lambda *overrides: parse(tree, "tiny.yaml").plan(overrides)[0]
+    return lambda *overrides: parse(tree, "tiny.yaml").at().plan(overrides)[0]
 
 
 class _Hostile:

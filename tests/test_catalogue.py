@@ -8,7 +8,7 @@ import pytest
 
 from lit_memory import cli
 from lit_memory.cli import main
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
 

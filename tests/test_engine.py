@@ -705,7 +705,7 @@ def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
     start = {"train.init": {"run": "a"}}
     arms = {"a": {"model.temporal": "none"}, "b": start, "c": start | {"model": lines | {"name": "larimar"}}}
     tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
-    a, b, c = parse(tree, "tiny.yaml").plan()
+    a, b, c = parse(tree, "tiny.yaml").at().plan()
     module, data = build(a)
     engine.make_trainer(
         a, tmp_path, False, Curriculum(a.stages, a.train["valid_every"]), Keeper(a.folder(tmp_path))

@@ -30,8 +30,9 @@ import yaml
 from conftest import TINY_EXPERIMENT
 
 from lit_memory.cli import main, parser
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import load, parse, parse_override
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load, parse
+from lit_memory.plan.merging import parse_override
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run import checkpoint
 from lit_memory.run.engine import flatten, run_one
@@ -164,7 +165,7 @@ def _warm(tmp_path_factory, _database):
     root = tmp_path_factory.mktemp("warm")
     shutil.copy(_database, root)
     tree = yaml.safe_load(TINY_EXPERIMENT)
-    train(parse(tree, "tiny.yaml").plan()[0], root)
+    train(parse(tree, "tiny.yaml").at().plan()[0], root)
     (root / "tiny.yaml").write_text(yaml.safe_dump(tree))
     assert main([str(root / "tiny.yaml"), "--root", str(root), "--report"]) == 0
 

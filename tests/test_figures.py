@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from report_data import SEEDS, XS, make_frame, make_plan
 
+from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import REGISTRIES, load_class
 from lit_memory.report import figures
 from lit_memory.report.axes import StateAxis
-from lit_memory.report.config import ReportConfig
 from lit_memory.report.labels import MINIMIZED, label, short
 from lit_memory.report.results import Results
 from lit_memory.report.style import MARKERS, STYLE, arm_look

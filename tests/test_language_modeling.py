@@ -21,8 +21,9 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress
 from lit_memory.lit.data import LanguageModelingData
 from lit_memory.lit.modules import LitTransformer
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
+from lit_memory.plan.measured import check_report
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.run import engine
 from lit_memory.run.build import build
@@ -429,9 +430,9 @@ def experiment():
 
 
 def plan(tree):
-    found = parse(tree, "tiny_lm.yaml")
+    found = parse(tree, "tiny_lm.yaml").at()
     specs = found.plan()
-    found.check_report(specs)
+    check_report(found, specs)
     return found, specs
 
 

@@ -15,14 +15,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from report_data import ARMS, EXPECT, PAPER, XS, make_frame, make_plan
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
-from lit_memory.plan.experiment import RunSpec, load
+from lit_memory.plan.experiment import load
 from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import figures
-from lit_memory.report.config import ReportConfig
 from lit_memory.report.render import render
 from lit_memory.report.settings import arm_settings
 from lit_memory.report.tables import wilson_interval
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.util import files
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

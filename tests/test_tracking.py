@@ -6,7 +6,7 @@ import math
 import pytest
 import yaml
 
-from lit_memory.report.config import ReportConfig
+from lit_memory.plan.sections import ReportConfig
 from lit_memory.run.tracking import PARENT, Tracker, default_uri, frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.fields import added
 
 
 @dataclass
@@ -38,7 +39,7 @@ class BackboneConfig:
     family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
-    inputs: int = 0
+    inputs: int = added(0)
     """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
     layers: int = 4
     width: int = 128

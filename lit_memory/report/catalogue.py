@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import INCOMPLETE
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import extended, mapping, paper_section
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.parsing import paper_section
+from lit_memory.plan.reading import extended, mapping
+from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
 

@@ -4,18 +4,13 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import nan
 
-from lit_memory.plan.claims import std
-
-STEP = "step"
-"""The axis whose values are the steps after which a run validates."""
-OF_A_RUN = ("steps_to", "roughness")
-"""Metrics of a whole curve, the same at every step."""
+from lit_memory.report.verdict import std
 
 
 def curve_metrics(
     values: Mapping[int, float], losses: Mapping[int, float], reached: Callable[[float], bool]
 ) -> dict[str, float]:
-    """``OF_A_RUN`` from the validations of one run, step -> value.
+    """``plan.sections.OF_A_RUN`` from the validations of one run, step -> value.
 
     steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN if
         never.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from lit_memory.plan.claims import mean, std
 from lit_memory.report.axes import StateAxis, set_log_y, set_x_axis, train_x_on_axis
 from lit_memory.report.labels import MINIMIZED, SHARES, short
 from lit_memory.report.results import ReportPlan, Results
@@ -26,6 +25,7 @@ from lit_memory.report.style import (
     arm_look,
     text_color,
 )
+from lit_memory.report.verdict import mean, std
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lit_memory.plan.claims import mean, std
+from lit_memory.report.verdict import mean, std
 
 LABELS = {
     "pairs": "key-value pairs written",

@@ -23,10 +23,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, Claim, check_expect, evaluate
-from lit_memory.plan.config import ConfigError, PaperConfig, strict
-from lit_memory.plan.experiment import Experiment, extended, file_name, load, mapping, paper_section
+from lit_memory.plan.claims import check_expect
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import ScaledExperiment, load
+from lit_memory.plan.measured import x_values
 from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.parsing import paper_section
+from lit_memory.plan.reading import extended, file_name, mapping
+from lit_memory.plan.sections import PaperConfig
+from lit_memory.plan.strict import strict
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, Claim, evaluate
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
@@ -49,7 +55,7 @@ class MarksConfig:
 class Source:
     """Another experiment at one scale, and its table."""
 
-    experiment: Experiment
+    experiment: ScaledExperiment
     rows: list[dict[str, str]] = field(default_factory=list)
     """Of table.csv; empty if there is none yet."""
 
@@ -144,7 +150,7 @@ class Summary:
                 check_expect(claims, list(experiment.arms), values)
             except ValueError as error:
                 raise ConfigError(self.file, where, str(error)) from None
-        folder = "" if self.scale == whole.scale_names()[0] else self.scale
+        folder = "" if self.scale == whole.default_scale else self.scale
         table = Path("reports", experiment.experiment, folder, "table.csv")
         for path in (root / table, PROJECT / table):
             if path.is_file():
@@ -189,7 +195,7 @@ class Summary:
 
     @property
     def scale_shown(self) -> str:
-        scales = dict.fromkeys(next(iter(source.experiment.scales)) for source in self.sources.values())
+        scales = dict.fromkeys(source.experiment.scale for source in self.sources.values())
         return f"scale {', '.join(scales)}"
 
 
@@ -199,10 +205,10 @@ def has_marks(path: Path) -> bool:
     return isinstance(tree, dict) and "marks" in tree
 
 
-def _tested_values(experiment: Experiment) -> list[float]:
+def _tested_values(experiment: ScaledExperiment) -> list[float]:
     """The values of the report's x axis; one run shows them, as all arms are tested alike."""
     arm, overrides = next(iter(experiment.arms.items()))
-    return experiment.test_values(replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan())
+    return x_values(experiment, replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan())
 
 
 def thresholds(line: Mapping[str, Any], mark: str, arm: str) -> list[str]:

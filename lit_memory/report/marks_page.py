@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.report.figures import draw_marks
 from lit_memory.report.markdown import markdown
 from lit_memory.report.marks import MARKS, Mark, Summary, thresholds
 from lit_memory.report.page import join_blocks, paper_claim
 from lit_memory.report.results import Report
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.util import files
 
 Marks = Mapping[tuple[str, str], Mark]

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lit_memory.plan.claims import NOT_REPRODUCED, REPRODUCED
-from lit_memory.plan.paper import paper_rows, section
-from lit_memory.report.config import TIMES
+from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.sections import TIMES
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
+from lit_memory.report.paper import section
 from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.tables import interval_table, time_table
+from lit_memory.report.verdict import NOT_REPRODUCED, REPRODUCED
 
 INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
 

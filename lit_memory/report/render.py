@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, check_expect, evaluate
+from lit_memory.plan.claims import check_expect
 from lit_memory.report.figures import OPTIONAL, draw
 from lit_memory.report.labels import count
 from lit_memory.report.page import page
 from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.tables import csv_table, main_table
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, evaluate
 from lit_memory.util import files
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import Claim
-from lit_memory.report.config import TIMES, ReportConfig
+from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.labels import label, short
+from lit_memory.report.verdict import Claim
 
 
 @dataclass(frozen=True)

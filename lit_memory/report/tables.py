@@ -5,11 +5,11 @@ import io
 import math
 from collections.abc import Sequence
 
-from lit_memory.plan.claims import mean, std
-from lit_memory.report.curves import STEP
+from lit_memory.plan.sections import STEP
 from lit_memory.report.labels import count, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.verdict import mean, std
 
 CURVES = """After the training, mean ± standard deviation over seeds. Roughness: standard deviation of the change of \
 the validation loss from one

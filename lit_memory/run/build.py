@@ -8,7 +8,7 @@ from lit_memory.hf.pretrained import check_weights, start_from
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint
 from lit_memory.run.saving import VerifiedCheckpoints
 

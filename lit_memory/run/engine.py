@@ -24,7 +24,7 @@ from lit_memory.lit.callbacks.progress import Progress, Send
 from lit_memory.lit.callbacks.seed import StepSeed
 from lit_memory.lit.callbacks.timing import Stopwatch
 from lit_memory.lit.data import LitData
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.run import checkpoint
 from lit_memory.run.build import build

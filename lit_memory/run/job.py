@@ -13,11 +13,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from lit_memory.plan.config import ConfigError, naming_changes
-from lit_memory.plan.experiment import Experiment, RunSpec, differences, key_folder, load, parse_override, split_arm
+from lit_memory.plan.deviations import differences
+from lit_memory.plan.errors import ConfigError, naming_changes
+from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
+from lit_memory.plan.measured import check_report, metrics, sizes, x_values
+from lit_memory.plan.merging import parse_override, split_arm
+from lit_memory.plan.runspec import RunSpec, key_folder
+from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
 from lit_memory.report.catalogue import is_complete, read_verdict
-from lit_memory.report.curves import STEP
 from lit_memory.run import checkpoint
 from lit_memory.run.places import check_root, check_server, check_store, database, font_cache, kernel_cache, make_root
 from lit_memory.util import files
@@ -31,7 +35,7 @@ class Job:
 
     whole: Experiment
     """With all its scales."""
-    experiment: Experiment
+    experiment: ScaledExperiment
     """At the scale that was asked for."""
     overrides: list[str]
     everything: list[RunSpec]
@@ -49,7 +53,7 @@ class Job:
     def prepare(cls, args: argparse.Namespace) -> "Job":
         """Read and check everything; nothing is written. Raises ConfigError."""
         whole = load(args.experiment)
-        args.default_scale = args.scale is None or args.scale == whole.scale_names()[0]
+        args.default_scale = args.scale is None or args.scale == whole.default_scale
         experiment = whole.at(args.scale)
         if args.jobs is not None and args.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{args.jobs}: expected at least 1")
@@ -58,8 +62,8 @@ class Job:
         kernel_cache()
         with naming_changes(experiment.file, args.overrides):
             specs = experiment.plan(args.overrides)  # from here on with torch
-            experiment.check_report(specs)
-            sizes = experiment.sizes(specs)
+            check_report(experiment, specs)
+            sized = sizes(experiment, specs)
         arms = chosen("--arms", args.arms, list(experiment.arms), str)
         seeds = chosen("--seeds", args.seeds, experiment.seeds, int)
         return cls(
@@ -68,14 +72,14 @@ class Job:
             args.overrides,
             specs,
             [s for s in specs if s.arm in arms and s.seed in seeds],
-            sizes,
+            sized,
             root,
             args,
         )
 
     @property
     def scale(self) -> str:
-        return next(iter(self.experiment.scales))
+        return self.experiment.scale
 
     @property
     def jobs(self) -> int:
@@ -232,7 +236,6 @@ class Job:
         half-written file. One that misses runs leaves a complete one alone; one that misses none removes what stood in
         for it.
         """
-        from lit_memory.report.config import TIMES
         from lit_memory.report.render import render
         from lit_memory.run.tracking import frame
 
@@ -245,7 +248,7 @@ class Job:
             files.sweep(folder)
             rows = frame(tracker, shown, self.runs, self.experiment.report)
             rows = rows[
-                rows["metric"].isin([*self.experiment.metrics(shown), *TIMES])
+                rows["metric"].isin([*metrics(self.experiment, shown), *TIMES])
             ]  # a curve has another x than the rest
             done = render(self.report_plan(shown), rows, folder)
             if whole and self.incomplete_folder.is_dir():
@@ -260,7 +263,7 @@ class Job:
         from lit_memory.report.settings import arm_settings
 
         e = self.experiment
-        own = {arm: values | split_arm(e.scales[self.scale], arm)[1] | e.axes(arm) for arm, values in e.arms.items()}
+        own = {arm: values | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, values in e.arms.items()}
         return ReportPlan(
             experiment=e.experiment,
             scale=self.scale,
@@ -271,7 +274,7 @@ class Job:
             settings=arm_settings(own, shown),
             arms=list(e.arms),
             seeds=e.seeds,
-            x_values=e.test_values(self.everything),
+            x_values=x_values(e, self.everything),
             config=e.report,
             expect=e.expect,
             deviations=[
@@ -315,7 +318,7 @@ class Job:
     def paper_x(self) -> float | None:
         """The largest value that the test has at the scale "paper"."""
         return (
-            max(self.experiment.test_values(self.paper_specs))
+            max(x_values(self.experiment, self.paper_specs))
             if self.paper_specs and self.experiment.report.x.startswith("test_")
             else None
         )
@@ -360,7 +363,7 @@ class Job:
             sizes |= {"growth_unit": load_class("model", spec.model["name"]).growth_unit}
         totals = {k: run.metrics[k] for k in ("steps", "seconds", "peak_memory_mb") if k in run.metrics}
         stages = [int(n) for n in run.tags.get("lit.stage_steps", "").split()]
-        x = self.experiment.report.state_value(self.experiment.test_values(self.everything))
+        x = self.experiment.report.state_value(x_values(self.experiment, self.everything))
         if x is not None and sizes.get("state_growth"):
             sizes["segments"] = build("task", {**spec.task, self.experiment.report.x.removeprefix("test_"): x}).written
         return (

@@ -9,7 +9,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.util.checks import nearest
 
 SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")

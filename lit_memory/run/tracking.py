@@ -25,11 +25,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 from sqlalchemy.exc import DatabaseError
 
-from lit_memory.plan.config import ConfigError, first_line
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import STEP, ReportConfig
 from lit_memory.registry import load_class
-from lit_memory.report.config import ReportConfig
-from lit_memory.report.curves import STEP, curve_metrics
+from lit_memory.report.curves import curve_metrics
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)

@@ -30,7 +30,7 @@ Shape suffixes: B batch, b samples that have begun, T tokens, S tokens of a segm
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Literal
@@ -45,6 +45,7 @@ from lit_memory.text.corpus import check_source, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -73,14 +74,14 @@ class BABILong(Hidden):
         facts_from: float = 0.0
         facts_to: float = 1.0
         """Facts lie in this part of the context."""
-        eval_set: str = ""
+        eval_set: str = added("")
         """A set of samples that the test takes in place of its own, on the hub (RMT-team/babilong) or local: see
         ``babilong_sets.load_set``."""
-        eval_revision: str | None = None
+        eval_revision: str | None = added(None)
         """Branch, tag or commit of ``eval_set`` on the hub."""
-        eval_length: int | None = None
+        eval_length: int | None = added(None)
         """What the samples of ``eval_set`` are called by: 64000 for 64k, 1000000 for 1M. Set by the test."""
-        test_eval_length: list[int] = field(default_factory=list)
+        test_eval_length: list[int] = added([])
         """The lengths of ``eval_set`` that the test visits, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ from lit_memory.tasks.planted_facts import Asked, Hidden, Sample, TextConfig, en
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import UNKNOWN, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 CITE = "Supporting facts:"
@@ -59,7 +60,7 @@ class EpisodesConfig(TextConfig):
     """Lines of a segment."""
     supporting: float = 0.0
     """Share of the training samples of which the supporting facts are told, chosen by a hash of their text."""
-    apart: int = 0
+    apart: int = added(0)
     """Sentences of books that come with every training sample of lines, in no context (published: about one), for
     models that learn to write lines."""
     test_tokens: list[int] = field(default_factory=list)

@@ -55,6 +55,7 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.provenance import cache_folder
 
 
@@ -88,7 +89,7 @@ class LanguageModeling(Task):
         stride: int | None = None
         """Tokens from the beginning of one window of validation and test to that of the next; default: all of the
         window."""
-        stream: bool = False
+        stream: bool = added(False)
         """Whether a batch holds the next window of every column of the text and goes on with the memory of the batch
         before."""
         test_segments: list[int] = field(default_factory=list)

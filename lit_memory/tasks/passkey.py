@@ -46,6 +46,7 @@ from lit_memory.text.corpus import sentences
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 NOTE = (
@@ -81,7 +82,7 @@ class Passkey(Episodes):
         needle: Literal["passkey", "magic", "san_francisco"] = "passkey"
         digits: int = 5
         """Of a number, whose first one is not 0."""
-        train_digits: list[int] = field(default_factory=list)
+        train_digits: list[int] = added([])
         """Digits of the numbers in training and validation, one of these for every number; default: ``digits``."""
         depth: int | None = None
         """Percent of the hay in front of the needle; default: drawn."""

@@ -55,6 +55,7 @@ from lit_memory.tasks.episodes import (
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
 from lit_memory.text.haystack import Haystack
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -95,11 +96,11 @@ class VariableTracking(Episodes):
         """Statements of a sample; 0: drawn (memreasoner), or a chain (ruler)."""
         eval_hops: int = 0
         """Hops of the test; 0: ``hops``."""
-        value_digits: int = 5
+        value_digits: int = added(5)
         """Digits of a value; fewer are easier to tell apart, for a curriculum."""
         noise: Literal["line", "books"] = "line"
         """What is between the statements: RULER's line, or sentences of ``haystack``."""
-        one_tail: bool = False
+        one_tail: bool = added(False)
         """Lines have one tail that all variables of a chain answer, for a model that reads once; default: a tail each,
         which a hop answers."""
         note: bool = True

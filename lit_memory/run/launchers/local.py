@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.util import files
 
 GRACE = 8.0
