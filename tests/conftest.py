@@ -238,3 +238,21 @@ class InlineLauncher(LocalLauncher):
 def inline(monkeypatch):
     """The command trains in this process, and starts no other."""
     monkeypatch.setattr("lit_memory.cli.LocalLauncher", InlineLauncher)
+
+
+@pytest.fixture
+def write(tree, tmp_path):
+    """``write(**top)``: the tiny experiment as a file, with other values at its top level."""
+
+    def make(**top):
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(tree | top, sort_keys=False))
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """The command fails where it would train."""
+    monkeypatch.setattr("lit_memory.cli.Execution", lambda *args: pytest.fail("something was trained"))
