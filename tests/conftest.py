@@ -243,3 +243,21 @@ def inline(monkeypatch):
 def unsaved_figures(monkeypatch):
     """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
     monkeypatch.setattr("lit_memory.report.figures._save", lambda figure, suffix: suffix.encode())
+
+
+@pytest.fixture
+def write(tree, tmp_path):
+    """``write(**top)``: the tiny experiment as a file, with other values at its top level."""
+
+    def make(**top):
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(tree | top, sort_keys=False))
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """The command fails where it would train."""
+    monkeypatch.setattr("lit_memory.cli.Execution", lambda *args: pytest.fail("something was trained"))

@@ -7,16 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import stand_in
 import yaml
-from conftest import InlineLauncher
 from rich.console import Console
-from test_faults import alive, fork_command, wait_for
 
 from lit_memory import cli
 from lit_memory.cli import main, parse_options, parser
@@ -32,23 +29,6 @@ from lit_memory.run.worklist import WorkList
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
 REPORT = ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
-
-
-@pytest.fixture
-def write(tree, tmp_path):
-    """``write(**top)``: the tiny experiment as a file, with other values at its top level."""
-
-    def make(**top):
-        path = tmp_path / "tiny.yaml"
-        path.write_text(yaml.safe_dump(tree | top, sort_keys=False))
-        return str(path)
-
-    return make
-
-
-@pytest.fixture
-def no_training(monkeypatch):
-    monkeypatch.setattr(cli, "Execution", lambda *args: pytest.fail("something was trained"))
 
 
 def prepare(*argv) -> Sweep:
@@ -350,39 +330,6 @@ def test_the_root_is_the_flag_then_the_environment_then_the_project(write, tmp_p
 
 # Whole sweeps
 
-SWEEP = {"steps": 120, "batch_size": 4, "valid_every": 30, "valid_size": 8, "test_size": 16, "lr": 1e-3}
-
-
-@pytest.fixture
-def sweep_file(tree, write):
-    """Two arms of a second each, dropout included."""
-    return write(base=tree["base"] | {"train": SWEEP, "model": tree["base"]["model"] | {"dropout": 0.1}})
-
-
-def start_process(file, root, **options):
-    """``run.py`` in another working directory, in a session of its own."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT")}
-    (root.parent / "cwd").mkdir(exist_ok=True)
-    argv = [sys.executable, "-u", str(RUN), file, "--root", str(root), "--jobs", "2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    return subprocess.Popen(argv, cwd=root.parent / "cwd", env=environment, **pipes, **options)
-
-
-FINISHED = {}
-
-
-@pytest.fixture
-def finished(sweep_file, make_root, tmp_path):
-    """A sweep that ran in processes of its own, once for all tests: its root and its output."""
-    if not FINISHED:
-        root = make_root("finished")
-        process = start_process(sweep_file, root)
-        out, err = process.communicate(timeout=240)
-        FINISHED.update(
-            root=root, out=out, err=err, code=process.returncode, table=(root / "reports/tiny/table.csv").read_bytes()
-        )
-    return SimpleNamespace(**FINISHED)
-
 
 def statuses(root):
     """Arm -> status of all runs, and the status of the parent."""
@@ -393,79 +340,6 @@ def statuses(root):
 
 def files(root):
     return sorted(path.name for path in (root / "reports" / "tiny").iterdir())
-
-
-def test_a_whole_sweep(finished):
-    root = finished.root
-    assert (finished.code, finished.err) == (0, "")
-    lines = finished.out.splitlines()
-    assert lines[0] == "tiny (scale default): 2 runs: 2 new"
-    assert (
-        sum("✓ " in line for line in lines) == 2
-        and any("stage 1/1" in line for line in lines)
-        and any("testing" in line for line in lines)
-    )
-    assert "REPRODUCED" in lines and f"runs     mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db" in lines
-    assert f"report   {root}/reports/tiny/README.md" in lines
-    assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"} and files(root) == REPORT
-    artifacts = {path.name for path in (root / "mlruns").rglob("report/*")}
-    assert artifacts == set(REPORT)
-    assert sorted(p.name for p in root.iterdir()) == ["checkpoints", "mlflow.db", "mlflow.db.lock", "mlruns", "reports"]
-    kept = ["lock", "log.txt", *(f"step-{n:08d}.ckpt{end}" for n in (90, 120) for end in ("", ".sha256"))]
-    assert [sorted(p.name for p in folder.iterdir()) for folder in (root / "checkpoints").glob("[!.]*")] == [kept, kept]
-    assert list((root.parent / "cwd").iterdir()) == []
-    assert all(path.read_text() == "" for path in root.rglob("log.txt"))
-
-
-def test_the_same_command_again_trains_nothing(finished, sweep_file, no_training, capsys):
-    before = {path: path.stat().st_mtime_ns for path in finished.root.rglob("*.ckpt")}
-    assert call(sweep_file, "--root", finished.root) == 0
-    assert capsys.readouterr().out.startswith("tiny (scale default): 2 runs: 2 finished\n")
-    assert (finished.root / "reports/tiny/table.csv").read_bytes() == finished.table
-    assert {path: path.stat().st_mtime_ns for path in finished.root.rglob("*.ckpt")} == before
-
-
-def test_another_root_gives_the_same_bytes(finished, sweep_file, root, inline):
-    """In this process, one after the other, in place of two processes at a time."""
-    assert call(sweep_file, "--root", root) == 0
-    assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
-
-
-def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monkeypatch, capsys):
-    """Of forks; ``test_run_py_and_its_fork_server_end`` interrupts run.py itself."""
-    log = tmp_path / "log"
-    wait = fork_command(sweep_file, root, log, "--jobs", "2")
-    wait_for(lambda: list(root.rglob("*.ckpt")), seconds=240)
-    os.killpg(wait.pid, signal.SIGINT)
-    started = time.monotonic()
-    assert (wait(), time.monotonic() - started < 20) == (130, True), log.read_text()
-    assert (
-        "interrupted; run the same command again to go on (exit 130)" in log.read_text()
-        and "Traceback" not in log.read_text()
-    )
-    found = statuses(root)
-    assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
-    wait_for(lambda: not alive(wait.pid), seconds=5)
-    assert alive(wait.pid) == []
-    monkeypatch.setattr(cli, "LocalLauncher", InlineLauncher)
-    assert call(sweep_file, "--root", root) == 0
-    assert " to resume" in capsys.readouterr().out.splitlines()[0]
-    assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
-    assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"}
-
-
-def test_children_run_the_code_that_was_called(sweep_file, root, tmp_path):
-    """Another copy lies in the working directory, and another one may be installed; neither is what runs."""
-    for name in ("called", "cwd"):
-        shutil.copytree(
-            RUN.parent / "lit_memory", tmp_path / name / "lit_memory", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        engine = tmp_path / name / "lit_memory" / "run" / "engine.py"
-        engine.write_text(f"def run_one(*args):\n    raise RuntimeError('this is the engine of {name}')\n")
-    shutil.copy(RUN, tmp_path / "called")
-    argv = [sys.executable, str(tmp_path / "called/run.py"), str(sweep_file), "--root", str(root), "--arms", "a"]
-    run = subprocess.run(argv, cwd=tmp_path / "cwd", capture_output=True, text=True)
-    assert run.returncode == 1 and "this is the engine of called" in run.stderr
 
 
 def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):

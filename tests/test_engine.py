@@ -627,9 +627,10 @@ def test_a_run_starts_from_pretrained_weights(make_spec, decoder, tmp_path):
 def test_a_run_starts_from_a_decoder_and_an_encoder(make_spec, tmp_path):
     """Both from their folders, what lies between them from the seed."""
     (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
-    sizes = "family: gpt2, layers: 2, width: 16, heads: 2, positions: 20, encoder_layers: 2, encoder_width: 12, encoder_heads: 3"
+    encoder = "encoder_layers: 2, encoder_width: 12, encoder_heads: 3"
+    sizes = "family: gpt2, layers: 2, width: 16, heads: 2, positions: 20, vocab_size: 23, latent_width: 8"
     spec = make_spec(
-        f"model={{name: larimar, vocab_size: 23, latent_width: 8, {sizes}}}",
+        f"model={{name: larimar, {sizes}, {encoder}}}",
         f"train.init={{decoder: {decoder}, encoder: {bert}}}",
     )
     model, whole = (

@@ -59,8 +59,13 @@ def test_what_is_finished_and_what_is_to_resume(old_root):
 
 def test_the_same_command_completes_them(old_root, inline, monkeypatch, capsys):
     """From step 4 of 9 on, to the weights that version 0.1 came to."""
-    steps = []
-    monkeypatch.setattr(LitMemory, "on_train_batch_start", lambda self, *args: steps.append(self.trainer.global_step))
+    steps, train = [], LitMemory.training_step
+
+    def training_step(self, *args):
+        steps.append(self.trainer.global_step)
+        return train(self, *args)
+
+    monkeypatch.setattr(LitMemory, "training_step", training_step)
     assert main([str(OLD / "tiny.yaml"), "--root", str(old_root)]) == 0
     out = capsys.readouterr().out
     assert "3 runs: 1 finished, 2 to resume" in out and "INCOMPLETE" not in out
@@ -86,5 +91,5 @@ def test_a_saved_folder_loads():
     model, expected = ARMT.from_pretrained(OLD / "model"), load_file(OLD / "model" / "model.safetensors")
     assert model.config.memory_dim == 4
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, expected[name])
+        assert torch.equal(tensor, expected[f"model.{name}"])
     assert torch.isfinite(unroll(model, torch.arange(16).reshape(1, 16), 8).hidden_BTD).all()

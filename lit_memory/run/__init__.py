@@ -1,1 +1,1 @@
-"""Runs to MLflow: the work list, the engine, saving, tracking."""
+"""Runs to MLflow: options -> sweep -> work list -> launchers -> engine -> tracking -> reporting."""
