@@ -22,7 +22,6 @@ from lit_memory.registry import load_class, model_size
 from lit_memory.report.marks import Summary
 from lit_memory.run import checkpoint, engine
 from lit_memory.run.build import build
-from lit_memory.run.saving import Keeper
 
 EXPERIMENTS = [
     path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.memory import episodic
-from lit_memory.models.episodic.larimar import Larimar
 from lit_memory.models.episodic.episode import Episode
+from lit_memory.models.episodic.larimar import Larimar
 from lit_memory.models.episodic.memreasoner import MemReasoner, sinusoids
 from lit_memory.recurrence import generate, unroll
 
@@ -172,7 +172,9 @@ def test_tolerance():
     state = episode(5)
     state.lines_BNE[1, -1] *= 0.01
     moving, stopped = (
-        make(hops=4, tolerance=tau).read_hops(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0]
+        make(hops=4, tolerance=tau).read_hops(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[
+            0
+        ]
         for tau in (0.0, 0.1)
     )
     steps = (moving[:, 1:] - moving[:, :-1]).norm(dim=-1)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.models.armt import ARMT
 from lit_memory.models.attention import attention_mask, rotate
-from lit_memory.models.decoder import BackboneConfig, Decoder, import_decoder
+from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS, load_class
 
