@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
 from lit_memory.recurrence import NoWeightDecay, full_precision, state_options
 from lit_memory.util.checks import at_least
 
@@ -83,7 +83,7 @@ class MambaLayer(nn.Module):
         if not write:
             return rows_BTD, state
         return rows_BTD, MambaState(
-            keep(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
+            last_rows(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
         )
 
     def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:

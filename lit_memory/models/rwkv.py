@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.memory.scan import decayed_attention
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
 from lit_memory.recurrence import state_options
 from lit_memory.util.checks import FieldError, at_least
 
@@ -45,10 +45,10 @@ class RWKVState(NamedTuple):
     memory_BHKV: Tensor
 
 
-def shift(x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+def token_shift(x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """The token before each token, (B, T, D), and the last real token, in the precision of ``last_B1D``."""
     window_BSD = torch.cat([last_B1D.to(x_BTD.dtype), x_BTD], dim=1)
-    return window_BSD[:, :-1], keep(window_BSD, 1, mask_BT).to(last_B1D.dtype)
+    return window_BSD[:, :-1], last_rows(window_BSD, 1, mask_BT).to(last_B1D.dtype)
 
 
 class TimeMix(nn.Module):
@@ -71,7 +71,7 @@ class TimeMix(nn.Module):
         self, x_BTD: Tensor, last_B1D: Tensor, memory_BHKV: Tensor, mask_BT: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = memory_BHKV.dtype
-        before_BTD, last_B1D = shift(x_BTD, last_B1D, mask_BT)
+        before_BTD, last_B1D = token_shift(x_BTD, last_B1D, mask_BT)
         r, k, v, g = before_BTD.lerp(x_BTD, self.mix_4D[:, None, None]).unbind(0)  # x mu + x_{t-1} (1 - mu)
         r, k, v = (
             f(x).unflatten(-1, (self.heads, -1)) for f, x in ((self.receptance, r), (self.key, k), (self.value, v))
@@ -98,7 +98,7 @@ class ChannelMix(nn.Module):
         self.receptance = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        before_BTD, last_B1D = shift(x_BTD, last_B1D, mask_BT)
+        before_BTD, last_B1D = token_shift(x_BTD, last_B1D, mask_BT)
         k, r = before_BTD.lerp(x_BTD, self.mix_2D[:, None, None]).unbind(0)
         return self.receptance(r).sigmoid() * self.value(self.key(k).relu().square()), last_B1D
 

@@ -55,7 +55,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
 
-def keep(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
+def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
     """The last ``count`` real rows of a window of ``count`` kept rows and T new ones, whose padding is at the end."""
     if mask_BT is None:
         return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment in memory
