@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lit_memory.memory import neural
 from lit_memory.memory.neural_chunk import by_chunk
-from lit_memory.models.titans.memory import NeuralMemory, joined
+from lit_memory.models.titans.memory import NeuralMemory, unfold_heads
 from lit_memory.models.titans.models import LMM
 
 BATCH, TOKENS, WIDTH, CHUNK, DEPTH = 4, 1024, 128, 64, 2
@@ -51,7 +51,9 @@ def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
         M = tuple(W.expand(len(rows), -1, -1) for W in parts.M)
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
         q, k, v = parts.heads(parts.qkv(x), rows.dtype)
-        return joined(by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1)
+        return unfold_heads(
+            by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1
+        )
 
     return run
 

@@ -171,12 +171,8 @@ def test_tolerance():
     it."""
     state = episode(5)
     state.lines_BNE[1, -1] *= 0.01
-    moving, stopped = (
-        make(hops=4, tolerance=tau).read_hops(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[
-            0
-        ]
-        for tau in (0.0, 0.1)
-    )
+    question = (state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])
+    moving, stopped = (make(hops=4, tolerance=tau).read_hops(*question)[0] for tau in (0.0, 0.1))
     steps = (moving[:, 1:] - moving[:, :-1]).norm(dim=-1)
     assert steps[0].min() > 0.1 > steps[1, 0]
     assert torch.equal(stopped[0], moving[0])

@@ -183,8 +183,8 @@ def test_coefficients(real):
 
 def test_delta():
     """T-TIT-delta: a matrix without momentum, token by token, is the delta rule; with alpha the erased part is relative
-    to the memory before its decay, which is the gated delta rule (decay first) once the gradient is taken at the decayed
-    one."""
+    to the memory before its decay, which is the gated delta rule (decay first) once the gradient is taken at the
+    decayed one."""
     leaves, T = draw(1, 6, momentum=False), 6
     q, k, v = F.normalize(leaves["q"], dim=-1), F.normalize(leaves["k"], dim=-1), leaves["v"]
     for forget in (False, True):

@@ -210,7 +210,8 @@ def stream_spec(make_spec, source):  # noqa: F811
         }[name]
         return make_spec(
             f"model={{name: {name}, layers: 2, width: 16, {sizes}}}",
-            f"task={{name: language_modeling, source: {source}, stream: true, tokenizer: char, segments: 3, segment_len: 32}}",
+            f"task={{name: language_modeling, source: {source}, stream: true, tokenizer: char, "
+            "segments: 3, segment_len: 32}",
             *("train.steps=10", "train.valid_every=4", "train.lr=1e-2", "train.batch_size=4", "train.test_size=8"),
         )
 
@@ -268,7 +269,10 @@ def test_wrong_settings():
 def test_a_column_that_is_too_short(source, split):  # noqa: F811
     """Told before the training, of every split."""
     sizes = {"batch_size": 1000} if split == "train" else {"batch_size": 1, "eval_batch_size": 1000}
-    message = "segments=3: a window has 48 tokens, a column of .*text, split %s, in 1,000 columns, 1; expected fewer, or more text"
+    message = (
+        "segments=3: a window has 48 tokens, a column of .*text, split %s, in 1,000 columns, 1; "
+        "expected fewer, or more text"
+    )
     trainer = L.Trainer(
         accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
@@ -282,7 +286,8 @@ def test_a_column_that_is_too_short(source, split):  # noqa: F811
     [
         (
             "train.bptt=4",
-            "train.bptt: 4: a batch of the stream has 3 segments, and no gradient leaves it; expected that many at most, or more task.segments",
+            "train.bptt: 4: a batch of the stream has 3 segments, and no gradient leaves it; "
+            "expected that many at most, or more task.segments",
         ),
         (
             "train.stages=[{task.segments: 2}]",

@@ -372,14 +372,14 @@ def test_persistent_tokens_are_read_first(build, tokens, name):
     with none the layer starts from a blank state and has no such parameter."""
     layer = shake(build(name, {"window": 9}, layers=1, persistent=3)).layers[0]
     rows, options = torch.randn(2, 6, 16, dtype=torch.float64), {"device": torch.device("cpu"), "dtype": torch.float64}
-    blank, first = (list(state_tensors(state(**options))) for state in (layer.blank, layer.first_state))
+    blank, first = (list(state_tensors(state(**options))) for state in (layer.empty_state, layer.first_state))
     assert not all(torch.equal(a, b) for a, b in zip(blank, first, strict=True))
     out, state = layer(rows[:1], layer.first_state(**options))
-    whole, whole_state = layer(torch.cat([layer.persistent_1PD, rows[:1]], 1), layer.blank(**options))
+    whole, whole_state = layer(torch.cat([layer.persistent_1PD, rows[:1]], 1), layer.empty_state(**options))
     assert torch.allclose(out, whole[:, 3:], rtol=1e-10, atol=1e-12) and same(state, whole_state)
     none = build(name, persistent=0)
     assert not any("persistent" in n for n, _ in none.named_parameters())
-    assert same(none.layers[0].first_state(**options), none.layers[0].blank(**options), 0)
+    assert same(none.layers[0].first_state(**options), none.layers[0].empty_state(**options), 0)
 
 
 @pytest.mark.parametrize("name", ["mac", "mag"])

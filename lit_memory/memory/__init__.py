@@ -1,1 +1,1 @@
-"""The memories as maths on tensors: no modules, no training code; every function stands alone."""
+"""The memories as pure functions of tensors: no modules, no training code."""

@@ -5,8 +5,8 @@ Paper:     Rodkin et al. 2024, Associative Recurrent Memory Transformer, arXiv 2
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
 
 Deviations
-1. The first segment needs no special case from the caller: an all-zero ``z`` marks a sample that was never written, and
-   its gamma is exactly 1 (the reference keeps a Python flag, which cannot differ between the samples of a batch).
+1. The first segment needs no special case: an all-zero ``z`` marks a memory that was never written, and its gamma is
+   exactly 1. (The reference keeps a Python flag, which cannot differ between the samples of a batch.)
 2. ``gamma="raw"``, ``update="sequential"`` and ``gamma_detach=False`` are the paper's formulas; the defaults are the
    reference's.
 3. ``denom_floor``, ``normalize_phi`` and ``use_denom=False`` are not in the paper. They are off by default.
@@ -23,14 +23,14 @@ from torch.nn import functional as F
 
 
 class AssociativeState(NamedTuple):
-    """What one layer remembers. Both tensors are zero for an empty memory."""
+    """The memory of one layer. Both tensors are zero for an empty memory."""
 
     A_BKD: Tensor
     z_BK: Tensor
 
 
 def empty(batch: int, keys: int, width: int, device=None, dtype=torch.float32) -> AssociativeState:
-    """A memory of ``keys`` features and values of ``width`` floats in which nothing has been written."""
+    """An empty memory of ``keys`` features and values of ``width`` floats."""
     return AssociativeState(
         torch.zeros(batch, keys, width, device=device, dtype=dtype),
         torch.zeros(batch, keys, device=device, dtype=dtype),
@@ -50,14 +50,15 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
 
 def overlap(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5) -> Tensor:
     """z . phi + eps of every row, (B, T, 1): how much of each key the normaliser holds."""
-    return (phi_BTK * z_BK.unsqueeze(1)).sum(
-        -1, keepdim=True
-    ) + eps  # on CPU twice as fast as a matrix product with one column
+    products_BTK = phi_BTK * z_BK.unsqueeze(1)  # on CPU twice as fast as a matrix product with one column
+    return products_BTK.sum(-1, keepdim=True) + eps
 
 
 def floored(den_BT1: Tensor, z_BK: Tensor, phi_BTK: Tensor, floor: float) -> Tensor:
-    """The overlap as a divisor: at least ``floor * |phi| * |z|``, so that it cannot vanish or change sign where z has
-    little mass (the clipped gamma) or negative mass (the raw one)."""
+    """The overlap as a denominator: at least ``floor * |phi| * |z|``.
+
+    So it cannot vanish or change sign where z has little mass (clipped gamma) or negative mass (raw gamma).
+    """
     if not floor:
         return den_BT1
     return torch.maximum(den_BT1, floor * phi_BTK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None])
@@ -77,11 +78,10 @@ def read(
 
 
 def gamma_correction(z_BK: Tensor, phi_BMK: Tensor, den_BM1: Tensor, mode: str = "clip", eps: float = 1e-5) -> Tensor:
-    """gamma = 1 - z.phi / |phi|^2, (B, M, 1): the share of phi that z does not hold yet (appendix C.1).
+    """gamma = 1 - z.phi / |phi|^2, (B, M, 1): the fraction of phi that z does not hold yet (appendix C.1).
 
-    ``mode``: "clip" limits it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. A sample whose
-        z is
-    all zero gets exactly 1.
+    mode: "clip" clips it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. It is exactly 1
+        for a sample whose z is all zero.
     """
     if mode == "off":
         return torch.ones_like(den_BM1)
@@ -106,11 +106,11 @@ def write(
     denom_floor: float = 0.0,
     use_denom: bool = True,
 ) -> AssociativeState:
-    """Replace what the memory holds under the keys ``phi`` by the values ``v``, with strength ``beta`` in [0, 1].
+    """Replace the values under the keys ``phi`` by ``v``, with strength ``beta`` in [0, 1].
 
-    ``update="batch"`` writes all M tokens against the same (A, z), as the reference does; "sequential" one after
-    another, as the paper writes it. They agree where the keys of one segment are orthogonal. Source: the update
-    equations of section 2.
+    update: "batch" writes all M tokens against the same (A, z), as the reference does; "sequential" one after another,
+        as in the paper. They agree where the keys of one segment are orthogonal.
+    Source: the update equations of section 2.
     """
     if update == "sequential":
         flags = {

@@ -1,10 +1,9 @@
-"""Episodic memory of Larimar as pure functions of tensors: slots that hold an episode of latents, addressed by linear
-keys.
+"""Episodic memory of Larimar as pure functions: slots that hold an episode of latents, addressed by linear keys.
 
 Paper:     Das et al. 2024, Larimar: Large language models with episodic memory control, arXiv 2403.11901, section 3;
            the one-hot keys are those of Nelson et al. 2024, Needle in the haystack for memory based large language
-           models, arXiv 2407.01437, eq. 1-4; what is read becomes a line again (``distances``, ``unordered``) in Das et
-           al. 2025, MemReasoner, section 3.4.
+           models, arXiv 2407.01437, eq. 1-4; the unordered readout (``distances``, ``unordered``) is that of Das et al.
+           2025, MemReasoner, section 3.4.
 Reference: the code of arXiv 2403.11901 as spec 11 describes it.
 
 An episode of N latents Z goes into K slots M, and a query z is answered by a latent, with A^+ the pseudo-inverse of A:
@@ -16,20 +15,20 @@ An episode of N latents Z goes into K slots M, and a query z is answered by a la
 (5) w_k = 1 where k = argmin_j |z - M~_j|, else 0 (eq. 3-4), and its soft form   ``one_hot_keys``, ``gaussian_keys``
 
 Keys of either kind, (1) and (3) or (5), go with (2) and (4). A line whose row of W is zero is as good as absent, which
-is how lines of a ragged batch are left out. An episode may have no line: its memory is zero, and so is what is read. Of
-more lines than slots, M is the best fit.
+is how lines of a ragged batch are left out. An episode may have no line: its memory is zero, and reads are zero. With
+more lines than slots, M is the least-squares fit.
 
-With the Gram matrix G = W^T W of all that was written, (2) can be had in parts: lines (W', Z') are added, or forgotten,
-by
+With the Gram matrix G = W^T W of all written keys, (2) can be computed in parts: lines (W', Z') are added, or
+forgotten, by
 
 (6) G' = G +- W'^T W',  M' = G'^+ (G M +- W'^T Z')                               ``add``, ``forget``
 
 Deviations
-1. ``newton`` raises where it diverges; the reference goes on with what comes out. ``newton_safe`` and ``svd`` are other
-   ways to A^+; the reference's evaluation has ``svd``.
-2. (6) equals the published M' = M +- G'^-1 W'^T (Z' - W' M) where G' has an inverse, and holds as well where it has
-   none: for fewer lines than slots, and where forgetting lowers the rank. G is kept in fp64, as it has the squares of
-       the singular values of W.
+1. ``newton`` raises where it diverges; the reference returns the result. ``newton_safe`` and ``svd`` are other ways to
+   A^+; the reference's evaluation uses ``svd``.
+2. (6) equals the published M' = M +- G'^-1 W'^T (Z' - W' M) where G' has an inverse, and also holds where it has none:
+   for fewer lines than slots, and where forgetting lowers the rank. G is kept in fp64, as it has the squares of the
+   singular values of W.
 3. Gaussian keys sum to 1, so that a bandwidth towards 0 gives one-hot keys.
 
 Computations are in the precision of the arguments, which must be at least fp32: call these functions outside of
@@ -47,24 +46,23 @@ from torch import Tensor
 from lit_memory.util.checks import FieldError
 
 NEWTON_SCALE = 5e-4
-"""First guess of ``newton`` over A^T (spec 11.2). It grows singular values up to sqrt(2 / 5e-4) = 63.2; beyond, it
-diverges."""
+"""First guess of ``newton`` over A^T (spec 11.2). The iteration diverges for singular values above sqrt(2 / 5e-4) =
+63.2."""
 NOISE = 1000
-"""Eigenvalues of a Gram matrix up to this multiple of K eps times its trace are taken for 0: rounding, also that of
-lines long forgotten."""
+"""Eigenvalues of a Gram matrix up to this multiple of K eps times its trace count as 0: they are rounding errors."""
 BLOCK = 2**22
-"""Differences that exist at a time while distances are computed."""
+"""Differences held at a time while distances are computed."""
 
 
 class EpisodicState(NamedTuple):
-    """Slots, and the Gram matrix W^T W of the keys that were written, in fp64. Both are zero for an empty memory."""
+    """Slots, and the Gram matrix W^T W of the written keys in fp64. Both are zero for an empty memory."""
 
     M_BKC: Tensor
     gram_BKK: Tensor
 
 
 def empty(batch: int, slots: int, width: int, device=None, dtype=torch.float32) -> EpisodicState:
-    """A memory of ``slots`` latents of ``width`` floats in which nothing has been written."""
+    """An empty memory of ``slots`` latents of ``width`` floats."""
     M_BKC = torch.zeros(batch, slots, width, device=device, dtype=dtype)
     return EpisodicState(M_BKC, torch.zeros(batch, slots, slots, device=device, dtype=torch.float64))
 
@@ -72,13 +70,13 @@ def empty(batch: int, slots: int, width: int, device=None, dtype=torch.float32) 
 def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None) -> Tensor:
     """The pseudo-inverse of every matrix, (X, D, R).
 
-    solver: "newton" is X <- 2X - XAX from NEWTON_SCALE A^T (Ben-Israel and Cohen), which leaves small singular values s
-        out: it multiplies 1/s by 1 - (1 - NEWTON_SCALE s^2)^(2^steps). "newton_safe" starts from A^T / (|A|_1 |A|_inf),
-            which never diverges. "svd" is exact.
-    steps: of both Newtons. Each of them doubles what rounding left outside of the range of a matrix without full rank:
-        2^steps eps in all, 0.004 in fp32 for 15. What is read does not see it, as (2) and (4) multiply it by that
-        matrix.
-    rcond: of "svd", smallest singular value over the largest that is inverted; default: that of ``torch.linalg.pinv``.
+    solver: "newton" is X <- 2X - XAX from NEWTON_SCALE A^T (Ben-Israel and Cohen). It damps small singular values s: it
+        multiplies 1/s by 1 - (1 - NEWTON_SCALE s^2)^(2^steps). "newton_safe" starts from A^T / (|A|_1 |A|_inf), which
+        never diverges. "svd" is exact.
+    steps: steps of both Newton solvers. Each doubles the rounding error outside of the range of a matrix without full
+        rank: 2^steps eps in all, 0.004 in fp32 for 15. Reads are free of it, as (2) and (4) multiply it by that matrix.
+    rcond: for "svd", the smallest singular value over the largest that is inverted; default: that of
+        ``torch.linalg.pinv``.
     Raises ValueError for another solver, and where "newton" diverges.
     """
     if solver not in ("newton", "newton_safe", "svd"):
@@ -90,36 +88,38 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
     X_XDR = A_XRD.mT * NEWTON_SCALE
     if solver == "newton_safe":
         size = A_XRD.abs()
-        bound_X11 = (size.sum(-2).amax(-1) * size.sum(-1).amax(-1))[
-            ..., None, None
-        ]  # at least the square of the largest singular value
-        X_XDR = A_XRD.mT / torch.where(bound_X11 > 0, bound_X11, 1)
+        bound_X = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)  # at least the square of the largest singular value
+        X_XDR = A_XRD.mT / torch.where(bound_X > 0, bound_X, 1)[..., None, None]
     rows, columns = A_XRD.shape[-2:]
     product = X_XDR.new_zeros(())
     for _ in range(steps):  # XAX by way of the smaller of AX and XA
         product = A_XRD @ X_XDR if rows < columns else X_XDR @ A_XRD
         X_XDR = 2 * X_XDR - (X_XDR @ product if rows < columns else product @ X_XDR)
-    if solver == "newton" and not bool(
-        (product.square().sum((-2, -1)) < 2 * min(rows, columns)).all()
-    ):  # its eigenvalues are in [0, 1], or unbounded
-        raise ValueError(
-            "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', "
-            "or shorter latents"
-        )
+    if solver == "newton":
+        bounded_X = product.square().sum((-2, -1)) < 2 * min(rows, columns)  # its eigenvalues are in [0, 1], or diverge
+        if not bool(bounded_X.all()):
+            raise ValueError(
+                "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', "
+                "or shorter latents"
+            )
     return X_XDR
 
 
 def keys(
     z_BNC: Tensor, base_BKC: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None
 ) -> Tensor:
-    """(1), (3): coordinates of latents in the rows of ``base_BKC`` (of M_0 to write, of M to read), (B, N, K).
-    ``solver`` and on: see ``pinv``."""
+    """(1), (3): coordinates of latents in the rows of ``base_BKC`` (M_0 to write, M to read), (B, N, K).
+
+    solver, steps, rcond: see ``pinv``.
+    """
     return z_BNC @ pinv(base_BKC, solver, steps, rcond)
 
 
 def squared_distances(x_BQC: Tensor, y_BNC: Tensor) -> Tensor:
-    """|x - y|^2 of every pair, (B, Q, N), from differences: |x|^2 + |y|^2 - 2xy would lose the digits that tell
-    near-duplicates apart."""
+    """|x - y|^2 of every pair, (B, Q, N).
+
+    From differences, as |x|^2 + |y|^2 - 2xy would lose the digits in which near-duplicates differ.
+    """
     block = max(1, BLOCK // max(1, x_BQC.numel()))
     return torch.cat(
         [(x_BQC.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1) for y in y_BNC.split(block, dim=1)], dim=-1
@@ -127,8 +127,7 @@ def squared_distances(x_BQC: Tensor, y_BNC: Tensor) -> Tensor:
 
 
 def _distances(z_BQC: Tensor, keys_BNC: Tensor, real_BN: Tensor | None) -> Tensor:
-    """Squared distances, inf to keys that are not real. Raises ValueError for an episode without any, and where none is
-    finite."""
+    """Squared distances, inf to keys that are not real. Errors: those of ``nearest``."""
     return _checked(squared_distances(z_BQC, keys_BNC), real_BN)
 
 
@@ -148,8 +147,10 @@ def _checked(distances_BQN: Tensor, real_BN: Tensor | None) -> Tensor:
 
 
 def distances(z_BQC: Tensor, lines_BNC: Tensor, real_BN: Tensor | None = None) -> Tensor:
-    """|z - line| of every pair, (B, Q, N), inf to lines that are not real; its gradient is 0 where it is 0. Errors:
-    those of ``nearest``."""
+    """|z - line| of every pair, (B, Q, N), inf to lines that are not real. The gradient of a distance of 0 is 0.
+
+    Errors: those of ``nearest``.
+    """
     block = max(1, BLOCK // max(1, z_BQC.numel()))
     parts = [
         torch.linalg.vector_norm(z_BQC.unsqueeze(2) - lines.unsqueeze(1), dim=-1)
@@ -159,11 +160,11 @@ def distances(z_BQC: Tensor, lines_BNC: Tensor, real_BN: Tensor | None = None) -
 
 
 def unordered(distances_BQN: Tensor, Z_BNC: Tensor, readout: str = "st", temperature: float = 1.0) -> Tensor:
-    """The latents of the lines that lie nearest to what was read, (B, Q, C).
+    """The latents of the lines nearest to each read, (B, Q, C).
 
     readout: "hard" is the nearest line, whose choice has no gradient; "soft" is the mean under softmax(-distances /
-        temperature); "st" is hard, with the gradient of soft. Raises ValueError for another one, and for a temperature
-        that is not above 0.
+        temperature); "st" is hard, with the gradient of soft.
+    Raises ValueError for another readout, and for a temperature that is not above 0.
     """
     if readout not in ("hard", "st", "soft"):
         raise FieldError("readout", readout, "expected 'hard', 'st' or 'soft'")
@@ -180,10 +181,10 @@ def unordered(distances_BQN: Tensor, Z_BNC: Tensor, readout: str = "st", tempera
 
 
 def nearest(z_BQC: Tensor, keys_BNC: Tensor, real_BN: Tensor | None = None) -> Tensor:
-    """The nearest key of every query, (B, Q); of several, the first. ``real_BN``: True at keys that may be chosen
-    (default: all).
+    """Index of the nearest key of every query, (B, Q); of equally near ones the first.
 
-    Raises ValueError for an episode without any key, and for a latent that is not finite.
+    real_BN: True at keys that may be chosen; default: all. Raises ValueError for an episode without any key, and for a
+    latent that is not finite.
     """
     return _distances(z_BQC, keys_BNC, real_BN).argmin(-1)
 
@@ -194,8 +195,10 @@ def one_hot_keys(z_BQC: Tensor, keys_BKC: Tensor, real_BK: Tensor | None = None)
 
 
 def gaussian_keys(z_BQC: Tensor, keys_BKC: Tensor, bandwidth: float, real_BK: Tensor | None = None) -> Tensor:
-    """Soft (5): w_k ~ exp(-|z - key_k|^2 / (2 bandwidth^2)) with sum 1, (B, Q, K). Raises ValueError as ``nearest``
-    does, and for no bandwidth."""
+    """Soft (5): w_k ~ exp(-|z - key_k|^2 / (2 bandwidth^2)) with sum 1, (B, Q, K).
+
+    Raises ValueError as ``nearest`` does, and for a bandwidth that is not above 0.
+    """
     if not bandwidth > 0:
         raise FieldError("bandwidth", bandwidth, "expected more than 0; for the nearest slot alone use one_hot_keys")
     distances_BQK = _distances(z_BQC, keys_BKC, real_BK)
@@ -217,10 +220,10 @@ def check(W_BNK: Tensor, Z_BNC: Tensor) -> None:
 def write(
     W_BNK: Tensor, Z_BNC: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None
 ) -> EpisodicState:
-    """(2): the memory of an episode, whatever was written before. The order of the lines does not matter.
+    """(2): the memory of an episode, from an empty one. The order of the lines does not matter.
 
-    W_BNK, Z_BNC: keys and latents. ``solver`` and on: see ``pinv``. Raises ValueError for a line that is not finite,
-        and where ``pinv`` does.
+    W_BNK, Z_BNC: keys and latents. solver, steps, rcond: see ``pinv``.
+    Raises ValueError for a line that is not finite, and where ``pinv`` does.
     """
     check(W_BNK, Z_BNC)
     W_64 = W_BNK.double()
@@ -228,14 +231,15 @@ def write(
 
 
 def read(state: EpisodicState, W_BQK: Tensor) -> Tensor:
-    """(4): what the memory holds under the keys, (B, Q, C). Zero from an empty memory and from slots that no line
-    has."""
+    """(4): the latents under the keys, (B, Q, C). Zero from an empty memory, and from slots without a line."""
     return W_BQK @ state.M_BKC
 
 
 def add(state: EpisodicState, W_BNK: Tensor, Z_BNC: Tensor) -> EpisodicState:
-    """(6): the memory of what was written before and of these lines; the same as one exact ``write`` of all. Errors:
-    those of ``write``."""
+    """(6): the memory of the lines written before and of these, equal to one exact ``write`` of all.
+
+    Errors: those of ``write``.
+    """
     return _revise(state, W_BNK, Z_BNC, 1)
 
 
@@ -252,12 +256,8 @@ def _revise(state: EpisodicState, W_BNK: Tensor, Z_BNC: Tensor, sign: int) -> Ep
     M_BKC, W_BNK, Z_BNC, old_BKK = state.M_BKC.double(), W_BNK.double(), Z_BNC.double(), state.gram_BKK
     gram_BKK = old_BKK + sign * W_BNK.mT @ W_BNK
     with torch.no_grad():
-        noise_B = (
-            NOISE
-            * gram_BKK.shape[-1]
-            * torch.finfo(torch.float64).eps
-            * torch.maximum(_trace(old_BKK), _trace(gram_BKK))
-        )
+        trace_B = torch.maximum(_trace(old_BKK), _trace(gram_BKK))
+        noise_B = NOISE * gram_BKK.shape[-1] * torch.finfo(torch.float64).eps * trace_B
         values_BK, vectors_BKK = torch.linalg.eigh(gram_BKK)
         if bool((values_BK < -noise_B[:, None]).any()):
             raise ValueError(
@@ -267,9 +267,8 @@ def _revise(state: EpisodicState, W_BNK: Tensor, Z_BNC: Tensor, sign: int) -> Ep
         null_BKK = null_BKK @ null_BKK.mT
     inverse_BKK = torch.linalg.pinv(gram_BKK, atol=noise_B, rtol=torch.zeros_like(noise_B), hermitian=True)
     M_BKC = inverse_BKK @ (old_BKK @ M_BKC + sign * W_BNK.mT @ Z_BNC)
-    return EpisodicState(
-        M_BKC.to(state.M_BKC.dtype), gram_BKK - null_BKK @ gram_BKK @ null_BKK
-    )  # what is noise now would pass for keys later
+    clean_BKK = gram_BKK - null_BKK @ gram_BKK @ null_BKK  # noise that stayed would count as keys later
+    return EpisodicState(M_BKC.to(state.M_BKC.dtype), clean_BKK)
 
 
 def _trace(A_BKK: Tensor) -> Tensor:
@@ -277,12 +276,10 @@ def _trace(A_BKK: Tensor) -> Tensor:
 
 
 def read_nearest(z_BQC: Tensor, keys_BNC: Tensor, Z_BNC: Tensor, real_BN: Tensor | None = None) -> Tensor:
-    """(5), (2) and (4) in one, for a memory with a slot per line and the keys of its lines: what lies nearest to a
-    query, (B, Q, C).
+    """(5), (2) and (4) in one, for a memory with a slot per line: the latent nearest to each query, (B, Q, C).
 
-    Lines with equal keys share the first one's slot, which holds their mean: exactly their latent, however many they
-    are, if they have the same. Costs O(N C) a query, where ``write`` inverts an N x N matrix. Arguments and errors:
-    those of ``nearest``.
+    Lines with equal keys share the slot of the first, which holds their mean: exactly their latent, if it is the same.
+    Costs O(N C) per query, where ``write`` inverts an N x N matrix. Arguments and errors: those of ``nearest``.
     """
     first_BQ1 = nearest(z_BQC, keys_BNC, real_BN).unsqueeze(-1)
     out_BQC, key_BQC = (t.take_along_dim(first_BQ1, dim=1) for t in (Z_BNC, keys_BNC))

@@ -1,5 +1,4 @@
-"""Linear recurrences over time as pure functions of tensors: Mamba's state-space model, RWKV-5's attention, and the
-scan under both.
+"""Linear recurrences over time as pure functions: Mamba's state-space model, RWKV-5's attention, the scan of both.
 
 Paper:     Gu and Dao 2023, Mamba, arXiv 2312.00752, section 2 (eq. 2a, 2b, 4) and algorithm 2; Peng et al. 2024, Eagle
            and Finch, arXiv 2404.05892, section 4.1 (Eagle is RWKV-5; its formulas are those of spec 9).
@@ -10,9 +9,8 @@ Deviations
 1. A scan starts from any state, and gradients reach that state and flow back from the final one. The reference starts
    from zero, and its final state carries no gradient.
 2. B is discretised by Euler's rule (Delta B), as in the reference's code; eq. 4 has the zero-order hold.
-3. RWKV-5's decay may be any number up to 1. Code that divides by products of decays has to keep it above 0.005.
-
-No form here divides by a product of decays: each step multiplies by a decay of at most 1, so that nothing overflows.
+3. RWKV-5's decay may be any number up to 1. Code that divides by products of decays has to clip it at 0.005. Here each
+   step multiplies by a decay of at most 1, so that nothing overflows.
 
 Shape suffixes: B batch, T tokens, E channels, N states per channel, H heads, K key width, V value width, X any further
 dimensions.
@@ -27,10 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 16
-"""Tokens whose states exist at a time (with gradients RWKV-5 keeps all)."""
+"""Tokens whose states are held at a time (with gradients RWKV-5 keeps all)."""
 CACHE = 2**18
-"""Numbers in the states of a chunk that a CPU scans at a time, by samples: 1 MB in fp32, which is about what lies next
-to a core."""
+"""Numbers in the states of a chunk that a CPU scans at a time, split by samples: 1 MB in fp32, about a core's cache."""
 
 
 def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
@@ -43,8 +40,7 @@ def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
 
 
 def _reached(decay_BTX: Tensor, direct_BTX: Tensor, beyond_BX: Tensor | float = 0.0) -> Tensor:
-    """dL/dh_t of t = 1..T: what h_t itself was used for (``direct_BTX``), and decay_{t+1} dL/dh_{t+1}; of T, what comes
-    from ``beyond_BX``."""
+    """dL/dh_t of t = 1..T: the direct part (``direct_BTX``) plus decay_{t+1} dL/dh_{t+1}, for T plus ``beyond_BX``."""
     decays, direct = decay_BTX.unbind(1), direct_BTX.unbind(1)
     reached = [direct[-1] + beyond_BX]
     for t in range(len(decays) - 1, 0, -1):
@@ -62,7 +58,7 @@ def _chunks(*tensors_BTX: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 class _LinearScan(torch.autograd.Function):
-    """One node in the graph in place of one per step: on a CPU the graph would cost more than its arithmetic."""
+    """One node of the graph in place of one per step, which on a CPU would cost more than the arithmetic."""
 
     generate_vmap_rule = True
 
@@ -82,8 +78,10 @@ class _LinearScan(torch.autograd.Function):
 
 
 class _SelectiveScan(torch.autograd.Function):
-    """Keeps one state per chunk and makes those between again on the way back (section 3.3.2 of the paper): a chunk's
-    states stay in the processor's cache, and what is kept per token does not grow with N."""
+    """Keeps one state per chunk and recomputes the others in the backward pass (section 3.3.2 of the paper).
+
+    The states of a chunk stay in the processor's cache, and memory per token does not grow with N.
+    """
 
     generate_vmap_rule = True
 
@@ -95,7 +93,7 @@ class _SelectiveScan(torch.autograd.Function):
         for x, delta, B, C in _chunks(x_BTE, delta_BTE, B_BTN, C_BTN):
             _, states_BTEN = _selective_states(x, delta, A_EN, B, starts[-1])
             outputs.append((states_BTEN @ C.unsqueeze(-1)).squeeze(-1))  # eq. 2b
-            starts.append(states_BTEN[:, -1].clone())  # by itself, not as a view of a chunk's states
+            starts.append(states_BTEN[:, -1].clone())  # a view would keep the states of the chunk alive
         return torch.cat(outputs, dim=1), starts[-1], torch.stack(starts[:-1], dim=1)
 
     @staticmethod
@@ -137,8 +135,10 @@ def _selective_states(
 
 
 def linear_scan(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
-    """All states h_t = decay_t h_{t-1} + input_t of t = 1..T, (B, T, X), from h_0 = ``state_BX``. A decay may be of
-    size 1 in any dimension but T."""
+    """All states h_t = decay_t h_{t-1} + input_t of t = 1..T, (B, T, X), from h_0 = ``state_BX``.
+
+    A decay may have size 1 in any dimension but T.
+    """
     return _LinearScan.apply(decay_BTX.expand_as(input_BTX), input_BTX, state_BX)
 
 
@@ -148,13 +148,12 @@ def selective_scan(
     """The selective state-space model: outputs (B, T, E) and final state (B, E, N), in the precision of ``state_BEN``.
 
     h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t x_t (eq. 2a, 4) and y_t = C_t h_t (eq. 2b). ``delta_BTE`` is at least 0
-    and ``A_EN`` below 0; a token of Delta 0 leaves the state as it is. Time is linear in T; in CUDA's fp32 the
+    and ``A_EN`` below 0; a token of Delta 0 leaves the state unchanged. Time is linear in T. On CUDA in fp32 the
     reference's kernel runs if installed. Call it outside of autocast.
     """
     x_BTE, delta_BTE, A_EN, B_BTN, C_BTN = (t.to(state_BEN.dtype) for t in (x_BTE, delta_BTE, A_EN, B_BTN, C_BTN))
-    if (
-        x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not torch._C._are_functorch_transforms_active()
-    ):  # vmap cannot batch the kernel
+    transformed = torch._C._are_functorch_transforms_active()  # vmap cannot batch the kernel
+    if x_BTE.is_cuda and state_BEN.dtype == torch.float32 and not transformed:
         kernel = _kernel()
         if kernel is not None:
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
@@ -170,18 +169,16 @@ def selective_scan(
 def decayed_attention(
     r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Linear attention whose memory decays by key channel: outputs (B, T, H, V) and final state (B, H, K, V), in the
-    latter's precision.
+    """Linear attention whose memory decays by key channel: outputs (B, T, H, V) and final state (B, H, K, V).
 
     S_t = diag(w_t) S_{t-1} + k_t^T v_t and o_t = r_t (S_{t-1} + diag(u) k_t^T v_t), with the bonus u for the current
-    token.
+    token, in the precision of ``state_BHKV``.
     """
     outputs = []
     for r, k, v, decay in _chunks(*(t.to(state_BHKV.dtype) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))):
         states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
-        outputs.append(
-            (r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2) + (r * bonus_HK * k).sum(-1, keepdim=True) * v
-        )  # o_t
+        past = (r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2)
+        outputs.append(past + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
         state_BHKV = states_BTHKV[:, -1]
     return torch.cat(outputs, dim=1), state_BHKV.clone()
 
@@ -205,12 +202,11 @@ def with_kernel(
     C_BTN: Tensor,
     state_BEN: Tensor,
 ):
-    """``selective_scan`` by a kernel that starts from zero and returns outputs only: ``kernel(x, Delta, A, B, C)``,
-    channels first.
+    """``selective_scan`` by a kernel that starts from zero and returns outputs only.
 
-    N tokens in front write the initial state, one of its columns each, and N tokens at the end read the final state.
-    Those in front have Delta = 2^-60 and B = 2^60: their decay rounds to exactly 1, and powers of two do not round.
-    Those at the end have Delta = 0.
+    kernel: ``kernel(x, Delta, A, B, C)``, channels first. N tokens in front write the initial state, one column each,
+    and N tokens at the end read the final state. Those in front have Delta = 2^-60 and B = 2^60: their decay rounds to
+    exactly 1, and powers of two do not round. Those at the end have Delta = 0.
     """
     batch, states = len(x_BTE), A_EN.shape[1]
     one_BNN = torch.eye(states, dtype=x_BTE.dtype, device=x_BTE.device).expand(batch, -1, -1)

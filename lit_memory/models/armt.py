@@ -1,21 +1,21 @@
 """ARMT: associative recurrent memory transformer.
 
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in
-    ``memory/associative.py``.
+           ``memory/associative.py``.
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
-    ``modeling_amt/language_modeling.py``.
+           ``modeling_amt/language_modeling.py``.
 
-The rows of a segment are ``[tokens; memory tokens]``. Every layer first recalls, for all its rows, from the memory that
-its earlier segments left (plain residual addition), then runs the transformer block, then writes what the block made of
-the memory tokens. The memory tokens that enter the first layer are the same learned parameter at every segment.
+The rows of a segment are ``[tokens; memory tokens]``. Every layer first adds to all its rows what they recall from the
+layer's memory of earlier segments, then runs the transformer block, then writes the block's outputs at the memory
+tokens. The memory tokens that enter the first layer are the same learned parameter in every segment.
 
 Deviations
 1. The state is passed in and returned; the reference keeps it in module attributes.
-2. The memory of a segment is written at the end of that segment, as in the reference; the paper writes it at the start
-   of the next one. The values are the same.
+2. The memory of a segment is written at its end, as in the reference; the paper writes it at the start of the next
+   segment. The values are the same.
 3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from
    scratch.
-4. Flags that are not in the paper: see ``memory/associative.py``. ``recall_on_mem_rows=False`` is ours as well.
+4. Flags that are not in the paper: see ``memory/associative.py``, and ``recall_on_mem_rows=False``, which is ours.
 
 Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
 """
@@ -46,9 +46,10 @@ class ARMTLayer(nn.Module):
         self.to_key = nn.Linear(config.width, config.memory_dim, bias=False)
         self.to_value = nn.Linear(config.width, config.width, bias=False)
         self.to_beta = nn.Linear(config.width, 1)
-        nn.init.normal_(self.to_value.weight, std=config.value_std) if config.value_std else nn.init.zeros_(
-            self.to_value.weight
-        )
+        if config.value_std:
+            nn.init.normal_(self.to_value.weight, std=config.value_std)
+        else:
+            nn.init.zeros_(self.to_value.weight)
 
     def forward(self, rows_BTD: Tensor, state: AssociativeState, mask_BT: Tensor | None = None, write: bool = True):
         memory_tokens = self.config.memory_tokens if write else 0
@@ -108,7 +109,7 @@ class ARMT(SharedRead, LayerRecurrent):
         nu: int = 3
         """Rolls of DPFP."""
         update: Literal["batch", "sequential"] = "batch"
-        """Write the memory tokens of a segment at once (reference) or one after another (paper)."""
+        """Write the memory tokens of a segment together (reference) or one after another (paper)."""
         gamma: Literal["clip", "raw", "off"] = "clip"
         """Correction of the normaliser: clipped to [0, 1] (reference), the paper's formula, or none (the ablation)."""
         gamma_detach: bool = True
@@ -118,14 +119,15 @@ class ARMT(SharedRead, LayerRecurrent):
         eps: float = 1e-5
         """Added to the denominators."""
         denom_floor: float = 0.0
-        """Least denominator, as a share of |phi|*|z|. Ours."""
+        """Smallest denominator, as a fraction of |phi|*|z|. Ours."""
         normalize_phi: bool = False
         """Keys and queries of unit length. Ours (and a later branch of the reference)."""
         use_denom: bool = True
         """Divide by z . phi; without, the memory is a plain delta rule. Ours (and a later branch of the reference)."""
         recall_on_mem_rows: bool = True
+        """Memory rows recall as well. Without: ours."""
         value_std: float = 0.0
-        """Init of W_v; 0 makes a fresh ARMT equal to its backbone."""
+        """Standard deviation of W_v at init; with 0 a fresh ARMT equals its backbone."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -10,9 +10,10 @@ A layer is one gated block on a residual stream: a short convolution over time, 
 B and C depend on the token, then the gate. There is no attention and no feed-forward.
 
 Deviations
-1. Any segment starts from a state, so that any segmentation equals one pass. The reference takes a state for one token
-   at a time only (arXiv 2407.04841 reports its limit), and Hugging Face's forgets it when a second long segment comes.
-2. The state holds the last taps-1 inputs of the convolution; the reference holds one more, which it never reads again.
+1. Every segment starts from a state, so that any segmentation equals one pass. The reference accepts a state for one
+   token at a time only (arXiv 2407.04841 reports this limit), and Hugging Face's code drops it before a second segment
+   of several tokens.
+2. The state holds the last taps-1 inputs of the convolution; the reference holds one more, which it never reads.
 3. Masked tokens are skipped: they change neither the convolution nor the state. Hugging Face zeroes them, which is the
    same for padding on the left.
 4. Delta starts log-uniform and B is discretised by Euler's rule, both as in the reference (paper: uniform; zero-order
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
 from lit_memory.recurrence import NoWeightDecay, full_precision, state_options
 from lit_memory.util.checks import at_least
 
@@ -66,8 +67,7 @@ class MambaLayer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The projections keep torch's init, the last one divided by sqrt(layers); Delta of a token of zeros is within
-        ``DELTA``."""
+        """Torch's init for projections, the last one divided by sqrt(layers); Delta of a zero input is in ``DELTA``."""
         self.out_proj.weight.div_(math.sqrt(self.config.layers))
         nn.init.uniform_(self.dt_proj.weight, -(self.config.rank**-0.5), self.config.rank**-0.5)
         low, high = map(math.log, DELTA)
@@ -83,7 +83,7 @@ class MambaLayer(nn.Module):
         if not write:
             return rows_BTD, state
         return rows_BTD, MambaState(
-            keep(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
+            last_rows(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
         )
 
     def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -115,8 +115,8 @@ class Mamba(NoWeightDecay, TokenRecurrent):
         """Output head = token embedding."""
         embedding_std: float = 0.02
         wd_all: bool = True
-        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841; without, A, D and the bias of Delta
-        have none (upstream spares A and D)."""
+        """Weight decay for all parameters, as in the scripts of arXiv 2407.04841. Without: none for A, D and the bias
+        of Delta (upstream: none for A and D)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

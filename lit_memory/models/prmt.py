@@ -3,12 +3,12 @@
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, appendix C.2 (a figure; the code is the definition).
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, ``modeling_rmt/experimental.py``.
 
-The rows of a segment are ``[read memory; tokens; write memory]`` as in RMT, but each layer has a recurrence of its own:
-it overwrites the memory rows with what it made of the write rows one segment ago.
+The rows of a segment are ``[read memory; tokens; write memory]`` as in RMT, but each layer has its own recurrence: it
+overwrites the memory rows with its output at the write rows of the previous segment.
 
 Deviations
 1. Rows are replaced by concatenation, not in place.
-2. The memory rows that enter the first layer are zeros: the reference embeds a parameter there, which the first layer
+2. The memory rows that enter the first layer are zeros. The reference embeds a parameter there, which the first layer
    overwrites, so that it never gets a gradient.
 
 Shape suffixes: B batch, T rows, M memory tokens, D width.
@@ -27,7 +27,7 @@ from lit_memory.util.checks import at_least
 
 
 class PRMTLayer(nn.Module):
-    """A block between overwriting the memory rows and keeping what became of them."""
+    """Overwrite the memory rows, run the block, and keep its output at the write rows."""
 
     def __init__(self, config: "PRMT.Config") -> None:
         super().__init__()

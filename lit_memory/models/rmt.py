@@ -5,8 +5,8 @@ Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, 
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
     ``modeling_rmt/language_modeling.py``.
 
-The rows of a segment are ``[read memory; tokens; write memory]``, both memories being what the previous segment left.
-The new memory is what the whole decoder, final norm included, made of the write rows.
+The rows of a segment are ``[read memory; tokens; write memory]``; both memories are that of the previous segment. The
+new memory is the output of the decoder, final norm included, at the write rows.
 
 Deviations
 1. Attention is plain causal, as in the reference on Hugging Face backbones (the Transformer-XL code of the first paper
@@ -29,14 +29,16 @@ from lit_memory.util.checks import FieldError, at_least
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise ValueError for a weight of the new memory that is none."""
+    """Raise FieldError for a weight of the new memory outside of (0, 1]."""
     if not 0 < alpha <= 1:
         raise FieldError("alpha", alpha, "expected a number above 0, up to 1 (RMT)")
 
 
 class TokenMemory(Diagnosed):
-    """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that
-    segment s wrote; RMT has alpha 1."""
+    """A model whose state begins with memory tokens (B, M, D).
+
+    E_s = alpha * M_s + (1 - alpha) * E_(s-1), where M_s is the memory that segment s wrote. RMT has alpha = 1.
+    """
 
     diagnosed: ClassVar = ("memory_change", "written_change", "variance_ratio")
 
@@ -53,12 +55,12 @@ class TokenMemory(Diagnosed):
         return memories, state
 
     def diagnostics(self, memories: list[Tensor]) -> dict[str, Tensor]:
-        """How erratic a memory is, from E_0, E_1, ... of ``trace``, of which there have to be three.
+        """How erratic a memory is, from at least three memories E_0, E_1, ... of ``trace``.
 
-        memory_change, written_change: distance of E_s, and of M_s, from the one before, as a root of the mean over
-            samples, tokens and channels of
-        its square, mean over s. variance_ratio: variance of E_s by that of M_s over the later half of s, where E_0 has
-        faded, both means over the rest; alpha / (2 - alpha) if the M_s are independent and many.
+        memory_change, written_change: root mean square (over samples, tokens and channels) of E_s - E_(s-1), and of
+            M_s - M_(s-1); mean over s.
+        variance_ratio: variance of E_s over that of M_s along the later half of s, where E_0 has faded, both averaged
+            over samples, tokens and channels. alpha / (2 - alpha) if the M_s are independent and many.
         """
         memory_SBMD = torch.stack(memories)
         before_SBMD, alpha = memory_SBMD[:-1], getattr(self.config, "alpha", 1.0)
@@ -79,7 +81,7 @@ class RMT(TokenMemory):
     @dataclass
     class Config(BackboneConfig):
         memory_tokens: int = 32
-        """Carried rows; 0 reads every segment by itself."""
+        """Memory tokens; 0: no memory."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -105,8 +107,7 @@ class RMT(TokenMemory):
     def segment(
         self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What the decoder makes of the tokens and of the write rows (there may be none) in ``[read; tokens;
-        write]``."""
+        """Decoder outputs at the tokens and at the write rows (which may be none) of ``[read; tokens; write]``."""
         tokens_BTD = self.decoder.tokens(ids_BT)
         rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
         start, written = read_BMD.shape[1], write_BMD.shape[1]
@@ -116,5 +117,5 @@ class RMT(TokenMemory):
         return hidden_BTD[:, start:end], hidden_BTD[:, end:]
 
     def update(self, old_BMD: Tensor, new_BMD: Tensor) -> Tensor:
-        """The memory that the next segment gets, from the one that this segment got and the one that it wrote."""
+        """The memory of the next segment, from that of this segment and the one that it wrote."""
         return new_BMD

@@ -4,29 +4,28 @@ Paper:     Kuratov et al. 2024, In Search of Needles in a 11M Haystack, arXiv 24
     spec 4.
 Reference: github.com/booydar/recurrent-memory-transformer, branch babilong_retr.
 
-The rows of a segment are ``[M; R; tokens; M]``: M is the memory that the previous segment wrote, R what M finds among
-the memories that all earlier segments wrote. With X = [M_1; ...; M_{s-1}] and M = M_{s-1}, the numbered steps of spec 4
-are
+The rows of a segment are ``[M; R; tokens; M]``: M is the memory of the previous segment, R what M retrieves from the
+memories of all earlier segments. With X = [M_1; ...; M_{s-1}] and M = M_{s-1}, the numbered steps of spec 4 are
 
 (1) scores = LN_q(M) W_Q (LN_kv(X) W_K)^T / sqrt(D), p = softmax(scores), or softmax(1e5 scores) for ``top_1``
 (2) r = p LN_kv(X) W_V W_O + M, and R = r + W_2 act(W_1 LN_mlp(r))
 (3) rows [M; R; tokens; M]; in the first segment, which retrieves nothing, [M; R] is a parameter of 2m rows
-(4) M_s is what the decoder made of the last m rows, and joins X
+(4) M_s is the output of the decoder at the last m rows, and joins X
 
 ``formula="paper"`` is the formula of the paper: R = softmax(M W_Q (X W_K)^T / sqrt(D)) X W_V W_O with the initial
 memory M_0 in X.
 
-The state grows by 2 m D floats a segment (``state_growth``), so a stream is not read in constant memory: 50 million
-tokens in segments of 512, with m = 16 and D = 768, end at 2.4 billion floats.
+The state grows by 2 m D floats per segment (``state_growth``), so that a stream is not read in constant memory: 50
+million tokens in segments of 512, with m = 16 and D = 768, end at 2.4 billion floats.
 
 Deviations
 1. The state holds the keys and values of the past memories, 2 m D floats each, where the reference holds the memories,
-   m D, and projects all of them anew in every segment. They do not change, so the values are the same. Keys and values
-   belong to the segment that wrote them: under ``bptt`` they get gradients from the segments that are within its reach.
+   m D, and projects all of them again in every segment. They do not change, so that the values are the same. Keys and
+   values belong to the segment that wrote them: under ``bptt`` they get gradients from the segments within its reach.
 2. Dropout, 0.1 in the reference, is the backbone's ``dropout``, as in its blocks.
 3. The projections start like the backbone's, N(0, init_std) with biases 0; the sources do not say.
-4. A sample that has ended adds rows that nobody reads (a batch has one shape); ``reorder`` drops those that no sample
-   reads.
+4. A sample that has ended adds rows that are never read, as a batch has one shape. ``reorder`` drops rows that no
+   sample reads.
 
 Shape suffixes: B batch, T tokens, M memory tokens, P rows of past memories, D width, E = 2D (key, then value).
 """
@@ -44,8 +43,7 @@ from lit_memory.util.checks import at_least
 
 
 class RetrievalState(NamedTuple):
-    """The last memory, keys and values of all that were written, and which of those rows a sample has written
-    itself."""
+    """The last memory, keys and values of all written memories, and which of these rows a sample has written."""
 
     memory_BMD: Tensor
     past_BPE: Tensor
@@ -53,8 +51,7 @@ class RetrievalState(NamedTuple):
 
 
 class Retrieval(nn.Module):
-    """One head of attention from the last memory to the past ones and, in the reference, a feed-forward; both
-    residual."""
+    """One head of attention from the last memory to past ones and, in the reference, a feed-forward; both residual."""
 
     def __init__(self, config: "RMTR.Config") -> None:
         super().__init__()
@@ -83,11 +80,11 @@ class Retrieval(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def keys_values(self, memory_BMD: Tensor) -> Tensor:
-        """What a memory leaves in the state, (B, M, E)."""
+        """Keys and values of a memory for the state, (B, M, E)."""
         return self.to_past(self.norm_past(memory_BMD.to(self.to_past.weight.dtype)))
 
     def forward(self, memory_BMD: Tensor, past_BPE: Tensor, valid_BP: Tensor) -> Tensor:
-        """R (B, M, D). A sample without a valid row gets something finite."""
+        """R (B, M, D); finite but arbitrary for a sample without a valid row."""
         memory_BMD = memory_BMD.to(self.to_query.weight.dtype)
         query_BMD = self.to_query(self.norm_query(memory_BMD))
         readable_BP = valid_BP | ~valid_BP.any(1, keepdim=True)
@@ -106,13 +103,13 @@ class Retrieval(nn.Module):
 
 
 class RMTR(GrowingState, RMT):
-    """RMT that also reads what its last memory finds among all earlier ones."""
+    """RMT that also reads what its last memory retrieves from all earlier ones."""
 
     @dataclass
     class Config(RMT.Config):
         memory_tokens: int = 16
         retrieval: Literal["full", "top_1"] = "full"
-        """Attend to all past rows, or (nearly) to the one that fits best."""
+        """Attend to all past rows, or (nearly) only to the best match."""
         formula: Literal["code", "paper"] = "code"
         """The reference's residual block over [M_1; ...], or the paper's bare attention over [M_0; M_1; ...]."""
 
@@ -152,7 +149,7 @@ class RMTR(GrowingState, RMT):
         )
 
     def retrieve(self, state: RetrievalState) -> Tensor:
-        """R (B, M, D) of the next segment; the learned rows for a sample that has written nothing yet."""
+        """R (B, M, D) of the next segment; learned rows for a sample that has written nothing yet."""
         if self.config.formula == "paper":
             return self.retrieval(*state)
         first_BMD = self.memory[self.config.memory_tokens :].expand_as(state.memory_BMD)
@@ -166,7 +163,7 @@ class RMTR(GrowingState, RMT):
         return RetrievalState(memory_BMD, new.past_BPE, torch.cat([old.valid_BP, added_BP], dim=1))
 
     def append_samples(self, state, others):
-        missing = state.valid_BP.shape[1] - others.valid_BP.shape[1]  # what the samples of ``state`` have written
+        missing = state.valid_BP.shape[1] - others.valid_BP.shape[1]  # rows that the samples of ``state`` have written
         past_BPE = torch.cat([state.past_BPE, F.pad(others.past_BPE, (0, 0, 0, missing)).to(state.past_BPE.dtype)])
         memory_BMD = torch.cat([state.memory_BMD, others.memory_BMD.to(state.memory_BMD.dtype)])
         return RetrievalState(

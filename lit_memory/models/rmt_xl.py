@@ -1,25 +1,25 @@
-"""RMT on a Transformer-XL, as it was first published, and TARM, which averages its memory.
+"""RMT on a Transformer-XL, as first published, and TARM, which averages its memory.
 
 Paper:     Bulatov et al. 2022, Recurrent Memory Transformer, arXiv 2207.06881, sections 3 and 4; Vigneswaran 2023, TARM
     (course report), eq. 1.
 Reference: github.com/booydar/LM-RMT (spec 3); of TARM, none published.
 
-The rows of segment s are ``[E; tokens; E]`` with E = E_(s-1), at relative positions, and with M_s what the last layer
-made of the write rows
+The rows of segment s are ``[E; tokens; E]`` with E = E_(s-1), at relative positions. With M_s the last layer's output
+at the write rows,
 
     E_s = alpha * M_s + (1 - alpha) * E_(s-1)         alpha = 1 is RMT, alpha < 1 TARM
 
-With ``mem_len`` every layer also reads its inputs at the W ordinary tokens before the segment. That cache is detached,
-the memory is not: its gradients cross the segments of one ``unroll``, or the last ``bptt`` of them. The layers are
-those of ``xl.py``; ``rmt.py`` and ``tarm.py`` have the other backbones.
+With ``mem_len`` every layer also reads its inputs at the W tokens before the segment. That cache is detached, the
+memory is not: its gradients cross the segments of one ``unroll``, or the last ``bptt`` of them. The layers are those of
+``xl.py``; ``rmt.py`` and ``tarm.py`` have the other backbones.
 
 Deviations
-1. Attention is causal over all rows; in the reference read rows see each other, and so do write rows. Relative
-   positions know no row ahead.
-2. The first memory is one row N(0, 1), repeated, as in the reference; each row learns by itself from then on.
-3. All rows see the cache (reference: memory only with ``read_mem_from_cache``), in which no memory row is kept.
+1. Attention is causal over all rows, as relative positions are not defined ahead. In the reference read rows see each
+   other, and so do write rows.
+2. The first memory is one row N(0, 1), repeated, as in the reference; each row is trained on its own.
+3. All rows see the cache, which holds no memory rows (reference: memory rows see it only with ``read_mem_from_cache``).
 4. The memory is carried as the last layer leaves it, without dropout.
-5. TARM leaves open what the write rows hold, and how far gradients go: here E, and as far as RMT's.
+5. TARM leaves open what the write rows hold (here: E) and how far gradients go (here: as far as RMT's).
 
 Shape suffixes: B batch, T tokens, M memory tokens, R rows, W cached tokens, S = W + R keys, D width.
 """
@@ -38,7 +38,7 @@ from lit_memory.util.checks import at_least
 
 
 class RMTXLState(NamedTuple):
-    """What the segment before has left: the memory, and the cache of every layer."""
+    """The memory, and the cache of every layer."""
 
     memory_BMD: Tensor
     caches: tuple[XLState, ...]
@@ -50,7 +50,7 @@ class RMTXL(TokenMemory):
     @dataclass
     class Config(XL.Config):
         memory_tokens: int = 10
-        """Carried rows; 0 leaves the cache alone."""
+        """Memory tokens; 0: only the cache."""
         alpha: float = 1.0
         """Weight of the new memory in the average: 1 is RMT; TARM's best is 0.2."""
         mem_len: int = 0

@@ -6,15 +6,15 @@ Paper:     Peng et al. 2024, Eagle and Finch: RWKV with matrix-valued states and
 Reference: github.com/BlinkDL/RWKV-LM, ``RWKV-v5`` (training, init) and github.com/BlinkDL/ChatRWKV, ``att_seq_v5_2``
     (inference).
 
-A layer is a time mix (the attention) and a channel mix (the feed-forward), both on a residual stream. What enters their
-projections is, channel by channel, a mean of the token and the one before.
+A layer is a time mix (the attention) and a channel mix (the feed-forward), both on a residual stream. The input of
+their projections is, channel by channel, a weighted mean of the token and the one before.
 
 Deviations
-1. Decays are not kept above 0.005, which torch code that divides by products of them needs, and segments have any
+1. Decays are not clipped at 0.005 (torch code that divides by products of decays needs that), and segments have any
    length.
 2. The residual stream is fp32 under bf16 weights, as in Mamba; the reference's is bf16.
-3. ``zero_init=False`` gives the projections onto the residual stream the init of the others; the reference starts them
-   at zero, so that a fresh model computes nothing. Ours.
+3. ``zero_init=False`` initialises the projections onto the residual stream like the others. The reference starts them
+   at zero, so that a fresh model is the identity. Ours.
 4. Masked tokens are skipped: they change neither the shifts nor the state.
 
 Shape suffixes: B batch, T tokens, D width, H heads, K key width of a head, V value width (equal), F feed-forward width.
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.memory.scan import decayed_attention
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
 from lit_memory.recurrence import state_options
 from lit_memory.util.checks import FieldError, at_least
 
@@ -38,17 +38,17 @@ DIVISOR = 8
 
 
 class RWKVState(NamedTuple):
-    """The token before, as it entered the time mix and the channel mix, and the attention's memory."""
+    """Inputs of the time mix and the channel mix at the last token, and the attention's memory."""
 
     time_B1D: Tensor
     channel_B1D: Tensor
     memory_BHKV: Tensor
 
 
-def shift(x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The token before each token, (B, T, D), and the last real token, in the precision of ``last_B1D``."""
+def token_shift(x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The row before each row, (B, T, D), and the last real row, in the precision of ``last_B1D``."""
     window_BSD = torch.cat([last_B1D.to(x_BTD.dtype), x_BTD], dim=1)
-    return window_BSD[:, :-1], keep(window_BSD, 1, mask_BT).to(last_B1D.dtype)
+    return window_BSD[:, :-1], last_rows(window_BSD, 1, mask_BT).to(last_B1D.dtype)
 
 
 class TimeMix(nn.Module):
@@ -71,7 +71,7 @@ class TimeMix(nn.Module):
         self, x_BTD: Tensor, last_B1D: Tensor, memory_BHKV: Tensor, mask_BT: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = memory_BHKV.dtype
-        before_BTD, last_B1D = shift(x_BTD, last_B1D, mask_BT)
+        before_BTD, last_B1D = token_shift(x_BTD, last_B1D, mask_BT)
         r, k, v, g = before_BTD.lerp(x_BTD, self.mix_4D[:, None, None]).unbind(0)  # x mu + x_{t-1} (1 - mu)
         r, k, v = (
             f(x).unflatten(-1, (self.heads, -1)) for f, x in ((self.receptance, r), (self.key, k), (self.value, v))
@@ -98,13 +98,13 @@ class ChannelMix(nn.Module):
         self.receptance = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x_BTD: Tensor, last_B1D: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        before_BTD, last_B1D = shift(x_BTD, last_B1D, mask_BT)
+        before_BTD, last_B1D = token_shift(x_BTD, last_B1D, mask_BT)
         k, r = before_BTD.lerp(x_BTD, self.mix_2D[:, None, None]).unbind(0)
         return self.receptance(r).sigmoid() * self.value(self.key(k).relu().square()), last_B1D
 
 
 class RWKVLayer(nn.Module):
-    """Time mix and channel mix. ``depth`` is 0 in the first layer and 1 in the last."""
+    """Time mix and channel mix. ``depth``: 0 in the first layer, 1 in the last."""
 
     def __init__(self, config: "RWKV.Config", depth: float) -> None:
         super().__init__()
@@ -135,11 +135,12 @@ class RWKV(TokenRecurrent):
     @dataclass
     class Config(TokenRecurrentConfig):
         heads: int = 2
-        """The reference's heads are 64 wide."""
+        """Heads of the attention. The reference's are 64 wide."""
         ff_mult: float = 3.5
-        """Feed-forward width over width, which is then rounded down to a multiple of 32."""
+        """Feed-forward width over width; the product is rounded down to a multiple of 32."""
         embedding_std: float = 1e-4
-        """The reference draws evenly from plus and minus its learning rate; a norm follows the embedding."""
+        """Standard deviation of the embeddings, which a norm follows. The reference draws them uniformly from plus and
+        minus its learning rate."""
         zero_init: bool = True
         """Projections onto the residual stream start at zero."""
 

@@ -27,7 +27,7 @@ class TARM(RMT):
     @dataclass
     class Config(RMT.Config):
         alpha: float = 0.2
-        """Weight of the new memory, above 0 (at which it would never change), up to 1 (RMT)."""
+        """Weight of the new memory, above 0 (where the memory would never change), up to 1 (RMT)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -1,8 +1,8 @@
-"""What models that are recurrent in every token share: Mamba, RWKV and Titans.
+"""Shared base of the models that are recurrent in every token: Mamba, RWKV and Titans.
 
-Where the transformers of this package remember from segment to segment, these remember from token to token. A segment
-is a piece of the sequence and nothing more: any way of cutting gives the same hidden states (of Titans, any that cuts
-between its chunks), and a masked token might as well not be there.
+The transformers of this package remember from segment to segment, these models from token to token. A segment is only a
+piece of the sequence: any segmentation gives the same hidden states (in Titans, any that cuts between chunks), and
+masked tokens are skipped.
 
 Shape suffixes: B batch, T tokens, S kept rows and then T new ones, D width, C channels, V vocabulary.
 """
@@ -21,12 +21,12 @@ from lit_memory.util.fields import added
 
 @dataclass
 class TokenRecurrentConfig:
-    """Sizes that every such model has."""
+    """Sizes that all of these models have."""
 
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
     inputs: int = added(0)
-    """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
+    """Numbers per token, in a task of numbers in place of token ids; 0 takes the task's."""
     layers: int = 4
     width: int = 128
     norm_eps: float = 1e-5
@@ -56,16 +56,16 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
 
-def keep(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
-    """The last ``count`` real rows of a window of ``count`` kept rows and T new ones, whose padding is at the end."""
+def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
+    """The last ``count`` real rows of ``count`` kept rows and then T new ones, whose padding is at the end."""
     if mask_BT is None:
-        return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment in memory
+        return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment alive
     rows_BC = mask_BT.sum(1, keepdim=True) + torch.arange(count, device=mask_BT.device)
     return window_BSC.gather(1, rows_BC.unsqueeze(-1).expand(-1, -1, window_BSC.shape[2]))
 
 
 class TokenRecurrent(LayerRecurrent):
-    """A ``LayerRecurrent`` that skips masked tokens. Its layers get masks whose padding is at the end."""
+    """A ``LayerRecurrent`` model that skips masked tokens. Its layers get rows and masks with padding at the end."""
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if mask_BT is None:

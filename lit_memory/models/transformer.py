@@ -4,8 +4,8 @@ Paper:     the backbones of arXiv 2407.04841; window: the reference wrapper's ``
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
 
 Deviations
-1. Keys keep their true distance to the queries (the reference gives cached and current tokens the same positions from
-   the second segment on). With a window that covers the sequence this is full causal attention.
+1. Keys keep their true distance to the queries. (The reference gives cached and current tokens the same positions from
+   the second segment on.) A window that covers the sequence is full causal attention.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
 Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.

@@ -10,19 +10,19 @@ With H the inputs of a layer in this segment and C those of the W tokens before 
     sqrt(K)
 (3) a = LayerNorm(H + softmax(A) v W_o), and the output LayerNorm(a + W_2 relu(W_1 a)); one u and one v serve all layers
 
-The cache holds inputs, so W_kv of the present weights applies to it and learns from it. A short segment looks at far
-more rows than it has: there W_k multiplies its queries and W_v its sums over rows, the same products in another order,
-and no cached row is projected (``score``, ``blend``).
+The cache holds inputs, so that W_kv applies to it and learns from it. Where a short segment sees far more rows than it
+has, W_k multiplies its queries and W_v its sums over rows: the same products in another order, in which no cached row
+is projected (``score``, ``blend``).
 
 The plain window of cached keys with rotary positions is ``transformer`` with its ``window``.
 
 Deviations
 1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are
    the same.
-2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive one, whose
-   clusters have the full width, as in the reference for 267,735 words, but weights of their own (reference: those of
-   the embeddings).
-3. Norms start at 1 (reference: N(1, 0.02)), and each layer drops out the sinusoids anew (reference: once for all
+2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive softmax, whose
+   clusters have the full width, as in the reference for 267,735 words, but own weights (reference: those of the
+   embeddings).
+3. Norms start at 1 (reference: N(1, 0.02)), and each layer has its own dropout of the sinusoids (reference: one for all
    layers).
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
@@ -57,24 +57,27 @@ class XLState(NamedTuple):
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # a table first made during validation must serve training as well
 def sinusoids(length: int, width: int, clamp: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """R_n of the distances n = length-1, ..., 0, of which none counts as more than ``clamp`` (0: no limit), (length,
-    D)."""
+    """R_n of the distances n = length-1, ..., 0, clamped to ``clamp`` (0: no limit), (length, D)."""
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=torch.float64).clamp(max=clamp or length)
     angle = distance[:, None] * 10_000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
 
 
 def by_distance(x_BHTS: Tensor) -> Tensor:
-    """Column of the distance n = S-1, ..., 0 -> column of the key that lies n before the row; what follows a row is
-    arbitrary."""
+    """Shift columns from distances n = S-1, ..., 0 to the keys that are n before each row.
+
+    Columns of keys after a row are arbitrary.
+    """
     rows, keys = x_BHTS.shape[-2:]
     padded = F.pad(x_BHTS, (1, 0)).flatten(-2).unflatten(-1, (keys + 1, rows))
     return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
 
 
 def weight_first(queries: int, weight_HKD: Tensor) -> bool:
-    """Whether W costs less on T = ``queries`` rows of a head than on the S rows that they look at, S being large: T D
-    multiplications for each of those S against D K + T K."""
+    """Whether it costs less to apply W of a head to T = ``queries`` rows than to the S rows that they see.
+
+    For large S: T D multiplications for each of the S rows, against D K + T K.
+    """
     _, head_width, width = weight_HKD.shape
     return queries * width < (queries + width) * head_width
 
@@ -94,8 +97,10 @@ def blend(p_BHTS: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
 
 
 class XLBlock(nn.Module):
-    """The layer on rows ``[cached; own]``, which lie one apart. Masks are the caller's, so that rows may be memory as
-    well as tokens."""
+    """The layer on rows ``[cached; own]`` at consecutive positions.
+
+    Masks are the caller's, so that rows may be memory as well as tokens.
+    """
 
     def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
         super().__init__()
@@ -110,8 +115,10 @@ class XLBlock(nn.Module):
         self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
 
     def forward(self, x_BTD: Tensor, all_BSD: Tensor, mask: Tensor) -> Tensor:
-        """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``. ``mask``: (B or 1, 1, T, S), True
-        where a row may look; not ahead, where distances are arbitrary."""
+        """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``.
+
+        mask: (B or 1, 1, T, S), True where a row may attend: not ahead, where distances are arbitrary.
+        """
         q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
         content_BTHK, position_BTHK = (
             (q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK)
@@ -128,7 +135,7 @@ class XLBlock(nn.Module):
 
 
 class XLLayer(nn.Module):
-    """A block that reads and moves on the cache of its own inputs, of which the rows ``tokens`` join it."""
+    """A block that reads and updates the cache of its own inputs. Only the rows ``tokens`` enter the cache."""
 
     def __init__(self, config: "XL.Config", u_HK: nn.Parameter, v_HK: nn.Parameter) -> None:
         super().__init__()
@@ -206,7 +213,7 @@ class XLDecoder(nn.Module):
 
 
 def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLState, ...]:
-    """Every layer's before the first token; ``options`` are device and type of its rows."""
+    """The cache of every layer before the first token. ``options``: device and dtype of its rows."""
     rows_BWD = torch.zeros(batch, config.mem_len, config.width, **options)
     mask_BW = torch.zeros(batch, config.mem_len, dtype=torch.bool, device=options["device"])
     return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
@@ -222,21 +229,21 @@ class XL(LayerRecurrent):
         vocab_size: int = 0
         """Number of token ids; 0 takes the task's."""
         inputs: int = added(0)
-        """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
+        """Numbers per token, in a task of numbers in place of token ids; 0 takes the task's."""
         layers: int = 6
         width: int = 128
         heads: int = 6
         head_width: int = 64
         ff_width: int = 256
         mem_len: int = 30
-        """Cached tokens; 0 reads every segment by itself."""
+        """Cached tokens; 0: no cache."""
         mem_detach: bool = True
         clamp_len: int = 0
-        """Greatest distance that is told apart from longer ones; 0: no limit."""
+        """Largest distance; longer ones count as this one. 0: no limit."""
         tie_embeddings: bool = True
         cutoffs: list[int] = added([])
-        """First id of every cluster of rare tokens, [20000, 40000, 200000] of the paper's words, for an adaptive
-        softmax; default: a full one."""
+        """First id of every cluster of rare tokens, for an adaptive softmax ([20000, 40000, 200000] for the paper's
+        words); default: a full softmax."""
         dropout: float = 0.1
         norm_eps: float = 1e-5
         init_std: float = 0.02

@@ -1,10 +1,9 @@
-"""The layers of Titans' four models, and the attention, fusion and feed-forward that they are made of.
+"""The layers of Titans' four models, and their attention, fusion and feed-forward.
 
 Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.3 and 4.
-Reference: none by the authors; ``models/titans.py`` lists the deviations.
+Reference: none by the authors; ``titans/models.py`` lists the deviations.
 
-Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states leave it
-out.
+Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states skip it.
 
 Shape suffixes: B batch, T tokens, D width, H heads of attention, K head width, P rows of a prefix, W kept rows of a
 window, C channels of keys and values together, N blocks, S keys of a block.
@@ -18,11 +17,11 @@ from torch.nn import functional as F
 
 from lit_memory.models.attention import rotate
 from lit_memory.models.titans.memory import MemoryState, NeuralMemory, RMSNorm
-from lit_memory.models.token_recurrent import keep
+from lit_memory.models.token_recurrent import last_rows
 
 
 class Attention(nn.Module):
-    """Heads with rotary positions, and a prefix that every row sees without positions."""
+    """Attention with rotary positions, over a prefix that every row sees without positions."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -39,26 +38,26 @@ class Attention(nn.Module):
         return self.split(k_BTD), self.split(v_BTD)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int, prefix_BPD: Tensor | None) -> Tensor:
-        """Outputs (B, H, T, K) of queries that start at position ``first``, over keys that are turned already and the
-        prefix.
+        """Outputs (B, H, T, K) of queries that start at position ``first``, over keys that are rotated already.
 
-        A query is asked twice, turned by its position and as it is; keys of rows answer the former, keys of the prefix
-        the latter.
+        Every query is used twice: rotated, against the keys of rows, and as it is, against those of the prefix.
         """
-        turned = rotate(F.pad(q, (0, 0, first, 0)), self.head_width)[:, :, first:]
+        rotated = rotate(F.pad(q, (0, 0, first, 0)), self.head_width)[:, :, first:]
         if prefix_BPD is None:
-            return F.scaled_dot_product_attention(turned, k, v, attn_mask=mask)
+            return F.scaled_dot_product_attention(rotated, k, v, attn_mask=mask)
         pk, pv = (t.expand(len(q), -1, -1, -1) for t in self.keys_values(prefix_BPD))
         k = torch.cat([F.pad(pk, (self.head_width, 0)), F.pad(k, (0, self.head_width))], dim=2)
         mask = F.pad(mask, (pk.shape[2], 0), value=True)
         return F.scaled_dot_product_attention(
-            torch.cat([turned, q], dim=-1), k, torch.cat([pv, v], dim=2), attn_mask=mask, scale=self.head_width**-0.5
+            torch.cat([rotated, q], dim=-1), k, torch.cat([pv, v], dim=2), attn_mask=mask, scale=self.head_width**-0.5
         )
 
 
 class SegmentAttention(Attention):
-    """Causal attention within one segment, over ``[prefix; recalled; rows]``; ``recalled`` has a row for each row, at
-    its position."""
+    """Causal attention within one segment, over ``[prefix; recalled; rows]``.
+
+    ``recalled`` has one row for each row, at the same position.
+    """
 
     def forward(self, x_BTD: Tensor, prefix_BPD: Tensor | None, recalled_BTD: Tensor | None = None) -> Tensor:
         tokens = x_BTD.shape[1]
@@ -72,8 +71,8 @@ class SegmentAttention(Attention):
         y = self.attend(self.split(self.query(x_BTD)), k, v, mask, 0, prefix_BPD)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def among(self, prefix_BPD: Tensor) -> Tensor:
-        """Causal attention of the prefix to itself."""
+    def attend_prefix(self, prefix_BPD: Tensor) -> Tensor:
+        """Causal attention within the prefix."""
         y = F.scaled_dot_product_attention(
             self.split(self.query(prefix_BPD)), *self.keys_values(prefix_BPD), is_causal=True
         )
@@ -81,7 +80,7 @@ class SegmentAttention(Attention):
 
 
 class WindowState(NamedTuple):
-    """Unrotated keys and values of the last W = window-1 rows, and which of them there are (at first: none)."""
+    """Unrotated keys and values of the last W = window-1 rows, and which of them are real (at first: none)."""
 
     kv_BWC: Tensor
     real_BW: Tensor
@@ -101,39 +100,35 @@ class WindowAttention(Attention):
     def forward(
         self, x_BTD: Tensor, past: WindowState, mask_BT: Tensor | None, prefix_BPD: Tensor | None = None
     ) -> tuple[Tensor, WindowState]:
-        """Rows are cut into blocks of at most ``window``, which see their own keys and the W before: time is linear in
-        T."""
+        """Output (B, T, D) and next state, in time linear in T.
+
+        Rows are cut into blocks of at most ``window``, which see their own keys and the W before.
+        """
         tokens, old = x_BTD.shape[1], self.window - 1
         block = min(self.window, tokens)
         real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device) if mask_BT is None else mask_BT
         kv_BSC = torch.cat([past.kv_BWC.to(x_BTD.dtype), self.key_value(x_BTD)], dim=1)
         real_BS = torch.cat([past.real_BW, real_BT], dim=1)
         new = WindowState(
-            keep(kv_BSC, old, mask_BT).to(past.kv_BWC.dtype), keep(real_BS.unsqueeze(-1), old, mask_BT).squeeze(-1)
+            last_rows(kv_BSC, old, mask_BT).to(past.kv_BWC.dtype),
+            last_rows(real_BS.unsqueeze(-1), old, mask_BT).squeeze(-1),
         )
         missing = -tokens % block
         q_BNTD = F.pad(self.query(x_BTD), (0, 0, 0, missing)).unflatten(1, (-1, block))
         kv_BNSC = F.pad(kv_BSC, (0, 0, 0, missing)).unfold(1, old + block, block).mT
         real_BNS = F.pad(real_BS, (0, missing)).unfold(1, old + block, block)
         ones = torch.ones(block, old + block, dtype=torch.bool, device=x_BTD.device)  # row r is key r + old
-        mask = (ones.triu().tril(old) & real_BNS.unsqueeze(2)) | ones.triu(old).tril(
-            old
-        )  # itself, so that padding stays finite
+        itself = ones.triu(old).tril(old)  # so that padding stays finite
+        mask = ((ones.triu().tril(old) & real_BNS.unsqueeze(2)) | itself).flatten(0, 1).unsqueeze(1)
         k, v = (self.split(part) for part in kv_BNSC.flatten(0, 1).chunk(2, dim=-1))
-        y = self.attend(
-            self.split(q_BNTD.flatten(0, 1)),
-            rotate(k, self.head_width),
-            v,
-            mask.flatten(0, 1).unsqueeze(1),
-            old,
-            prefix_BPD,
-        )
+        q = self.split(q_BNTD.flatten(0, 1))
+        y = self.attend(q, rotate(k, self.head_width), v, mask, old, prefix_BPD)
         y_BTD = y.transpose(1, 2).flatten(2).unflatten(0, q_BNTD.shape[:2]).flatten(1, 2)[:, :tokens]
         return self.out(y_BTD), new
 
 
 class Fusion(nn.Module):
-    """a (*) b of section 4: both normalised with learned weights, then one gates the other."""
+    """a (*) b of section 4: both are normalised with learned weights, then one gates the other."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -146,7 +141,7 @@ class Fusion(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Norm and a gated feed-forward without biases."""
+    """Gated feed-forward without biases, after a norm."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -184,19 +179,18 @@ class LMMLayer(nn.Module):
         out = self.memory(rows_BTD, state, mask_BT)
         return rows_BTD + out.out_BTD, out.state
 
-    def blank(self, **options: Any) -> Any:
+    def empty_state(self, **options: Any) -> Any:
         """The state of one sample that has read nothing."""
         return self.memory.first_state(**options)
 
     def first_state(self, **options: Any) -> Any:
         """The state of one sample whose memory has read the persistent tokens."""
-        blank = self.blank(**options)
-        return blank if self.persistent_1PD is None else self.mix(self.persistent_1PD, blank, None)[1]
+        state = self.empty_state(**options)
+        return state if self.persistent_1PD is None else self.mix(self.persistent_1PD, state, None)[1]
 
 
 class MACLayer(LMMLayer):
-    """Segment by segment: recall, attention over [P; recalled; segment], memory of what attention returns (section
-    4.1)."""
+    """Segment by segment: recall, attention over [P; recalled; segment], then memory of its output (section 4.1)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -209,7 +203,7 @@ class MACLayer(LMMLayer):
         )
 
     def first_state(self, **options: Any) -> MemoryState:
-        return self.blank(**options)  # P is for attention
+        return self.empty_state(**options)  # P is for attention
 
     def mix(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
         segments, outs = rows_BTD.split(self.config.window, dim=1), []
@@ -220,29 +214,29 @@ class MACLayer(LMMLayer):
         return torch.cat(outs, dim=1), state
 
     def segment(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
-        """Rows (B, T, D) of one segment after eq. 21 to 25, and the next state."""
+        """Rows (B, T, D) of one segment by eq. 21 to 25, and the next state."""
         c, x_BTD = self.config, self.norm(rows_BTD)
         prefix_BPD = self.prefix(state)
         recalled_BTD = None if c.long_tokens else self.norm(self.memory.recall(x_BTD, state))  # eq. 21
         y_BTD = self.attention(x_BTD, prefix_BPD, recalled_BTD)  # eq. 22 and 23
         if c.write_prefix and prefix_BPD is not None:
             real_BP = None if mask_BT is None else mask_BT.any(1, keepdim=True).expand(-1, prefix_BPD.shape[1])
-            state = self.memory(self.attention.among(prefix_BPD), state, real_BP).state
+            state = self.memory(self.attention.attend_prefix(prefix_BPD), state, real_BP).state
         out = self.memory(y_BTD, state, mask_BT, c.causal_read)  # eq. 24 and the right side of 25
         return rows_BTD + self.fusion(y_BTD, out.out_BTD), out.state
 
     def prefix(self, state: MemoryState) -> Tensor | None:
-        """[P; what the learned queries recall], (B, P, D)."""
+        """[P; recalls of the learned queries], (B, P, D); None if there are neither."""
+        batch = len(state.conv_BJC)
         parts = [] if self.persistent_1PD is None else [self.norm(self.persistent_1PD)]
         if self.long_1PD is not None:
-            parts.append(
-                self.norm(self.memory.recall(self.norm(self.long_1PD).expand(len(state.conv_BJC), -1, -1), state))
-            )
-        return torch.cat([part.expand(len(state.conv_BJC), -1, -1) for part in parts], dim=1) if parts else None
+            queries_BPD = self.norm(self.long_1PD).expand(batch, -1, -1)
+            parts.append(self.norm(self.memory.recall(queries_BPD, state)))
+        return torch.cat([part.expand(batch, -1, -1) for part in parts], dim=1) if parts else None
 
 
 class HybridState(NamedTuple):
-    """Of the memory and of the window of attention."""
+    """State of the memory, and of the window of attention."""
 
     memory: MemoryState
     window: WindowState
@@ -255,7 +249,7 @@ class HybridLayer(LMMLayer):
         super().__init__(config)
         self.norm, self.attention = RMSNorm(config.width, config.norm_eps), WindowAttention(config)
 
-    def blank(self, **options: Any) -> HybridState:
+    def empty_state(self, **options: Any) -> HybridState:
         return HybridState(self.memory.first_state(**options), self.attention.first_state(**options))
 
     def attend(
@@ -273,12 +267,11 @@ class MAGLayer(HybridLayer):
         self.fusion = Fusion(config)
 
     def first_state(self, **options: Any) -> HybridState:
-        state = self.blank(**options)
+        state = self.empty_state(**options)
         if self.persistent_1PD is None:
             return state
-        return HybridState(
-            self.memory(self.persistent_1PD, state.memory).state, state.window
-        )  # attention sees P anyway
+        memory = self.memory(self.persistent_1PD, state.memory).state
+        return HybridState(memory, state.window)  # attention sees P anyway
 
     def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
         y_BTD, window = self.attend(rows_BTD, state.window, mask_BT, self.persistent_1PD)  # eq. 27
@@ -287,7 +280,7 @@ class MAGLayer(HybridLayer):
 
 
 class MALLayer(HybridLayer):
-    """The memory, then attention over a window of what it returns (section 4.3)."""
+    """The memory, then attention over a window of its output (section 4.3)."""
 
     def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
         out = self.memory(rows_BTD, state.memory, mask_BT)

@@ -2,7 +2,7 @@
 
 Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3.1 and 4.4. The
            memory's equations are in ``memory/neural.py``.
-Reference: none by the authors; ``models/titans.py`` lists the deviations.
+Reference: none by the authors; ``titans/models.py`` lists the deviations.
 
 Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``.
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
 from lit_memory.memory.neural_chunk import by_chunk
-from lit_memory.models.token_recurrent import keep
+from lit_memory.models.token_recurrent import last_rows
 from lit_memory.recurrence import full_precision
 
 L2_EPS = 1e-6
@@ -37,9 +37,8 @@ class MemoryState(NamedTuple):
     S: tuple[Tensor, ...]
 
 
-class Remembered(NamedTuple):
-    """What the memory returns for rows (B, T, D), its next state, and how it was written: the gates (X, T), and what
-    ``normalized`` multiplied every step by (X, T, 1), where it is on."""
+class MemoryOutput(NamedTuple):
+    """Output (B, T, D) of the memory, its next state, the gates (X, T), and the factors of ``normalized`` if on."""
 
     out_BTD: Tensor
     state: MemoryState
@@ -48,24 +47,24 @@ class Remembered(NamedTuple):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Computed in the precision of its weights."""
+    """RMS norm in the precision of its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
-def folded(x_BTD: Tensor, heads: int) -> Tensor:
+def fold_heads(x_BTD: Tensor, heads: int) -> Tensor:
     """(B, T, D) -> (X, T, K)."""
     return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def joined(x_XTK: Tensor, heads: int) -> Tensor:
+def unfold_heads(x_XTK: Tensor, heads: int) -> Tensor:
     """(X, T, K) -> (B, T, D)."""
     return x_XTK.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
 
 
 class _L2Normalized(torch.autograd.Function):
-    """One node, which keeps the result and the lengths, in place of five."""
+    """One node of the graph, which keeps the result and the lengths, in place of five."""
 
     generate_vmap_rule = True
 
@@ -86,11 +85,12 @@ class _L2Normalized(torch.autograd.Function):
 
 
 def l2_normalized(x: Tensor) -> Tensor:
+    """``x`` with rows of unit length."""
     return _L2Normalized.apply(x)[0]
 
 
 class NeuralMemory(nn.Module):
-    """LMM(x) of section 3: norm, projections with convolution, memory, and the gated output of section 4.4."""
+    """LMM(x) of section 3: norm, projections with convolution, the memory, and the gated output of section 4.4."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -109,8 +109,7 @@ class NeuralMemory(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """M_0 normal with Xavier's deviation, unless the configuration has one; gates of a row of zeros as the
-        configuration says."""
+        """M_0 normal, with Xavier's deviation or ``memory_std``; biases of gates by ``alpha_init`` and the others."""
         c = self.config
         for W_HIO in self.M:
             nn.init.normal_(W_HIO, std=(2 / sum(W_HIO.shape[1:])) ** 0.5 if c.memory_std is None else c.memory_std)
@@ -124,18 +123,18 @@ class NeuralMemory(nn.Module):
         conv_BJC = torch.zeros(1, max(c.conv_taps - 1, 0), 3 * c.width, **options)
         return MemoryState(conv_BJC, M, tuple(torch.zeros_like(W) for W in M) if c.momentum else ())
 
-    def heads(self, qkv_BTC: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    def queries_keys_values(self, qkv_BTC: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """Queries and keys of unit length, and values, (X, T, K) each, in the state's precision (section 4.4)."""
-        q, k, v = (folded(part, self.config.memory_heads).to(dtype) for part in F.silu(qkv_BTC).chunk(3, dim=-1))
+        q, k, v = (fold_heads(part, self.config.memory_heads).to(dtype) for part in F.silu(qkv_BTC).chunk(3, dim=-1))
         return [l2_normalized(q), l2_normalized(k), v]
 
     def gates(self, x_BTD: Tensor, dtype: torch.dtype) -> Gates:
-        """The gates of every row; with ``per_chunk_gates`` those of a chunk's first row are those of the chunk."""
+        """The gates of every row; with ``per_chunk_gates`` a chunk has those of its first row."""
         c = self.config
         if c.per_chunk_gates:
             x_BTD = x_BTD[:, :: c.chunk].repeat_interleave(c.chunk, dim=1)[:, : x_BTD.shape[1]]
         alpha, eta, theta = (
-            folded(part, c.memory_heads).squeeze(-1).to(dtype) for part in self.to_gates(x_BTD).chunk(3, dim=-1)
+            fold_heads(part, c.memory_heads).squeeze(-1).to(dtype) for part in self.to_gates(x_BTD).chunk(3, dim=-1)
         )
         rate = c.theta_limit * theta.sigmoid() * (1 if c.half_loss else 2)
         if c.damped and c.momentum:
@@ -146,43 +145,39 @@ class NeuralMemory(nn.Module):
         """M(q) of rows that are already normalised, at the state's weights and without convolution, (B, T, D)."""
         c, queries = self.config, F.linear(x_BTD, self.qkv.weight[: self.config.width])
         with full_precision(x_BTD.device):
-            q_XTK = l2_normalized(folded(F.silu(queries), c.memory_heads).to(state.M[0].dtype))
+            q_XTK = l2_normalized(fold_heads(F.silu(queries), c.memory_heads).to(state.M[0].dtype))
             M = tuple(W.flatten(0, 1) for W in state.M)
-            return joined(neural.recall(M, q_XTK, c.memory_activation, c.memory_residual), c.memory_heads).to(
-                x_BTD.dtype
-            )
+            recalled_XTK = neural.recall(M, q_XTK, c.memory_activation, c.memory_residual)
+            return unfold_heads(recalled_XTK, c.memory_heads).to(x_BTD.dtype)
 
     def forward(
         self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None = None, causal: bool = True
-    ) -> Remembered:
+    ) -> MemoryOutput:
         """Read and write. With ``causal=False`` all rows read the memory as it was before the first one."""
         c, dtype = self.config, state.M[0].dtype
         x_BTD = self.norm(rows_BTD)
         qkv_BTC, conv_BJC = self.convolve(self.qkv(x_BTD), state.conv_BJC, mask_BT)
         gates = self.gates(x_BTD, dtype)
         with full_precision(x_BTD.device):
-            q, k, v = self.heads(qkv_BTC, dtype)
+            q, k, v = self.queries_keys_values(qkv_BTC, dtype)
             old = NeuralState(*(tuple(W.flatten(0, 1) for W in part) for part in (state.M, state.S)))
             form: dict[str, Any] = {"activation": c.memory_activation, "residual": c.memory_residual}
             real_XT = None if mask_BT is None else mask_BT.repeat_interleave(c.memory_heads, dim=0)
             normalized = c.normalized and c.memory_depth > 1  # it leaves a matrix with keys of unit length as it is
             read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, real_XT=real_XT, **form)
             o_XTK = read.o_XTV if causal else neural.recall(old.M, q, **form)
-        o_BTD = self.out_norm(joined(o_XTK, c.memory_heads))
+        o_BTD = self.out_norm(unfold_heads(o_XTK, c.memory_heads))
         gate = F.silu if c.output_gate == "silu" else torch.sigmoid
         new = (tuple(W.unflatten(0, (-1, c.memory_heads)) for W in part) for part in read.state)
-        return Remembered(
+        return MemoryOutput(
             self.out(o_BTD * gate(self.to_output_gate(x_BTD))), MemoryState(conv_BJC, *new), gates, read.scale_XT1
         )
 
     def convolve(self, qkv_BTC: Tensor, kept_BJC: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Depthwise convolution over time, and the inputs that the next rows need."""
+        """Depthwise convolution over time, and the last inputs, which the next rows need."""
         if self.conv1d is None:
             return qkv_BTC, kept_BJC
         window_BSC = torch.cat([kept_BJC.to(qkv_BTC.dtype), qkv_BTC], dim=1)
-        qkv_BTC = (
-            F.conv2d(window_BSC.mT.unsqueeze(2), self.conv1d.weight.unsqueeze(2), groups=len(self.conv1d.weight))
-            .squeeze(2)
-            .mT
-        )  # conv1d would copy
-        return qkv_BTC, keep(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)
+        weight = self.conv1d.weight
+        out_BCT = F.conv2d(window_BSC.mT.unsqueeze(2), weight.unsqueeze(2), groups=len(weight))  # conv1d would copy
+        return out_BCT.squeeze(2).mT, last_rows(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)

@@ -1,50 +1,48 @@
-"""Titans: a neural long-term memory alone (LMM), as context (MAC), as gate (MAG) and as layer (MAL) of short-term
-    attention.
+"""Titans: a neural long-term memory, alone (LMM) or beside attention: as context (MAC), gate (MAG) or layer (MAL).
 
 Paper:     Behrouz et al. 2025, Titans: learning to memorize at test time, arXiv 2501.00663, sections 3 (memory), 4 (the
            wirings) and 4.4 (details). The memory's equations are in ``memory/neural.py``, its module in
-           ``models/titans_memory.py``, the layers in ``models/titans_layers.py``.
+           ``titans/memory.py``, the layers in ``titans/layers.py``.
 Reference: none by the authors. What the paper leaves open follows spec 10 and is a flag.
 
 With LMM(x) a layer's memory read and written at rows x, P its persistent tokens, and each layer followed by a
 feed-forward,
 
 LMM  x + LMM(x)
-MAC  h = M(q_x); y = Attention([P; h; x]); x + y (*) LMM(y)               (eq. 21 to 25), for one segment of ``window``
-tokens after another MAG  y = WindowAttention([P; x]); x + y (*) LMM(x)                        (eq. 26 to 28)
-MAL  y = x + LMM(x); y + WindowAttention(y)                               (eq. 29 to 31)
+MAC  h = M(q_x); y = Attention([P; h; x]); x + y (*) LMM(y)     (eq. 21 to 25), segment by segment of ``window`` tokens
+MAG  y = WindowAttention([P; x]); x + y (*) LMM(x)              (eq. 26 to 28)
+MAL  y = x + LMM(x); y + WindowAttention(y)                     (eq. 29 to 31)
 
 where a (*) b is RMS(a) sigmoid(RMS(b)), both norms with learned weights. Every attention is causal.
 
 Deviations
-1. Causality. Read literally, eq. 21 and 22 let a token attend to what later tokens recall, and eq. 25 reads a memory
-   that has seen the whole segment. Here token j sees the recalls of tokens up to j, and reads the memory as it is right
-   after it was written itself. ``long_tokens`` and ``causal_read=False`` are the other ways out.
+1. Causality. Read literally, eq. 21 and 22 let a token attend to the recalls of later tokens, and eq. 25 reads a memory
+   that has seen the whole segment. Here token j sees the recalls of tokens up to j, and reads the memory right after
+   its own write. ``long_tokens`` and ``causal_read=False`` are the alternatives.
 2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are
    for attention only.
-3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j is
-   where token j is.
-4. MAC's first queries have no convolution, since h needs a second one over other rows.
-5. A chunk of gates (``per_chunk_gates``) has those of its first token, which is causal; the paper does not say where
-   they come from.
+3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j has
+   the position of token j.
+4. MAC's queries for h have no convolution, which would be a second one over other rows.
+5. With ``per_chunk_gates`` a chunk has the gates of its first token, which is causal; the paper leaves it open.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what
    one pass does.
 7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
-8. The optimizer's weight decay spares the biases of the gates: at 0, which it would pull them to, half of the memory is
-   forgotten every token.
+8. The biases of the gates have no weight decay: at 0, which it would pull them to, every token forgets half of the
+   memory.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.titans.memory import Remembered, RMSNorm
+from lit_memory.models.titans.memory import MemoryOutput, RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence import Diagnosed, NoWeightDecay, map_state, state_options, unroll
 from lit_memory.util.checks import FieldError, at_least, one_of
@@ -52,11 +50,11 @@ from lit_memory.util.checks import FieldError, at_least, one_of
 
 @dataclass
 class TitansConfig(TokenRecurrentConfig):
-    """What the four share. The paper gives no sizes of the memory; those here are ours."""
+    """Sizes that the four models share. The paper gives none of the memory; those here are ours."""
 
     norm_eps: float = 1e-6
     persistent: int = 4
-    """N_p, learned tokens in front of what a layer reads (section 3.3)."""
+    """N_p, learned tokens in front of the input of a layer (section 3.3)."""
     chunk: int = 16
     """Tokens that take their surprise at the same weights of the memory; 1 is the rule token by token."""
     memory_depth: int = 2
@@ -86,16 +84,18 @@ class TitansConfig(TokenRecurrentConfig):
     """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory
     of one layer; without, theta_max sigmoid(.)."""
     alpha_init: float = 1e-4
-    """As small as contexts are long: alpha takes the memory to 0, not back to the learned M_0, which a model that is
-    trained on short contexts comes to rely on. With 0.02 a needle is lost right beyond the training length."""
+    """alpha of a row of zeros at init. As small as contexts are long: alpha takes the memory to 0, not back to the
+    learned M_0, which a model trained on short contexts relies on. With 0.02 a needle is lost right beyond the training
+    length."""
     eta_init: float = 0.5
+    """eta of a row of zeros at init."""
     theta_init: float = 0.5
-    """Of a row of zeros at init: alpha (above), eta, and the sigmoid in theta."""
+    """The sigmoid in theta, of a row of zeros at init."""
     normalized: bool = True
-    """theta is divided by what makes a step longer in a memory of several layers than in a matrix, so that both are
-    stable alike."""
+    """Divide theta by the factor that a step is longer in a memory of several layers than in a matrix, so that both are
+    equally stable."""
     output_gate: Literal["silu", "sigmoid"] = "silu"
-    """What the memory's normalised output is multiplied by, before its last projection (section 4.4)."""
+    """Gate on the memory's normalised output, before its last projection (section 4.4)."""
     ff_mult: float = 8 / 3
     """Width of the gated feed-forward over the model's, the product rounded; 0: no feed-forward."""
     tie_embeddings: bool = False
@@ -125,7 +125,7 @@ class TitansConfig(TokenRecurrentConfig):
 
 @dataclass
 class AttentionConfig(TitansConfig):
-    """What the three with attention share."""
+    """Sizes that the three models with attention share."""
 
     heads: int = 4
     """Heads of attention."""
@@ -142,7 +142,7 @@ class AttentionConfig(TitansConfig):
 
 
 class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
-    """What the four share: the stack of layers, the initial state and the diagnostics."""
+    """Shared base of the four models: the stack of layers, the initial state and the diagnostics."""
 
     layer_class: ClassVar[type[LMMLayer]]
 
@@ -166,47 +166,56 @@ class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
         )
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
-        return (
-            super().step(state, ids_BT, mask_BT, write) if ids_BT.shape[1] else (self.finish(self.embed(ids_BT)), state)
-        )
+        if not ids_BT.shape[1]:
+            return self.finish(self.embed(ids_BT)), state
+        return super().step(state, ids_BT, mask_BT, write)
 
     @torch.no_grad()
     def diagnostics(self, ids_BT: Tensor | tuple, segment_len: int | None = None) -> dict[str, Tensor]:
-        """How the memories fare on a sequence that ``unroll`` reads; ``name.l`` is of layer l, norms (over all its
-        weights) are means over samples.
+        """Diagnostics of the memory of every layer l, ``name.l``, on a sequence that ``unroll`` reads.
 
-        M_norm, S_norm: of weights and momentum after the last token. alpha, eta, theta: gates, means over the real
-            tokens. clipped: share of the
-        tokens whose step ``normalized`` shortened, 0 without it and of a memory that is a matrix.
+        M_norm, S_norm: norms of all weights and momentum after the last token, means over samples.
+        alpha, eta, theta: gates, means over real tokens.
+        clipped: fraction of tokens whose step ``normalized`` shortened; 0 without it, and for a matrix.
         """
-        seen: list[list] = []
-        hooks = [hook for layer in self.layers for hook in _watched(layer, seen)]
+        calls: list[list[MemoryCall]] = [[] for _ in self.layers]
+        hooks = [hook for layer, own in zip(self.layers, calls, strict=True) for hook in record_calls(layer, own)]
         try:
             unroll(self, ids_BT, segment_len, keep=0)
         finally:
             for hook in hooks:
                 hook.remove()
-        return {f"{name}.{i}": value for i, outs in enumerate(seen) for name, value in _fare(outs).items()}
+        found = [memory_diagnostics(own) for own in calls]
+        return {f"{name}.{layer}": value for layer, own in enumerate(found) for name, value in own.items()}
 
 
-def _watched(layer: Any, seen: list[list]) -> Iterator[Any]:
-    """Hooks that put into ``seen`` a list of the masks and returns of a layer's memory, without those of the persistent
-    tokens that make a first state."""
-    all_calls, calls = [], []
-    seen.append(all_calls)
-    yield layer.register_forward_pre_hook(lambda *_: calls.clear())
-    yield layer.memory.register_forward_hook(lambda _, args, out: calls.append((*args[2:3], out)))
-    yield layer.register_forward_hook(lambda *_: all_calls.extend(calls))
+class MemoryCall(NamedTuple):
+    """One segment that a memory has read: its mask (B, T), and the memory's output."""
+
+    mask_BT: Tensor | None
+    output: MemoryOutput
 
 
-def _fare(seen: list[tuple[Tensor | None, Remembered]]) -> dict[str, Tensor]:
-    """``Titans.diagnostics`` of one memory, from what it returned for all segments in order, and their masks (B, T)."""
-    outs, last = [out for _, out in seen], seen[-1][1].state
-    whole = [torch.ones_like(out.gates.theta_XT, dtype=torch.bool) for out in outs]
-    real = [
-        all_XT if mask is None else mask.repeat_interleave(len(all_XT) // len(mask), dim=0)
-        for all_XT, (mask, _) in zip(whole, seen, strict=True)
+def record_calls(layer: Any, calls: list[MemoryCall]) -> list[RemovableHandle]:
+    """Hooks that append to ``calls`` every call of a layer's memory, but for the persistent tokens of a first state."""
+    pending: list[MemoryCall] = []
+
+    def record(_: Any, args: tuple, output: MemoryOutput) -> None:
+        pending.append(MemoryCall(args[2] if len(args) > 2 else None, output))
+
+    return [
+        layer.register_forward_pre_hook(lambda *_: pending.clear()),
+        layer.memory.register_forward_hook(record),
+        layer.register_forward_hook(lambda *_: calls.extend(pending)),
     ]
+
+
+def memory_diagnostics(calls: list[MemoryCall]) -> dict[str, Tensor]:
+    """``Titans.diagnostics`` of one memory, from its calls in order."""
+    outs, last, real = [call.output for call in calls], calls[-1].output.state, []
+    for mask_BT, out in calls:
+        all_XT = torch.ones_like(out.gates.theta_XT, dtype=torch.bool)
+        real.append(all_XT if mask_BT is None else mask_BT.repeat_interleave(len(all_XT) // len(mask_BT), dim=0))
 
     def real_ones(parts: Any) -> Tensor:
         return torch.cat([part_XT[real_XT] for part_XT, real_XT in zip(parts, real, strict=True)])
@@ -239,11 +248,11 @@ class MAC(Titans):
     @dataclass
     class Config(AttentionConfig):
         long_tokens: int = 0
-        """N_l, learned queries whose recalls come in front of a segment; 0: every token has a query of its own."""
+        """N_l, learned queries whose recalls come in front of a segment; 0: every token has its own query."""
         causal_read: bool = True
-        """Read the memory as it is right after each token; without, as it was at the start of the segment."""
+        """Read the memory right after each token was written; without, as it was at the start of the segment."""
         write_prefix: bool = False
-        """What attention makes of P and of the recalls of learned queries is written as well, before each segment."""
+        """Before each segment, also write what attention makes of P and of the recalls of learned queries."""
         fusion: Literal["sigmoid_m", "silu_prod"] = "sigmoid_m"
         """How memory and attention are multiplied: RMS(y) sigmoid(RMS(m)), or silu(RMS(y) RMS(m))."""
 
