@@ -36,6 +36,7 @@ def small(lit):
     )
 
 
+# Small settings of a task, with two conditions of its test; one that has none here is tested with its defaults.
 DATA = {
     "associative_retrieval": {"pairs": 3, "test_pairs": [2, 4], "queries": 2},
     "babilong": {
@@ -96,6 +97,9 @@ DATA = {
 }
 for _name in ("memreasoner", "variable_tracking", "passkey"):
     DATA[_name] |= {"books": 2, "vocab_size": 256}
+SCORED = {"dna": 1, "language_modeling": 23, "needle": 3, "passkey": 3, "quadratic": 150, "algorithmic": 8}
+SCORED |= dict.fromkeys(("associative_retrieval", "babilong", "memreasoner", "variable_tracking"), 2)
+"""Task -> scored tokens of an answer with these settings."""
 SIZES = {"batch_size": 4, "valid_size": 6, "test_size": 6, "eval_batch_size": 4, "epoch_steps": 2}
 WRITES = {"rmt", "xl"}
 """Models that write the 150 tokens of an equation, which takes most of them seconds."""
@@ -112,7 +116,7 @@ all_data = pytest.mark.parametrize("data", LIT_DATA.values(), ids=LIT_DATA)
 
 
 def make_data(cls: type[LitData], **changes) -> LitData:
-    return cls(**{**SIZES, **DATA[cls.task_name], **changes})
+    return cls(**{**SIZES, **DATA.get(cls.task_name, {}), **changes})
 
 
 def make_trainer(**options) -> L.Trainer:
@@ -241,10 +245,8 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     scored = [(b, p) for b in range(3) for p in range(log_p.shape[1]) if batch.targets_BT[b, p] != -100]
     expected = -sum(log_p[b, p - 1, batch.targets_BT[b, p]] for b, p in scored) / len(scored)
     asked = getattr(samples.task.config, "queries", 1)
-    each = {"dna": 1, "language_modeling": 23, "needle": 3, "passkey": 3, "quadratic": 150, "algorithmic": 8}.get(
-        data.task_name, 2
-    )
-    assert len(scored) == 3 * each * asked
+    if data.task_name in SCORED:
+        assert len(scored) == 3 * SCORED[data.task_name] * asked
     torch.testing.assert_close(module.training_step(batch, 0), expected, atol=1e-10, rtol=0)
     found = module.evaluate(batch, samples.task)
     torch.testing.assert_close(found["loss"][0], expected, atol=1e-10, rtol=0)
@@ -381,18 +383,18 @@ def test_loaders_have_their_sizes(data):
     samples = make_data(data, epoch_steps=3, valid_size=6, test_size=5, eval_batch_size=4)
     assert [len(b.ids_BT) for b in samples.train_dataloader()] == [4, 4, 4]
     assert [len(b.ids_BT) for b in samples.val_dataloader()] == [4, 2]
-    assert [[len(b.ids_BT) for b in loader] for loader in samples.test_dataloader()] == [[4, 1], [4, 1]]
-    axis = samples.task.test_axis()[0]
-    values = DATA[data.task_name][f"test_{axis}"]
-    assert [x for x, _ in samples.test_conditions] == values
-    fewer = make_data(data, test_size=[5, 2], eval_batch_size=4).test_dataloader()
-    assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[4, 1], [2]] and equal(
-        fewer[0].dataset[0], samples.test_dataloader()[0].dataset[0]
+    axis, values = samples.task.test_axis()
+    assert [x for x, _ in samples.test_conditions] == DATA.get(data.task_name, {}).get(f"test_{axis}", values)
+    loaders, count = samples.test_dataloader(), len(values)
+    assert [[len(b.ids_BT) for b in loader] for loader in loaders] == [[4, 1]] * count
+    fewer = make_data(data, test_size=[2, *[5] * (count - 1)], eval_batch_size=4).test_dataloader()
+    assert [[len(b.ids_BT) for b in loader] for loader in fewer] == [[2], *[[4, 1]] * (count - 1)]
+    assert equal(
+        fewer[-1].dataset[0], make_data(data, test_size=2 if count == 1 else 5).test_dataloader()[-1].dataset[0]
     )
-    with pytest.raises(
-        ValueError, match=rf"test_size=\[5\]: expected one number, or 2 of them, one for each of \{values}"
-    ):
-        make_data(data, test_size=[5])
+    expected = rf"test_size=\[\]: expected one number, or {count} of them, one for each of \{values}"
+    with pytest.raises(ValueError, match=expected):
+        make_data(data, test_size=[])
     steps = samples.val_dataloader().dataset
     assert len(steps) == 2
     for index in (-1, 2):
@@ -431,14 +433,15 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
 @all_data
 def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples = make_data(data)
-    before = next(iter(samples.test_dataloader()[1]))
-    axis, (first, last) = samples.task.test_axis()
+    before = next(iter(samples.test_dataloader()[-1]))
+    axis, (first, *_) = samples.task.test_axis()
+    last, _ = samples.test_conditions[-1]
     samples.set_stage({axis: first - 1}, batch_size=3, epoch_steps=5)
     assert [len(batch.ids_BT) for batch in samples.train_dataloader()] == [3] * 5
     assert {
         int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader
     } == {first - 1}
-    assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == last
+    assert equal(before, next(iter(samples.test_dataloader()[-1]))) and int(before.meta[axis][0]) == last
     samples.set_stage({}, batch_size=4, epoch_steps=2)
     assert samples.task is samples.whole_task
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_memory.lit.data import NeedleData
+from lit_memory import NeedleData
 from lit_memory.tasks.needle import DEPTHS, KEY_OR_VALUE, LINE, NOTE, Needle, load_hay, string_match_all
 
 S = 128  # tokens of a segment

@@ -72,8 +72,6 @@ LIT_MODULES: Mapping[str, type[LitMemory]] = _Classes("model")
 LIT_DATA: Mapping[str, type[LitData]] = _Classes("task")
 """Registered name of a task -> its LightningDataModule."""
 
-__all__ = sorted([*lit_names(), "BabiData", "LIT_DATA", "LIT_MODULES", "LitData", "LitLines", "LitMemory"])
-
 
 def __getattr__(name: str) -> type:
     if name not in _WRITTEN and name not in lit_names():
@@ -82,4 +80,4 @@ def __getattr__(name: str) -> type:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*globals(), *_NAMES, *_WRITTEN})

@@ -135,8 +135,8 @@ class LitMemory(L.LightningModule):
         return h["lr"] * rate
 
     def on_train_batch_start(self, batch: AnyBatch, batch_idx: int) -> None:
-        # No LambdaLR: Lightning steps it before the validation that ends a stage, and old checkpoints have no state of
-        # one. A rate that depends on step and stage alone is exact after both.
+        # Not a LambdaLR: Lightning steps one before the validation that ends a stage, and old checkpoints lack its
+        # state. This rate depends on step and stage alone, so that it is exact after a stage change and a resume.
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate(self.trainer.global_step)
 
