@@ -456,7 +456,7 @@ def test_figures_know_of_which_metrics_less_is_better():
         if not Summary.wanted(str(path)):
             experiment = load(path)
             task = load_class("task", experiment.base["task"]["name"])
-            known = {*task.metrics, *task.curves.get(experiment.report.x, ())}
+            known = {*task.metrics, *getattr(task, "curves", {}).get(experiment.report.x, ())}
             if experiment.report.y in known:
                 assert (experiment.report.y in figures.LOWER) == bool(task.minimized_metrics), path.stem
 
