@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from lit_memory.tasks.babi.files import questions
-from lit_memory.tasks.babilong import BABILong, Sample
+from lit_memory.tasks.babilong import BABILong
+from lit_memory.tasks.samples import Sample
 from lit_memory.text.corpus import load_corpus, sentences
 
 SEGMENT = 512
@@ -86,9 +87,8 @@ def main() -> None:
         start = time.perf_counter()
         count = sum(ids.numel() for ids in batch.context)
         taken = time.perf_counter() - start
-        print(
-            f"stream of {millions:2} M tokens: {taken:6.2f} s, {count / taken:12,.0f} tokens/s, peak resident {resident_mb():.0f} MB"
-        )
+        speed, peak = count / taken, resident_mb()
+        print(f"stream of {millions:2} M tokens: {taken:6.2f} s, {speed:12,.0f} tokens/s, peak resident {peak:.0f} MB")
 
 
 if __name__ == "__main__":

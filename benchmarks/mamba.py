@@ -14,7 +14,7 @@ from measure import seconds
 from transformers import MambaConfig, MambaForCausalLM
 from transformers import logging as transformers_logging
 
-from lit_memory.hf.interop import load_huggingface
+from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.recurrence import unroll
 
 BATCH, LAYERS, WIDTH, VOCAB = 8, 2, 64, 128
@@ -71,9 +71,8 @@ def main() -> None:
         return f"{a:9.4f} {'skipped':>9} {'':>7}" if b is None else f"{a:9.4f} {b:9.4f} {b / a:6.1f}x"
 
     print(f"seconds on one CPU core, batch {BATCH}, {LAYERS} layers, width {WIDTH}, torch {torch.__version__}")
-    print(
-        f"{'':>6} | {'forward':^27} | {'training step':^27}\n{'T':>6} | {'ours':>9} {'HF':>9} {'ratio':>7} | {'ours':>9} {'HF':>9} {'ratio':>7}"
-    )
+    columns = f"{'ours':>9} {'HF':>9} {'ratio':>7}"
+    print(f"{'':>6} | {'forward':^27} | {'training step':^27}\n{'T':>6} | {columns} | {columns}")
     previous: tuple[int, float] | None = None
     for length in LENGTHS:
         ids = torch.randint(VOCAB, (BATCH, length))
@@ -81,9 +80,8 @@ def main() -> None:
         if difference > 1e-4:
             raise RuntimeError(f"logits differ by {difference}: expected the same model")
         forward_times = medians(forward(ours_logits, ids), forward(lambda x: theirs(x).logits, ids), args.rounds)
-        expected = (
-            0.0 if previous is None else previous[1] * (length / previous[0]) ** 2
-        )  # Hugging Face's backward is quadratic
+        # Hugging Face's backward is quadratic
+        expected = 0.0 if previous is None else previous[1] * (length / previous[0]) ** 2
         other = None if expected > args.limit else step(lambda x: theirs(x).logits, theirs, ids)
         step_times = medians(step(ours_logits, ours, ids), other, args.rounds)
         if step_times[1] is not None:

@@ -1,4 +1,4 @@
-"""What the benchmarks measure with: the seconds of a call, and the most memory that a process has had."""
+"""Measurements of the benchmarks: seconds of a call, and the peak memory of the process."""
 
 import time
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def seconds(run: Callable[[], None]) -> float:
+    """Wall-clock time of one call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def highest() -> float:
-    """MiB that this process has had at most (Linux). ``ru_maxrss`` would begin at what the process had that started
-    it."""
+    """Peak resident memory of this process in MiB (Linux). ``ru_maxrss`` would include the parent's at the fork."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024

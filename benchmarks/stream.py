@@ -42,7 +42,9 @@ def stream(name: str, tokens: int, segment_len: int) -> str:
         grown.append(highest() - before)
     largest = max(t.abs().max().item() for t in state_tensors(state) if t.is_floating_point() and t.numel())
     floats = model.state_floats(state)
-    return f"{name:6} | {floats:12,} | {grown[0]:9.1f} {grown[-1]:9.1f} | {speeds[0]:9,.0f} {speeds[-1]:9,.0f} {speeds[-1] / speeds[0]:6.2f} | {largest:9.1f}"
+    memory = f"{grown[0]:9.1f} {grown[-1]:9.1f}"
+    speed = f"{speeds[0]:9,.0f} {speeds[-1]:9,.0f} {speeds[-1] / speeds[0]:6.2f}"
+    return f"{name:6} | {floats:12,} | {memory} | {speed} | {largest:9.1f}"
 
 
 def main() -> None:
@@ -59,12 +61,10 @@ def main() -> None:
     if args.one:
         print(stream(args.models[0], args.tokens, args.segment_len))
         return
-    print(
-        f"{args.tokens:,} tokens in segments of {args.segment_len} on one CPU core, width {SIZES['width']}, torch {torch.__version__}"
-    )
-    print(
-        f"{'':6} | {'state floats':>12} | {'MiB, 1/16':>9} {'MiB, all':>9} | {'tokens/s':>9} {'at end':>9} {'ratio':>6} | {'largest':>9}"
-    )
+    setting = f"one CPU core, width {SIZES['width']}, torch {torch.__version__}"
+    print(f"{args.tokens:,} tokens in segments of {args.segment_len} on {setting}")
+    memory, speed = f"{'MiB, 1/16':>9} {'MiB, all':>9}", f"{'tokens/s':>9} {'at end':>9} {'ratio':>6}"
+    print(f"{'':6} | {'state floats':>12} | {memory} | {speed} | {'largest':>9}")
     for name in args.models:
         options = ["--one", "--models", name, "--tokens", str(args.tokens), "--segment-len", str(args.segment_len)]
         print(

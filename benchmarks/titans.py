@@ -105,14 +105,12 @@ def main() -> None:
     if args.peak:
         print(peak(MAKERS[args.peak[0]](int(args.peak[1]))))
         return
-    print(
-        f"training step on one CPU core, rows ({BATCH}, {TOKENS}, {WIDTH}), chunk {CHUNK}, depth {DEPTH}, torch {torch.__version__}"
-    )
+    sizes = f"rows ({BATCH}, {TOKENS}, {WIDTH}), chunk {CHUNK}, depth {DEPTH}"
+    print(f"training step on one CPU core, {sizes}, torch {torch.__version__}")
+    ratios = f"{'over memory':>11} {'over layer':>10}"
     rows = torch.randn(BATCH, TOKENS, WIDTH)
     for expand in (1, 4):
-        print(
-            f"inner width {expand * WIDTH:18} | {'seconds':>7} {'over memory':>11} {'over layer':>10} | {'MiB':>5} {'over memory':>11} {'over layer':>10}"
-        )
+        print(f"inner width {expand * WIDTH:18} | {'seconds':>7} {ratios} | {'MiB':>5} {ratios}")
         runs = {who: partial(step, make(expand), rows) for who, make in MAKERS.items()}
         times = [{who: seconds(run) for who, run in runs.items()} for _ in range(args.rounds + 1)][1:]
         took = {who: statistics.median(row[who] for row in times) for who in runs}
@@ -125,11 +123,11 @@ def main() -> None:
             for who in runs
         }
         for who in runs:
-            ratios = [
+            columns = [
                 f"{cost[who]:{width}.{digits}f} {cost[who] / cost['memory']:10.2f}x {cost[who] / cost['layer']:9.2f}x"
                 for cost, width, digits in ((took, 7, 3), (grew, 5, 0))
             ]
-            print(f"{who:30} | {' | '.join(ratios)}", flush=True)
+            print(f"{who:30} | {' | '.join(columns)}", flush=True)
 
 
 if __name__ == "__main__":

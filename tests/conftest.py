@@ -4,13 +4,16 @@ tested."""
 import dataclasses
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, load_class
+from lit_memory.run.launchers.local import Child, LocalLauncher
 from lit_memory.tasks import babilong, language_modeling, needle, planted_facts
 
 VOCAB = 19
@@ -176,11 +179,17 @@ def _cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _database(tmp_path_factory):
-    """An empty MLflow database, whose creation takes seconds."""
+    """An empty MLflow database. Its creation takes seconds: one for all workers."""
     from lit_memory.run.tracking import Tracker
 
-    root = tmp_path_factory.mktemp("database")
-    return Tracker(root, f"sqlite:///{root / 'mlflow.db'}").root / "mlflow.db"
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "database"
+    root.mkdir(exist_ok=True)
+    with FileLock(root / "created.lock"):
+        if not (root / "created").exists():
+            Tracker(root, f"sqlite:///{root / 'mlflow.db'}")
+            (root / "created").touch()
+    return root / "mlflow.db"
 
 
 @pytest.fixture
@@ -200,3 +209,31 @@ def make_root(tmp_path, _database, monkeypatch):
 @pytest.fixture
 def root(make_root):
     return make_root()
+
+
+class InlineLauncher(LocalLauncher):
+    """Runs in this process, one after another."""
+
+    def start_fork_server(self):
+        pass
+
+    def events(self):
+        from lit_memory.run.engine import run_one
+
+        while self.waiting:
+            child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
+            self.running.append(child)
+            try:
+                run_one(*self.arguments(child.spec), messages.append)
+            except (ArithmeticError, RuntimeError) as error:
+                child.failure, child.process.exitcode = f"{type(error).__name__}: {error}", 1
+            for message in messages:
+                yield child, child.receive(message)
+            self.running.remove(child)
+            yield child, {"event": "end"}
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """The command trains in this process, and starts no other."""
+    monkeypatch.setattr("lit_memory.cli.LocalLauncher", InlineLauncher)

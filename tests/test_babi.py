@@ -18,18 +18,8 @@ import numpy as np
 import pytest
 
 from lit_memory import BABILongData, MemReasonerData
-from lit_memory.tasks.babi.files import (
-    FEWEST_FACTS,
-    FILES,
-    LABELS,
-    WORDS,
-    interpret,
-    load,
-    parse,
-    questions,
-    simulate,
-    split_of,
-)
+from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, load, parse, questions, simulate, split_of
+from lit_memory.tasks.babi.reader import interpret
 from lit_memory.tasks.babi.world import Draws, Lua
 
 DATA = (

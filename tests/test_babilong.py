@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lit_memory.tasks import babilong
-from lit_memory.tasks.babi.files import LABELS, PEOPLE, interpret, questions
+from lit_memory.tasks.babi.files import LABELS, PEOPLE, questions
+from lit_memory.tasks.babi.reader import interpret
 from lit_memory.tasks.babilong import BABILong, babilong_compare
 from lit_memory.text.corpus import load_corpus, sentences
 

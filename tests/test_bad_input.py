@@ -15,8 +15,10 @@ import yaml
 from lit_memory import BABILongData
 from lit_memory.cli import main
 from lit_memory.plan import experiment
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import OURS, parse, point_name, trainer_arguments
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import parse
+from lit_memory.plan.merging import point_name
+from lit_memory.plan.trainer import OURS, trainer_arguments
 from lit_memory.run import engine, places
 from lit_memory.run.tracking import Tracker
 from lit_memory.tasks import babilong

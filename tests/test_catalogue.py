@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from lit_memory.cli import main
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
-from lit_memory.report.catalogue import listing, located
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +37,7 @@ def place(tmp_path, monkeypatch):
 )
 def test_a_name_leads_to_a_file(place, text, found):
     """A file of the working folder comes first; a folder is no file; what is not there is for the reader to tell."""
-    assert located(text) == Path(found.replace("PROJECT", str(place / "project/experiments")))
+    assert find_experiment(text) == Path(found.replace("PROJECT", str(place / "project/experiments")))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_name_leads_to_a_file(place, text, found):
 )
 def test_a_wrong_name_is_told_the_nearest(place, text, hint):
     with pytest.raises(ConfigError) as caught:
-        located(text)
+        find_experiment(text)
     assert str(caught.value) == f"{text}: no such file; {hint}"
 
 
@@ -87,13 +86,13 @@ def test_the_list_has_what_the_reports_say(place, report, row):
     (place / "project/reports/gamma").mkdir(parents=True)
     if report is not None:
         (place / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
-    assert listing() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
+    assert list_experiments() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
 
 
 def test_a_file_without_a_paper_is_told(place):
     (place / "project/experiments/both.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
-        listing()
+        list_experiments()
 
 
 @pytest.mark.parametrize("argv", [["--list"], ["armt_ablation_gamma", "--list"]])

@@ -8,21 +8,26 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import stand_in
 import yaml
+from conftest import InlineLauncher
 from rich.console import Console
 from test_faults import alive, fork_command, wait_for
 
 from lit_memory import cli
-from lit_memory.cli import Job, duration, main, parser
+from lit_memory.cli import main, parse_options, parser
 from lit_memory.registry import model_size
+from lit_memory.run.display import LiveLines, duration
 from lit_memory.run.launchers import local as launch
-from lit_memory.run.launchers.local import Child, Interrupted, Launch
+from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
+from lit_memory.run.reporting import origin, report_plan
+from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Run, Tracker
+from lit_memory.run.worklist import WorkList
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
@@ -41,37 +46,19 @@ def write(tree, tmp_path):
     return make
 
 
-class Inline(Launch):
-    """Runs in this process, one after another."""
-
-    def events(self):
-        from lit_memory.run.engine import run_one
-
-        while self.waiting:
-            child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
-            self.running.append(child)
-            try:
-                run_one(*self.arguments(child.spec), messages.append)
-            except (ArithmeticError, RuntimeError) as error:
-                child.failure, child.process.exitcode = f"{type(error).__name__}: {error}", 1
-            for message in messages:
-                yield child, child.hear(message)
-            self.running.remove(child)
-            yield child, {"event": "end"}
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    monkeypatch.setattr(cli, "Launch", Inline)
-
-
 @pytest.fixture
 def no_training(monkeypatch):
     monkeypatch.setattr(cli, "Execution", lambda *args: pytest.fail("something was trained"))
 
 
-def prepare(*argv) -> Job:
-    return Job.prepare(parser().parse_intermixed_args([str(a) for a in argv]))
+def prepare(*argv) -> Sweep:
+    return Sweep.prepare(parse_options([str(a) for a in argv]))
+
+
+def known(sweep) -> WorkList:
+    """The work list of a sweep whose runs have finished, as far as MLflow knows."""
+    sizes = {spec.key: {k: str(v) for k, v in model_size(spec.model).items()} for spec in sweep.specs}
+    return WorkList(sweep, {key: Run("id", "FINISHED", params) for key, params in sizes.items()})
 
 
 def call(*argv) -> int:
@@ -153,7 +140,7 @@ def test_bad_input_in_a_real_process(write, tmp_path, extra):
 @pytest.mark.parametrize("flags", [["train.accelerator=cuda"], ["--scale", "gpu"]])
 def test_a_run_without_its_gpu_does_not_start(write, tmp_path, monkeypatch, capsys, no_training, flags):
     """One line and nothing on the disk; what can be planned here may run elsewhere."""
-    monkeypatch.setattr("lit_memory.run.job.gpu", lambda: "")
+    monkeypatch.setattr("lit_memory.run.sweep.gpu", lambda: "")
     argv = [write(scales={"cpu": {}, "gpu": {"train.accelerator": "cuda"}}), "--root", tmp_path / "root", *flags]
     assert call(*argv, "--dry-run") == 0 and call(*argv) == 2
     place = "(scale gpu, arm a)" if "gpu" in flags else "(scale cpu, arm a, with train.accelerator=cuda)"
@@ -198,11 +185,8 @@ def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
     )
     assert call(file, "--root", tmp_path / "root", "--dry-run") == 0
     assert "8 + 8 a line" in " ".join(capsys.readouterr().out.split())
-    job = prepare(file, "--root", tmp_path / "root")
-    job.runs = {
-        spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs
-    }
-    assert [run["growth_unit"] for run in job.report_plan(job.specs).runs] == ["line"]
+    sweep = prepare(file, "--root", tmp_path / "root")
+    assert [run["growth_unit"] for run in report_plan(known(sweep), sweep.specs).runs] == ["line"]
 
 
 @pytest.mark.parametrize(
@@ -250,26 +234,27 @@ def test_a_dry_run_creates_nothing(write, tmp_path, monkeypatch, capsys, no_trai
     ],
 )
 def test_arms_and_seeds_select_runs(write, flags, runs):
-    job = prepare(write(seeds=[0, 3]), *flags)
-    assert " ".join(f"{s.arm}{s.seed}" for s in job.specs) == runs and len(job.everything) == 4
+    sweep = prepare(write(seeds=[0, 3]), *flags)
+    assert " ".join(f"{s.arm}{s.seed}" for s in sweep.selected) == runs and len(sweep.specs) == 4
 
 
 def test_the_report_has_the_remarks_of_the_runs(write, root):
     """Each once; an unfinished run has no say."""
-    job, tracker = prepare(write(seeds=[0, 1]), "--root", root), Tracker(root)
+    sweep, tracker = prepare(write(seeds=[0, 1]), "--root", root), Tracker(root)
     parent = tracker.parent("tiny", "default", {})
-    for spec, line in zip(job.specs, ("One.\nTwo.", "Two.", "Three."), strict=False):
+    for spec, line in zip(sweep.specs, ("One.\nTwo.", "Two.", "Three."), strict=False):
         run_id = tracker.start(spec, None, parent, {}, {})
         tracker.tag(run_id, {"remarks": line})
         tracker.end(run_id, "KILLED" if line == "Three." else "FINISHED")
-    job.look_up(tracker)
-    assert job.report_plan(job.specs).deviations == ["One.", "Two."]
+    work = WorkList(sweep)
+    work.refresh(tracker)
+    assert report_plan(work, sweep.specs).deviations == ["One.", "Two."]
 
 
 def test_the_headline_counts_what_is_finished_and_what_is_left(write, root, capsys):
     file = write(seeds=[0, 1])
-    job, tracker = prepare(file), Tracker(root)
-    finished, started, failed = job.specs[:3]
+    tracker = Tracker(root)
+    finished, started, failed = prepare(file).specs[:3]
     parent = tracker.parent("tiny", "default", {})
     tracker.finish(
         tracker.start(finished, None, parent, {}, {}), [("exact_match", 2, 0.5)], {"steps": 6, "seconds": 120.0}
@@ -323,21 +308,18 @@ def test_durations(seconds, text):
 )
 def test_other_scales_and_modified_runs_have_their_own_report(write, tmp_path, flags, folder):
     """One for each set of changes, in whatever order; below all of them one for what misses runs."""
-    job = prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags)
-    assert job.report_folder == tmp_path / "reports" / folder
-    name = "cpu" if folder == "tiny" else job.report_folder.name
-    assert job.incomplete_folder == tmp_path / "reports" / "tiny" / f"{name}-incomplete"
+    folders = prepare(write(scales={"cpu": {}, "paper": {}}), "--root", tmp_path, *flags).report_folders
+    assert folders.complete == tmp_path / "reports" / folder
+    name = "cpu" if folder == "tiny" else folders.complete.name
+    assert folders.incomplete == tmp_path / "reports" / "tiny" / f"{name}-incomplete"
 
 
 @pytest.mark.parametrize(("state_x", "segments"), [(None, None), ("first", 2), ("last", 4), (4, 4)])
 def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path, state_x, segments):
     arms = {"a": {"model": {"name": "rmt_r", "width": 16, "heads": 2, "memory_tokens": 1}}, "b": {}}
-    job = prepare(write(arms=arms, report={"x": "test_pairs", "state_x": state_x}), "--root", tmp_path)
-    job.runs = {
-        spec.key: Run("id", "FINISHED", {k: str(v) for k, v in model_size(spec.model).items()}) for spec in job.specs
-    }
-    plan = job.report_plan(job.specs)
-    assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(job.experiment.seeds)
+    sweep = prepare(write(arms=arms, report={"x": "test_pairs", "state_x": state_x}), "--root", tmp_path)
+    plan = report_plan(known(sweep), sweep.specs)
+    assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(sweep.experiment.seeds)
     assert plan.state_x == segments and plan.state("a") == (16 + segments * 32 if segments else None)
     assert not any("segments" in run for run in plan.runs if run["arm"] == "b")
 
@@ -355,7 +337,7 @@ def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path
     ],
 )
 def test_jobs_follow_the_cores(write, monkeypatch, flags, jobs):
-    monkeypatch.setattr("lit_memory.run.job.cores", lambda: 8 if "train.threads=4" in flags else 4)
+    monkeypatch.setattr("lit_memory.run.sweep.cores", lambda: 8 if "train.threads=4" in flags else 4)
     assert prepare(write(seeds=[0, 1, 2]), *flags).jobs == jobs
 
 
@@ -465,7 +447,7 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monk
     assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     wait_for(lambda: not alive(wait.pid), seconds=5)
     assert alive(wait.pid) == []
-    monkeypatch.setattr(cli, "Launch", Inline)
+    monkeypatch.setattr(cli, "LocalLauncher", InlineLauncher)
     assert call(sweep_file, "--root", root) == 0
     assert " to resume" in capsys.readouterr().out.splitlines()[0]
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table
@@ -497,7 +479,7 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
         part in err for part in ("NonFinite: ", "at step 1, stage 1 of 1, arm b, lr 1e+30", "lower train.lr", "log.txt")
     )
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FAILED"}
-    spec = prepare(file, "--arms", "b").specs[0]
+    spec = prepare(file, "--arms", "b").selected[0]
     assert "at step 1, stage 1 of 1, arm b, lr 1e+30" in Tracker(root).find(spec.key).tags["lit.error"]
     assert "NonFinite" in (spec.folder(root) / "log.txt").read_text()
 
@@ -520,22 +502,22 @@ def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inlin
     """As in a clone of the project, whose reports are complete while its MLflow knows no run."""
     file, root, clone = write(), make_root("root"), make_root("clone")
     assert call(file, "--root", root, "--report", *flags) == 0 and call(file, "--root", root, *flags) == 0
-    place = prepare(file, "--root", clone, *flags)
-    assert not prepare(file, "--root", root, *flags).incomplete_folder.exists()
+    folders = prepare(file, "--root", clone, *flags).report_folders
+    assert not prepare(file, "--root", root, *flags).report_folders.incomplete.exists()
     shutil.copytree(root / "reports", clone / "reports")
-    complete = (place.report_folder / "verdict.json").read_bytes()
+    complete = (folders.complete / "verdict.json").read_bytes()
     for part in (["--report"], ["--arms", "a"]):
         capsys.readouterr()
         assert call(file, "--root", clone, *part, *flags) == 0
         out = capsys.readouterr().out
-        assert "INCOMPLETE; missing: " in out and f"report   {place.incomplete_folder}/README.md\n" in out
-        assert (place.report_folder / "verdict.json").read_bytes() == complete and b"INCOMPLETE" not in complete
-        assert sorted(path.name for path in place.incomplete_folder.iterdir()) == REPORT
+        assert "INCOMPLETE; missing: " in out and f"report   {folders.incomplete}/README.md\n" in out
+        assert (folders.complete / "verdict.json").read_bytes() == complete and b"INCOMPLETE" not in complete
+        assert sorted(path.name for path in folders.incomplete.iterdir()) == REPORT
     assert call(file, "--root", clone, *flags) == 0
-    assert f"report   {place.report_folder}/README.md\n" in capsys.readouterr().out
+    assert f"report   {folders.complete}/README.md\n" in capsys.readouterr().out
     assert (
-        not place.incomplete_folder.exists()
-        and json.loads((place.report_folder / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+        not folders.incomplete.exists()
+        and json.loads((folders.complete / "verdict.json").read_text())["verdict"] == "REPRODUCED"
     )
 
 
@@ -567,7 +549,7 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
 
 def test_todo_has_every_run_once_behind_what_it_starts_from(write, tmp_path):
     arms = {"y": {"train.init": {"run": "b"}, "train.steps": 0}, "z": {"train.init": {"run": "b"}}, "b": {}, "c": {}}
-    todo = prepare(write(arms=arms, expect=[], seeds=[0, 1]), "--root", tmp_path).todo()
+    todo = WorkList(prepare(write(arms=arms, expect=[], seeds=[0, 1]), "--root", tmp_path)).todo()
     assert [f"{spec.arm}{spec.seed}" for spec in todo] == ["b0", "y0", "b1", "y1", "z0", "z1"]  # c is b
 
 
@@ -598,34 +580,21 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
         and Tracker(root).client.get_run(first[0]).data.tags["lit.kind"] == "retired"
     )
     assert (root / "reports/tiny/table.csv").read_bytes() == table
-    page = (prepare(file, "--root", root, "train.steps=4").report_folder / "README.md").read_text()
+    page = (prepare(file, "--root", root, "train.steps=4").report_folders.complete / "README.md").read_text()
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
 
 
 # Child processes
 
 
-def talk(spec, root, uri, parent, tags, connection: Connection):
-    """Stands in for ``run_child``: tells two things, then does what the arm's name says."""
-    for stage in (1, 1, 2):
-        connection.send({"event": "progress", "stage": stage})
-    if spec.arm == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if spec.arm == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        connection.send({"event": "progress", "stage": 3})
-    if spec.arm in ("hang", "deaf"):
-        time.sleep(60)
-
-
 @pytest.fixture
 def make_launch(monkeypatch, tmp_path):
-    """``make_launch(arms, jobs)``: a Launch of stand-ins."""
-    monkeypatch.setattr(launch, "run_child", talk)
+    """``make_launch(arms, jobs)``: a launcher of stand-ins."""
+    monkeypatch.setattr(launch, "run_child", stand_in.run_child)
     monkeypatch.setattr(launch, "GRACE", 2.0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     common = {"start": None, "experiment": "tiny"}
-    yield lambda arms, jobs: Launch(
+    yield lambda arms, jobs: LocalLauncher(
         [SimpleNamespace(arm=a, name=a, key=a, **common) for a in arms], jobs, tmp_path, "", {"tiny": ""}, {}
     )
     for number, handler in handlers.items():
@@ -664,17 +633,12 @@ def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
         SimpleNamespace(experiment="tiny", arm=arm, point="", seed=0, key=arm)
         for arm in ("gamma", "memreasoner_iu", "slow")
     ]
-    execution = cli.Execution.__new__(cli.Execution)
-    execution.console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
-    execution.job, execution.estimates = (
-        SimpleNamespace(experiment=SimpleNamespace(experiment="tiny")),
-        {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0},
-    )
-    execution.launch = SimpleNamespace(
-        running=[Child(spec, None, None, told, started=40.0) for spec in specs], waiting=specs[:1], done=2, total=6
-    )
-    with execution.console.capture() as captured:
-        execution.console.print(execution.display())
+    console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
+    running = [Child(spec, None, None, told, started=40.0) for spec in specs]
+    launcher = SimpleNamespace(running=running, waiting=specs[:1], done=2, total=6)
+    lines = LiveLines(launcher, "tiny", {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0})
+    with console.capture() as captured:
+        console.print(lines.renderable(width))
     common = ["stage 5/5", *parts, "exact_match 1.000"]
     assert [re.split(" {2,}", line.strip()) for line in captured.get().splitlines()] == [
         ["gamma s0", *common, "60 s so far, about 2 min left"],
@@ -694,7 +658,7 @@ def test_what_is_news(monkeypatch):
     ):
         event, *stage = message.split()
         now[0] = 100.0 + second
-        told += [second] * child.hear({"event": event} | ({"stage": int(stage[0])} if stage else {}))["news"]
+        told += [second] * child.receive({"event": event} | ({"stage": int(stage[0])} if stage else {}))["news"]
     assert told == [0, 1, 3, 4, 64, 124]
 
 
@@ -718,7 +682,7 @@ def test_a_signal_ends_all_children(make_launch, number):
         for _, event in runs.events():
             if event["event"] == "progress" and event["stage"] == 2:
                 os.kill(os.getpid(), number)
-                next(iter(runs.listen()), None)
+                next(iter(runs.receive()), None)
     assert caught.value.number == number
     assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     runs.stop()
@@ -743,10 +707,10 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
 
     runs, closed = make_launch(["hang"], 1), []
     execution = cli.Execution.__new__(cli.Execution)
-    execution.console, execution.errors, execution.launch, execution.failed = Console(), Console(stderr=True), runs, 0
+    execution.console, execution.errors, execution.launcher, execution.failed = Console(), Console(stderr=True), runs, 0
     execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
-    execution.line = fail
+    execution.lines = SimpleNamespace(line=fail, renderable=lambda width: "")
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err
 
@@ -758,8 +722,11 @@ def test_origins_are_told_once():
         {"lit.commit": "b", "lit.dirty": "false"},
         {"lit.commit": "c; a"},
     ]
-    runs = {str(i): Run(str(i), "FINISHED", tags=t) for i, t in enumerate(tags)} | {
-        "k": Run("k", "KILLED", tags={"lit.commit": "d"})
+    runs = {str(i): Run(str(i), "FINISHED", tags=t) for i, t in enumerate(tags)}
+    work = WorkList(None, runs | {"k": Run("k", "KILLED", tags={"lit.commit": "d"})})
+    assert origin(work.finished) == {
+        "commit": "a; b; c",
+        "dirty": "false",
+        "versions": "unknown",
+        "hardware": "unknown",
     }
-    found = Job.origin(SimpleNamespace(runs=runs))
-    assert found == {"commit": "a; b; c", "dirty": "false", "versions": "unknown", "hardware": "unknown"}

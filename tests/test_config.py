@@ -8,7 +8,9 @@ from typing import Literal
 
 import pytest
 
-from lit_memory.plan.config import ConfigError, PaperConfig, TrainConfig, first_line, strict
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.sections import PaperConfig, TrainConfig
+from lit_memory.plan.strict import strict
 
 
 @dataclass

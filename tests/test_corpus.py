@@ -79,7 +79,7 @@ def test_noise_by_split():
 
 
 def test_folder_with_splits(tmp_path):
-    """Some of the training books are for validation, whichever the order of the files."""
+    """Some of the training books are for validation, in whatever order the files are listed."""
     source = folder(
         tmp_path,
         readme="no book",
@@ -152,7 +152,7 @@ def test_joined():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that holds books with their split and number, and lines of WikiText; returns what was asked for."""
+    """A hub of books that contain their split and number, and lines of WikiText; returns the list of requests."""
     asked = []
 
     def load_dataset(name, config, *, split, revision, streaming):
@@ -188,7 +188,7 @@ def test_wikitext(hub):
 
 
 def test_fineweb(hub):
-    """It has one part: validation and test have its first pages."""
+    """FineWeb-Edu has only a training split; its first pages become validation and test."""
     parts = [texts("fineweb-edu", split, books=30, revision="v1") for split in ("valid", "test", "train")]
     assert [text for part in parts for text in part] == [f"train {i}" for i in range(36)] and list(map(len, parts)) == [
         3,
@@ -217,7 +217,7 @@ def test_the_files_of_wikitext(tmp_path):
 
 
 def refused(error, words, source, split="train", **options):
-    """One line that has the words."""
+    """The error is one line that contains the words."""
     with pytest.raises(error) as caught:
         texts(source, split, **options)
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words.split("|")), str(
@@ -304,7 +304,7 @@ def test_a_failed_build_leaves_nothing(tmp_path):
 
 
 def test_two_that_build_at_once(tmp_path):
-    """The second finds the cache ready when its own files are; who reads the first one's files goes on reading them."""
+    """The second process finds the cache complete when it has built its own; readers of the first files go on."""
     open_files = []
 
     def build():

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from lit_memory.cli import main
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
-from lit_memory.report.curves import of_a_run
 from lit_memory.run.engine import run_one
 from lit_memory.run.tracking import Tracker
 
@@ -20,12 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 def test_of_a_run_worked_values():
     """The first step that is good enough, and the spread of the changes of the loss in the second half."""
     values, losses = {30: 40.0, 10: 90.0, 20: 50.0, 40: 55.0}, {10: 9.0, 20: 5.0, 30: 4.0, 40: 4.5, 50: 3.0, 60: 3.0}
-    assert of_a_run(values, losses, lambda v: v <= 50) == {
+    assert curve_metrics(values, losses, lambda v: v <= 50) == {
         "steps_to": 20,
         "roughness": pytest.approx(1.0606602),
     }  # of -1.5 and 0: 4.5, 3, 3
-    assert math.isnan(of_a_run(values, losses, lambda v: v <= 39)["steps_to"]) and math.isnan(
-        of_a_run({1: 1.0}, {1: 1.0}, bool)["roughness"]
+    assert math.isnan(curve_metrics(values, losses, lambda v: v <= 39)["steps_to"]) and math.isnan(
+        curve_metrics({1: 1.0}, {1: 1.0}, bool)["roughness"]
     )
 
 

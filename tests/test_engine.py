@@ -25,8 +25,9 @@ from lit_memory.run import engine, saving
 from lit_memory.run.build import build, part_of
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.engine import run_one
-from lit_memory.run.saving import Keeper
+from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.tracking import Tracker
+from lit_memory.run.trainer import make_trainer, silence_lightning
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
@@ -65,12 +66,12 @@ def fit(make_spec, tmp_path):
     spy."""
 
     def run(*overrides, callbacks=(), resume=None):
-        engine.quiet()
+        silence_lightning()
         spec = make_spec("train.valid_size=2", "train.test_size=2", *overrides)
         module, data = build(spec)
         curriculum, spy = Curriculum(spec.stages, spec.train["valid_every"]), Spy()
-        trainer = engine.make_trainer(
-            spec, tmp_path / "fit", False, curriculum, spy, *callbacks, Keeper(tmp_path / "fit")
+        trainer = make_trainer(
+            spec, tmp_path / "fit", False, curriculum, spy, *callbacks, RunCheckpoint(tmp_path / "fit")
         )
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
         return trainer, module, curriculum, spy
@@ -402,7 +403,7 @@ def test_seconds_are_per_context(monkeypatch):
 @pytest.mark.parametrize("cut", ["[]", "[0]", "[5, 1]"])
 def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
     """All of it at the end, however its contexts are cut."""
-    engine.quiet()
+    silence_lightning()
     spec = make_spec(f"train.test_cuts={cut}")
     module, data = build(spec)
     progress = Progress(lambda message: None, Curriculum(spec.stages, spec.train["valid_every"]), "exact_match")
@@ -666,12 +667,16 @@ def test_pretrained_weights_of_another_model(make_spec, decoder, settings, messa
 
 def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
     """And of a run that has left none."""
-    engine.quiet()
+    silence_lightning()
     start = make_spec()
     with pytest.raises(FileNotFoundError, match=r"init={run: tiny/a}: no checkpoint of its seed 0 in .*; run it first"):
         build(dataclasses.replace(start, start=start), tmp_path)
-    trainer = engine.make_trainer(
-        start, tmp_path, False, Curriculum(start.stages, start.train["valid_every"]), Keeper(start.folder(tmp_path))
+    trainer = make_trainer(
+        start,
+        tmp_path,
+        False,
+        Curriculum(start.stages, start.train["valid_every"]),
+        RunCheckpoint(start.folder(tmp_path)),
     )
     module, data = build(start)
     trainer.fit(module, datamodule=data)
@@ -686,7 +691,7 @@ def test_weights_of_a_run_of_another_model(make_spec, tmp_path):
 def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
     """They are drawn from the seed, or left behind: a memory of lines may begin with an auto-encoder, whatever will
     tell their order."""
-    engine.quiet()
+    silence_lightning()
     lines = {
         "name": "memreasoner",
         "layers": 1,
@@ -707,8 +712,8 @@ def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
     tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
     a, b, c = parse(tree, "tiny.yaml").plan()
     module, data = build(a)
-    engine.make_trainer(
-        a, tmp_path, False, Curriculum(a.stages, a.train["valid_every"]), Keeper(a.folder(tmp_path))
+    make_trainer(
+        a, tmp_path, False, Curriculum(a.stages, a.train["valid_every"]), RunCheckpoint(a.folder(tmp_path))
     ).fit(module, datamodule=data)
     found, fresh, trained = build(b, tmp_path)[0].state_dict(), build(b)[0].state_dict(), module.state_dict()
     assert {part_of(name) for name in found.keys() - trained.keys()} == {"gru"}

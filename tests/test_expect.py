@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from lit_memory.plan.claims import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, check_expect, evaluate, parse, std
+from lit_memory.plan.claims import check_expect, parse
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, evaluate, std
 
 ARMS, XS = ["gamma", "no_gamma"], [50, 100, 200, 500]
 EXPECT = ["gamma[200] - no_gamma[200] > 0.2", "abs(gamma[first] - no_gamma[first]) < 0.05"]

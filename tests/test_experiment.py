@@ -14,16 +14,19 @@ import torch
 import yaml
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
-from lit_memory.plan.config import ConfigError, TrainConfig
-from lit_memory.plan.experiment import ADDED, RunSpec, differences, load, parse
+from lit_memory.plan.deviations import differences
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import ADDED, load, parse
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import TrainConfig
 from lit_memory.registry import MODELS, load_class, model_size
-from lit_memory.report.marks import Summary
+from lit_memory.report.marks import has_marks
 from lit_memory.run import checkpoint, engine
 from lit_memory.run.build import build
 from lit_memory.run.saving import Keeper
 
 EXPERIMENTS = [
-    path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))
+    path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not has_marks(path)
 ]
 
 

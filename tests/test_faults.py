@@ -29,15 +29,18 @@ import torch
 import yaml
 from conftest import TINY_EXPERIMENT
 
-from lit_memory.cli import main, parser
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import load, parse, parse_override
+from lit_memory.cli import main, parse_options
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load, parse
+from lit_memory.plan.merging import parse_override
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run import checkpoint
-from lit_memory.run.engine import flatten, run_one
-from lit_memory.run.job import Job
+from lit_memory.run.engine import parameters, run_one
+from lit_memory.run.frame import results_frame
 from lit_memory.run.launchers import local as launch
-from lit_memory.run.tracking import Tracker, frame
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.tracking import Tracker
+from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 from lit_memory.util.provenance import cores
 
@@ -293,11 +296,11 @@ def test_kill_9_while_the_report_is_drawn(file, root, place, tmp_path):
 def test_a_dead_run_is_closed_by_the_next_command(file, root, tmp_path):
     """kill -9 leaves RUNNING behind; whatever command comes next here sets it right, but not while a process holds the
     lock."""
-    job = Job.prepare(parser().parse_args([str(file), "--root", str(root)]))
-    spec, log = job.specs[0], tmp_path / "log"
+    sweep = Sweep.prepare(parse_options([str(file), "--root", str(root)]))
+    spec, log = sweep.specs[0], tmp_path / "log"
     report = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
     assert (
-        forked(lambda: train(spec, root, {"where": job.where}), (*PLACES["the last checkpoint of two"], die))()
+        forked(lambda: train(spec, root, {"where": sweep.location}), (*PLACES["the last checkpoint of two"], die))()
         == -signal.SIGKILL
     )
     with checkpoint.lock(spec.folder(root)):
@@ -336,7 +339,7 @@ def test_a_hundred_corruptions_are_all_seen(tmp_path):
     for i in range(100):
         folder = tmp_path / str(i)
         for step in (3, 7):
-            checkpoint.save(checkpoint.place(folder, step), lambda file: torch.save({"w": torch.randn(30)}, file))
+            checkpoint.save(checkpoint.path_of(folder, step), lambda file: torch.save({"w": torch.randn(30)}, file))
         newest, older = checkpoint.saved(folder)
         target = newest if i % 5 else checkpoint.digest_file(newest)
         corrupt(target, ("bit", "truncated", "empty", "zeros")[i % 4], draw)
@@ -366,14 +369,14 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", check)
-    checkpoint.save(checkpoint.place(tmp_path, 3), lambda file: file.write(b"x"))
+    checkpoint.save(checkpoint.path_of(tmp_path, 3), lambda file: file.write(b"x"))
     files.write_all(tmp_path, {"table.csv": b"1", "figure.png": b"2"})
     assert len(synced) == 4 and len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_two_newest_checkpoints_stay(tmp_path):
     for step in (3, 5, 12, 100):
-        checkpoint.save(checkpoint.place(tmp_path, step), lambda file: file.write(b"x"))
+        checkpoint.save(checkpoint.path_of(tmp_path, step), lambda file: file.write(b"x"))
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000100.ckpt", "step-00000012.ckpt"]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".ckpt", ".ckpt", ".sha256", ".sha256"]
     checkpoint.clear(tmp_path)
@@ -407,7 +410,7 @@ def test_damaged_checkpoints_without_an_intact_one_fail_the_run(whole, root):
 def test_a_hostile_checkpoint_is_refused(whole, root, hostile_checkpoint):
     """Its checksum is right, and it would run code."""
     spec, _ = whole
-    path = checkpoint.place(spec.folder(root), 3)
+    path = checkpoint.path_of(spec.folder(root), 3)
     proof = hostile_checkpoint(path)
     checkpoint.digest_file(path).write_text(files.digest(path))
     with pytest.raises(checkpoint.CheckpointError, match=f"{path}: not a checkpoint of plain tensors and numbers"):
@@ -728,7 +731,7 @@ def test_a_signal_ends_everything_and_leaves_a_checkpoint(file, root, tmp_path, 
 
 
 def test_sigterm_counts_once(whole, root):
-    """A run hears of its end from the command and, when that is gone, from ``launch.follow``: it is closed
+    """A run hears of its end from the command and, when that is gone, from ``end_with_parent``: it is closed
     nevertheless, and goes on."""
     spec, expected = whole
     end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
@@ -767,7 +770,7 @@ def test_run_py_and_its_fork_server_end(file, root, tmp_path, number, code):
 
 
 def test_a_deleted_run_makes_the_verdict_incomplete(file, root, tmp_path):
-    log, specs = tmp_path / "log", Job.prepare(parser().parse_args([str(file), "--root", str(root)])).specs
+    log, specs = tmp_path / "log", Sweep.prepare(parse_options([str(file), "--root", str(root)])).specs
     report = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731
     assert [forked(lambda spec=spec: train(spec, root))() for spec in specs] == [0, 0]
     assert forked(report, log=log)() == 0 and "\nREPRODUCED" in log.read_text()
@@ -974,7 +977,7 @@ def test_a_whole_run_writes_below_its_root_only(confined, tree, tmp_path):
     assert listing(base / "source") == source
 
 
-TELEMETRY = "from lit_memory import tracking; from mlflow.telemetry.utils import is_telemetry_disabled; print(is_telemetry_disabled())"
+TELEMETRY = "from lit_memory.run import tracking; from mlflow.telemetry.utils import is_telemetry_disabled; print(is_telemetry_disabled())"
 
 
 @pytest.mark.parametrize(("given", "disabled"), [({}, "True"), ({"MLFLOW_DISABLE_TELEMETRY": "false"}, "False")])
@@ -1046,12 +1049,12 @@ def test_two_hundred_runs(tree, root, tmp_path):
 def test_a_report_among_a_thousand_runs(tree, root, tmp_path):
     """What the report of 12 runs asks the database takes a second at most, with 1,000 runs there."""
     (tmp_path / "many.yaml").write_text(yaml.safe_dump(tree | {"seeds": list(range(6))}))
-    job = Job.prepare(parser().parse_args([str(tmp_path / "many.yaml"), "--root", str(root)]))
-    tracker, (spec, *_) = Tracker(root), job.everything
+    sweep = Sweep.prepare(parse_options([str(tmp_path / "many.yaml"), "--root", str(root)]))
+    tracker, (spec, *_), work = Tracker(root), sweep.specs, WorkList(sweep)
     parent = tracker.parent("tiny", "default", {})
-    others = [replace(spec, seed=seed) for seed in range(1000, 1000 + 1000 - len(job.everything))]
-    for one in [*job.everything[:6], *others, *job.everything[6:]]:
-        run_id = tracker.start(one, None, parent, {"where": job.where}, flatten(one))
+    others = [replace(spec, seed=seed) for seed in range(1000, 1000 + 1000 - len(sweep.specs))]
+    for one in [*sweep.specs[:6], *others, *sweep.specs[6:]]:
+        run_id = tracker.start(one, None, parent, {"where": sweep.location}, parameters(one))
         for step in (3, 6):
             tracker.log(run_id, {"train/loss": 1.0, "valid/loss": 1.0, "valid/exact_match": 0.5}, step)
         results = [(name, x, 0.5) for name in ("exact_match", "capacity", "loss") for x in (2, 4)]
@@ -1062,9 +1065,9 @@ def test_a_report_among_a_thousand_runs(tree, root, tmp_path):
         started = time.monotonic()
         fresh = Tracker(root)
         opened = time.monotonic()
-        job.look_up(fresh)
-        table = frame(fresh, job.everything, job.runs)
-        assert len(job.runs) == 12 and len(table) == 12 * 5 * 2
+        work.refresh(fresh)
+        table = results_frame(fresh, sweep.specs, work.runs, sweep.experiment.report)
+        assert len(work.runs) == 12 and len(table) == 12 * 5 * 2
         times.append((time.monotonic() - opened, opened - started))
     print("look-up and frame, opening:", ", ".join(f"{query:.2f} s, {opening:.2f} s" for query, opening in times))
     assert median(query for query, _ in times) <= 1

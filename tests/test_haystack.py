@@ -1,5 +1,4 @@
-"""Haystacks: a ring of whole sentences that is read the same way at once, in pieces, and by loops; what is kept; the
-cache."""
+"""Haystacks: reads of a ring of sentences at once, in pieces and by loops; which sentences are kept; the cache."""
 
 import time
 from itertools import count, islice
@@ -60,7 +59,7 @@ def test_take_starts_with_any_sentence():
 
 def test_a_context_is_known_before_it_is_read():
     """Gaps drawn from the number of sentences alone are where the sentences of the whole context start, or its end."""
-    place, draw = RING.place(rng(1)), rng(2)
+    place, draw = RING.random_start(rng(1)), rng(2)
     tokens, starts = RING.read(place, 100)
     gaps = np.sort(draw.integers(0, RING.sentences(place, 100) + 1, 50))
     offsets = np.minimum(RING.offset(place, gaps), len(tokens))
@@ -83,8 +82,8 @@ def test_lengths_below_one(length):
 
 
 def test_offsets_cost_no_reading():
-    """A context of 50 million tokens has its gaps without any of its tokens."""
-    place = RING.place(rng())
+    """The gaps of a context of 50 million tokens are found without reading its tokens."""
+    place = RING.random_start(rng())
     assert RING.sentences(place, 23 * 10**9) == 6 * 10**9
     assert RING.offset(place, 6 * 10**9) == 23 * 10**9
 
@@ -105,7 +104,8 @@ def kept(haystack, tokenizer):
 
 
 def test_sentences_that_are_kept(tmp_path):
-    """Long enough, and without a word of every group, in any case; words that only contain one do not count."""
+    """Sentences are kept if they are long enough and lack the words of a group, in any case; parts of words do not
+    count."""
     options = {"tokenizer": WORDS, "cache": tmp_path, "min_tokens": 5}
     everything = ["Anna sat in the hall!", "She saw the hall.", "Bob saw ANNA in the Hall.”", "A b c d e f."]
     assert kept(build_haystack(corpus(TEXT), **options), WORDS) == everything
@@ -150,8 +150,7 @@ def test_no_sentence_left(tmp_path):
 
 
 def test_cached_is_uncached(tmp_path):
-    """Equal to what is tokenized, book by book and sentence by sentence; mapped, read-only, and rebuilt when
-    damaged."""
+    """The cache equals books tokenized sentence by sentence; it is mapped read-only, and rebuilt when damaged."""
     reads = []
     noise = load_corpus("noise", "test", books=2)
     counted = Corpus(noise.key, lambda: reads.append(1) or noise.texts())

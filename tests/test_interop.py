@@ -1,5 +1,4 @@
-"""Weights from elsewhere: the reference's golden vectors, Hugging Face's logits, and everything that must be
-refused."""
+"""Import of weights: the reference's golden vectors, Hugging Face's logits, and all inputs that are errors."""
 
 import json
 import pickle
@@ -15,8 +14,10 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from lit_memory.hf.interop import HEAD, LAYOUTS, load_huggingface, load_reference
-from lit_memory.models import decoder as backbone_module
+from lit_memory.hf.huggingface import load_huggingface
+from lit_memory.hf.names import HEAD
+from lit_memory.hf.reference import LAYOUTS, load_reference
+from lit_memory.models import decoder as decoder_module
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS
 
@@ -120,7 +121,7 @@ def logits(model, segment_len=4):
 
 
 def refused(error, words, call, *args, **kwargs):
-    """The call must raise an error of one line that holds the word, or every one of the words."""
+    """The call must raise an error of one line that contains the word, or each of the words."""
     with pytest.raises(error) as info:
         call(*args, **kwargs)
     message = str(info.value)
@@ -170,7 +171,7 @@ def test_golden_neox_differs_by_the_precision_of_rotary_tables_only(name, monkey
         angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency.repeat(2)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
-    monkeypatch.setattr(backbone_module, "rotary_table", table_in_fp32)
+    monkeypatch.setattr(decoder_module, "rotary_table", table_in_fp32)
     compare_golden(name, 1e-10, 1e-10)
 
 
@@ -389,7 +390,7 @@ def test_reference_is_strict(arch, backbone):
 @pytest.mark.parametrize("arch", LAYOUTS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_prefixes_of_the_wrapper(arch, backbone):
-    """The names of the reference's checkpoints are those of its inner module, with or without ``memory_cell.``."""
+    """The reference's checkpoints have the names of its inner module, with or without ``memory_cell.``."""
     weights = reference_weights(arch, backbone)
     expected = logits(load(weights, arch, backbone))
     assert torch.equal(
@@ -522,8 +523,8 @@ def test_files(tmp_path, monkeypatch):
 
 
 def test_architectures_without_checkpoints_of_the_reference():
-    """RMT-R, readers of lines and all that has no decoder say so in one line; a Hugging Face decoder serves the first
-    three, and no other of these."""
+    """An architecture that the reference code lacks is an error of one line. Of these, RMT-R, Larimar and MemReasoner
+    can have a Hugging Face decoder."""
     theirs = hugging_face("gpt2")
     for arch in sorted(set(MODELS) - set(LAYOUTS) - {"mamba"}):
         refused(
@@ -644,7 +645,15 @@ def test_mamba_is_strict():
     refused(ValueError, "n_head=None", load_reference, {}, arch="rmt", backbone="gpt2")
 
 
+LIGHT = """
+import sys
+import lit_memory.run.build, lit_memory.tasks.base
+from lit_memory import ARMT, AssociativeRetrieval, LitARMT, generate, load_experiment, unroll
+sys.exit("lit_memory.hf" in sys.modules)
+"""
+
+
 def test_transformers_is_imported_only_when_needed():
-    subprocess.run(
-        [sys.executable, "-c", "import sys, lit_memory.hf.interop; sys.exit('transformers' in sys.modules)"], check=True
-    )
+    """``lit_memory.hf`` imports all that transformers needs for a model, which costs seconds: models, tasks and runs do
+    without it."""
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)

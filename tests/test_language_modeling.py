@@ -21,15 +21,15 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress
 from lit_memory.lit.data import LanguageModelingData
 from lit_memory.lit.modules import LitTransformer
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.recurrence import SegmentRecurrent
-from lit_memory.run import engine
 from lit_memory.run.build import build
 from lit_memory.run.engine import run_one
-from lit_memory.run.job import Job
-from lit_memory.run.saving import Keeper
+from lit_memory.run.reporting import best_points, train_x
+from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.tracking import Run, Tracker
+from lit_memory.run.trainer import make_trainer, silence_lightning
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.corpus import Corpus, load_corpus
 from lit_memory.text.stream import Stream, build_stream
@@ -514,18 +514,15 @@ def test_the_curve_knows_where_the_training_ended(experiment):
     for stages, last in [([], 4), ([{"task.segments": 2}, {"task.segments": 7}], 6)]:
         tree["base"]["train"]["stages"] = stages
         found, specs = plan(tree)
-        assert (
-            found.test_values(specs) == list(range(9))
-            and Job.train_x(SimpleNamespace(experiment=found, everything=specs)) == last
-        )
+        assert found.test_values(specs) == list(range(9)) and train_x("segment", specs) == last
 
 
 @pytest.mark.parametrize(("goal", "solved"), [(1e9, True), (0.5, False)])
 def test_less_perplexity_ends_a_stage(experiment, tmp_path, goal, solved):
-    engine.quiet()
+    silence_lightning()
     spec = plan(experiment(base__train__stages=[{"until": {"perplexity": goal}}]))[1][0]
     (module, data), curriculum = build(spec), Curriculum(spec.stages, spec.train["valid_every"])
-    engine.make_trainer(spec, tmp_path, False, curriculum, Keeper(tmp_path)).fit(module, datamodule=data)
+    make_trainer(spec, tmp_path, False, curriculum, RunCheckpoint(tmp_path)).fit(module, datamodule=data)
     assert [(entry["step"], entry["solved"]) for entry in curriculum.history] == [(2 if solved else 4, solved)]
 
 
@@ -534,8 +531,7 @@ def test_less_perplexity_selects_a_grid_point(experiment, tree, y, best):
     """And more exact match another."""
     found, specs = plan({**(experiment() if y == "perplexity" else tree), "grid": {"train.lr": [0.2, 0.1]}})
     runs = {spec.key: Run("id", "FINISHED", metrics={f"valid/{y}": 10 * spec.train["lr"]}) for spec in specs}
-    job = SimpleNamespace(experiment=found, everything=specs, runs=runs)
-    assert Job.selected(job)[specs[0].arm] == best
+    assert best_points(found, specs, runs)[specs[0].arm] == best
 
 
 def test_progress_of_a_test_knows_how_much_there_is(source):

@@ -47,13 +47,15 @@ OUTSIDE = {
     "lit": "torch lightning",
     "run": "torch lightning filelock",
     "run/tracking.py": "mlflow filelock sqlalchemy",
+    "run/display.py": "rich",
     "cli": "rich",
     "__init__": "",
 }
 # Files -> packages that they import inside a function, where those cost nothing until they are needed.
 LATE = {
+    "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
-    "run/tracking.py": "pandas",
+    "run/frame.py": "pandas",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
     "tasks/dna_sets.py": "datasets",

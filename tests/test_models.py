@@ -13,8 +13,9 @@ import torch
 from conftest import VOCAB, build_model
 from torch.nn import functional as F
 
+from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.models.armt import ARMT
-from lit_memory.models.decoder import BackboneConfig, Decoder, attention_mask, import_decoder, rotate
+from lit_memory.models.decoder import BackboneConfig, Decoder, attention_mask, rotate
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS, load_class
 
@@ -65,25 +66,13 @@ def test_rmt_hf(build, tokens, family, rotary_fraction):
     """T-RMT-hf: with read memory only, RMT is prompt tuning of the Hugging Face model whose weights it imports."""
     model, ids = build("rmt", family=family, positions=64, rotary_fraction=rotary_fraction), tokens(2, 9)
     theirs = hugging_face(family, model.config)
-    model.decoder.load_state_dict(import_decoder(theirs.state_dict(), family, heads=2))
+    model.decoder.load_state_dict(load_huggingface(theirs, "rmt").decoder.state_dict())
     rows = torch.cat([model.memory.expand(2, -1, -1), theirs.get_input_embeddings()(ids)], dim=1)
     prompted = theirs(inputs_embeds=rows).logits[:, model.config.memory_tokens :]
     hidden, _ = model.step(model.init_state(2), ids, write=False)
     assert torch.allclose(
         model.logits(hidden), prompted, rtol=1e-5, atol=1e-5
     )  # Hugging Face computes its rotary table in fp32
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
-def test_import_decoder_is_strict(build, family):
-    """A weight without a place raises ValueError, a missing one KeyError; both name it."""
-    weights = hugging_face(family, build("rmt").config).state_dict()
-    layer = "transformer.h.0." if family == "gpt2" else "gpt_neox.layers.0."
-    with pytest.raises(ValueError, match="surplus"):
-        import_decoder(weights | {f"{layer}surplus.weight": torch.zeros(1)}, family, heads=2)
-    missing = next(name for name in weights if name.startswith(layer))
-    with pytest.raises(KeyError, match=missing.removeprefix(layer)):
-        import_decoder({k: v for k, v in weights.items() if k != missing}, family, heads=2)
 
 
 @pytest.mark.parametrize("dims", [6, 5])

@@ -1,4 +1,4 @@
-"""The synthetic prose: the same everywhere, rich in words, free of bAbI, quick, and what the grammar says."""
+"""The synthetic prose: the same everywhere, rich in words, free of bAbI, fast, and true to its grammar."""
 
 import hashlib
 import re
@@ -33,7 +33,9 @@ BABI = {
     "football",
     "milk",
 }
-FACTS = r"""(moved|went|went\ back|journeyed|travelled)\ to\ the | (got|took|grabbed|picked\ up|dropped|discarded|put\ down|left)\ the
+FACTS = r"""
+    (moved|went|went\ back|journeyed|travelled)\ to\ the
+    | (got|took|grabbed|picked\ up|dropped|discarded|put\ down|left)\ the
     | (gave|handed|passed)\ the\ \w+\ to | \bis\ (north|south|east|west)\ of | where\ is | what\ is"""
 
 
@@ -55,7 +57,10 @@ def test_books_and_splits_differ(books):
 
 
 def test_the_key_follows_the_text(monkeypatch):
+    """Another text has another key; the same rules on other lines have the same one."""
     old = noise_key()
+    monkeypatch.setattr(module, "GRAMMAR", GRAMMAR.replace("\n  ", " "))
+    assert noise_key() == old
     monkeypatch.setattr(module, "PARAGRAPHS", 2)
     assert noise_key() != old
 
@@ -93,41 +98,31 @@ def test_spelling(books):
 @pytest.mark.parametrize(
     ("word", "ending", "form"),
     [
-        *[
-            ("carry", "ed", "carried"),
-            ("play", "ed", "played"),
-            ("scrub+", "ed", "scrubbed"),
-            ("hire", "ed", "hired"),
-            ("mend", "ed", "mended"),
-        ],
-        *[
-            ("carry", "ing", "carrying"),
-            ("scrub+", "ing", "scrubbing"),
-            ("hire", "ing", "hiring"),
-            ("scrub+", "", "scrub"),
-            ("mend", "", "mend"),
-        ],
-        *[
-            ("scrub+", "s", "scrubs"),
-            ("carry", "s", "carries"),
-            ("ferryman", "s", "ferrymen"),
-            ("knife", "s", "knives"),
-            ("box", "s", "boxes"),
-        ],
-        *[
-            ("gentle", "ly", "gently"),
-            ("pale", "ly", "palely"),
-            ("dull", "ly", "dully"),
-            ("happy", "ly", "happily"),
-            ("calm", "ly", "calmly"),
-        ],
-        *[
-            ("happy", "ness", "happiness"),
-            ("pale", "ness", "paleness"),
-            ("bench", "s", "benches"),
-            ("lamp", "s", "lamps"),
-            ("play", "s", "plays"),
-        ],
+        ("carry", "ed", "carried"),
+        ("play", "ed", "played"),
+        ("scrub+", "ed", "scrubbed"),
+        ("hire", "ed", "hired"),
+        ("mend", "ed", "mended"),
+        ("carry", "ing", "carrying"),
+        ("scrub+", "ing", "scrubbing"),
+        ("hire", "ing", "hiring"),
+        ("scrub+", "", "scrub"),
+        ("mend", "", "mend"),
+        ("scrub+", "s", "scrubs"),
+        ("carry", "s", "carries"),
+        ("ferryman", "s", "ferrymen"),
+        ("knife", "s", "knives"),
+        ("box", "s", "boxes"),
+        ("gentle", "ly", "gently"),
+        ("pale", "ly", "palely"),
+        ("dull", "ly", "dully"),
+        ("happy", "ly", "happily"),
+        ("calm", "ly", "calmly"),
+        ("happy", "ness", "happiness"),
+        ("pale", "ness", "paleness"),
+        ("bench", "s", "benches"),
+        ("lamp", "s", "lamps"),
+        ("play", "s", "plays"),
     ],
 )
 def test_inflection(word, ending, form):
@@ -155,15 +150,14 @@ def slowly(split: str, index: int) -> str:
                 return option
         raise AssertionError
 
+    def expand(symbol):
+        if symbol not in rules:
+            return [symbol]
+        return choose([body for _, body in rules[symbol]], [weight for weight, _ in rules[symbol]])
+
     text = ["PARAGRAPH"] * PARAGRAPHS
     while set(text) & rules.keys():
-        text = [
-            s
-            for symbol in text
-            for s in (
-                choose([b for _, b in rules[symbol]], [w for w, _ in rules[symbol]]) if symbol in rules else [symbol]
-            )
-        ]
+        text = list(chain.from_iterable(map(expand, text)))
     turns = {name: bits.random_raw() % len(options) * (name in LOCAL) for name, options in words.items()}
     for i, name in enumerate(text):
         if name in words:

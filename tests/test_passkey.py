@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_episodes import SMALL, tails_of, texts_of
 
-from lit_memory.run.job import Job
+from lit_memory.run.reporting import train_x
 from lit_memory.tasks.needle import LINE
 from lit_memory.tasks.passkey import NOTE, SAN_FRANCISCO, Passkey, rouge_l_recall
 
@@ -134,12 +134,7 @@ def test_numbers_of_several_lengths():
     seen = SimpleNamespace(
         trained=SimpleNamespace(task={"digits": 3, "train_digits": [1, 8, 2]}, stages=[{"task": {"tokens": 64}}])
     )
-    assert (
-        Job.train_x(
-            SimpleNamespace(experiment=SimpleNamespace(report=SimpleNamespace(x="test_digits")), everything=[seen])
-        )
-        == 8
-    )
+    assert train_x("test_digits", [seen]) == 8
     with pytest.raises(ValueError, match=r"train_digits=\[3, 0\]: expected 1 to 15"):
         make(train_digits=[3, 0])
 

@@ -1,5 +1,4 @@
-"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and everything that must be
-refused."""
+"""Folders of models: round trips, pretrained decoders that get a memory, working offline, and wrong inputs."""
 
 import dataclasses
 import json
@@ -16,7 +15,7 @@ from conftest import build_model
 from test_interop import BACKBONES, IDS, hugging_face, hugging_face_mamba, logits, refused
 
 from lit_memory.hf import pretrained
-from lit_memory.hf.interop import load_huggingface
+from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.hf.pretrained import save_pretrained, shared_weights
 from lit_memory.models.decoder import Block, Decoder
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
@@ -131,7 +130,7 @@ def test_memory_sizes(tmp_path):
 
 BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "mary", "went", "bath", "##room", "."]
 DECODER_WORDS = ["<eos>", "Mary", "went", "bathroom", ".", "\ufffd", *(f"word{i}" for i in range(6, 20))]
-"""Of the 23 tokens of the decoder; its table has rows for three more."""
+"""The decoder's vocabulary; its table has rows for three more."""
 
 
 def make_bert(tmp_path, words=BERT_WORDS, cls_token="[CLS]"):
@@ -413,7 +412,7 @@ def test_shards(tmp_path):
 
 @pytest.mark.parametrize("name", [Path("nothing"), "./nothing", "a/b/c", "/nothing", "config.json"])
 def test_paths_that_are_no_folder(tmp_path, monkeypatch, name):
-    """They are never looked up on the hub."""
+    """Such a path is never looked up on the hub."""
     monkeypatch.chdir(tmp_path)
     Path("config.json").touch()
     refused(FileNotFoundError, "no such folder", load_class("model", "armt").from_pretrained, name)
@@ -443,7 +442,8 @@ folder, ours = sys.argv[1:]
 model = ARMT.from_pretrained(folder, memory_tokens=2, memory_dim=4)
 model.save_pretrained(ours)
 cached = ARMT.from_pretrained("someone/tiny", memory_tokens=2, memory_dim=4)
-assert all(torch.equal(t, cached.decoder.state_dict()[name]) for name, t in model.decoder.state_dict().items() if "block" in name)
+same = cached.decoder.state_dict()
+assert all(torch.equal(t, same[name]) for name, t in model.decoder.state_dict().items() if "block" in name)
 from transformers import AutoModelForCausalLM
 assert AutoModelForCausalLM.from_pretrained(ours)(torch.ones(1, 3).long()).logits.shape == (1, 3, 23)
 for name in ("someone/missing", "missing"):

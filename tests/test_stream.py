@@ -17,7 +17,7 @@ from test_faults import assert_same, die, forked, outcome, train
 from test_language_modeling import bigram, make, make_data, measure, source  # noqa: F401  (a fixture)
 
 from lit_memory.lit import LIT_MODULES, modules
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.recurrence import detach, map_state, state_tensors, unroll
 from lit_memory.run import checkpoint, saving
 from lit_memory.tasks.language_modeling import LanguageModeling

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lit_memory.cli import main
-from lit_memory.plan.config import ConfigError
+from lit_memory.plan.errors import ConfigError
 from lit_memory.report import marks as module
 from lit_memory.report.marks import Summary
 from lit_memory.run.tracking import Tracker

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, vocabularies that depend on the text alone, and what is refused."""
+"""Tokenizers: text to ids and back, vocabularies that depend on the text alone, and inputs that are errors."""
 
 import os
 import subprocess
@@ -131,7 +131,7 @@ for name, size in (("word", 500), ("bpe", 500)):
 
 
 def test_processes_agree(tmp_path):
-    """Two that fill one cache at once, and one with a cache of its own, whatever the order of their sets."""
+    """Two processes that fill one cache at once, and one with its own, agree, whatever the order of their sets."""
     folders = [tmp_path / "one", tmp_path / "one", tmp_path / "two"]
     runs = [
         subprocess.Popen(
@@ -239,8 +239,8 @@ def test_a_name_on_the_hub(build, save, monkeypatch):
 
 
 def test_wikitext_has_an_end_token_per_line(tmp_path):
-    """Words between spaces, its <unk> one of them, and an <eos> at every line's end: that of the last one is the
-    stream's."""
+    """Words are split at white space, <unk> is one of them, and every line but the last ends with <eos>; the stream
+    adds the last one."""
     text = " = Title = \n\n The <unk> @-@ 1 , 2 \n"
     tokenizer = build_tokenizer("wikitext", Corpus("key", lambda: [text], "tiny"), tmp_path, 100)
     words = [tokenizer.words[i] for i in tokenizer.encode(text)]

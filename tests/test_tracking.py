@@ -6,8 +6,9 @@ import math
 import pytest
 import yaml
 
-from lit_memory.report.render import ReportConfig
-from lit_memory.run.tracking import PARENT, Tracker, default_uri, frame
+from lit_memory.plan.sections import ReportConfig
+from lit_memory.run.frame import results_frame
+from lit_memory.run.tracking import PARENT, Tracker, default_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 
@@ -150,7 +151,7 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     specs = [spec for spec, _ in opened]
     runs = {spec.key: tracker.find(spec.key) for spec in specs}
     report = ReportConfig(x="test_pairs")
-    table = frame(tracker, specs, runs, report)
+    table = results_frame(tracker, specs, runs, report)
     assert list(table.columns) == ["arm", "point", "seed", "x", "metric", "value"]
     rows = set(table.itertuples(index=False, name=None))
     assert {row for row in rows if row[4] == "exact_match"} == {
@@ -159,7 +160,10 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     assert {row for row in rows if row[4] == "steps"} == {
         ("a", "", s, x, "steps", 6.0 + s) for s in (0, 1) for x in (2, 4)
     }
-    assert set(frame(tracker, specs[1:], runs, report).seed) == {1} and frame(tracker, specs, {}, report).empty
+    assert (
+        set(results_frame(tracker, specs[1:], runs, report).seed) == {1}
+        and results_frame(tracker, specs, {}, report).empty
+    )
 
 
 def test_tags_and_artifacts(tracker, root, start, tmp_path):

@@ -1,5 +1,19 @@
 """Lightning: a module per architecture, a data module per task."""
 
+from lit_memory.lit.data import (  # noqa: F401
+    AlgorithmicData,
+    AssociativeRetrievalData,
+    BabiData,
+    BABILongData,
+    DNAData,
+    LanguageModelingData,
+    MemReasonerData,
+    NeedleData,
+    PasskeyData,
+    QuadraticData,
+    TimeSeriesData,
+    VariableTrackingData,
+)
 from lit_memory.lit.episodic import LitLarimar, LitMemReasoner
 from lit_memory.lit.modules import (
     LitARMT,

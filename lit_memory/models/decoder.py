@@ -3,7 +3,7 @@
 Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv
            2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv
            2407.10671 (Qwen2: a Llama with ``qkv_bias``).
-Reference: the Hugging Face implementations; weights come in through ``import_decoder``.
+Reference: the Hugging Face implementations; ``lit_memory/hf`` imports their weights.
 
 Deviations
 1. Queries, keys and values come from one matrix, its rows in this order and each ordered (heads, head width), in all
@@ -19,7 +19,7 @@ Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width,
 head width, V vocabulary.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.fields import added
 
 
 @dataclass
@@ -38,7 +39,7 @@ class BackboneConfig:
     family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
-    inputs: int = 0
+    inputs: int = added(0)
     """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
     layers: int = 4
     width: int = 128
@@ -331,110 +332,3 @@ class Decoder(nn.Module):
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the plain decoder."""
         return self.head(self.run(self.place(self.tokens(ids_BT)), mask_BT))
-
-
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-"""Endings of the causal-mask and rotary buffers of old checkpoints."""
-OUTER = {
-    "gpt2": {
-        "tokens": "transformer.wte",
-        "positions": "transformer.wpe",
-        "norm": "transformer.ln_f",
-        "layers": "transformer.h",
-    },
-    "gpt_neox": {"tokens": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "layers": "gpt_neox.layers"},
-    "llama": {"tokens": "model.embed_tokens", "norm": "model.norm", "layers": "model.layers"},
-}
-"""Our module names in a decoder -> Hugging Face's."""
-INNER = {
-    "gpt2": ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
-    "gpt_neox": (
-        *("input_layernorm", "attention.query_key_value", "attention.dense"),
-        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    ),
-    "llama": (
-        *("input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
-    ),
-    "bert": (
-        *(
-            "attention.output.LayerNorm",
-            "attention.self.query attention.self.key attention.self.value",
-            "attention.output.dense",
-        ),
-        *("output.LayerNorm", "intermediate.dense", "output.dense"),
-    ),
-}
-"""Hugging Face's module names in a block, in the order of ours; of several one matrix is made."""
-
-
-def block_names(family: str, weights: Container[str], prefix: str = "") -> dict[str, list[str]]:
-    """Weights of our ``Block`` -> Hugging Face's. ``weights``: the names in a checkpoint, the block's with ``prefix``;
-    they tell whether q, k and v of a Llama have biases (Qwen2)."""
-    out = {}
-    for ours, theirs in zip(
-        ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate"), INNER[family], strict=False
-    ):
-        biased = family != "llama" or (
-            ours == "attention.qkv" and any(f"{prefix}{name}.bias" in weights for name in theirs.split())
-        )
-        for kind in ("weight", "bias") if biased else ("weight",):
-            out[f"{ours}.{kind}"] = [f"{prefix}{name}.{kind}" for name in theirs.split()]
-    return out
-
-
-CONV1D = (
-    "attention.qkv.weight",
-    "attention.out.weight",
-    "up.weight",
-    "down.weight",
-)  # Hugging Face's GPT-2 keeps these as (in, out)
-
-
-def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor:
-    """Our weight, whose name ends with ``ours``, from Hugging Face's."""
-    tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-    if family == "gpt2" and ours.endswith(CONV1D):
-        tensor = tensor.mT
-    if family == "gpt_neox" and "attention.qkv" in ours:  # heads are interleaved: (H, 3, K, ...)
-        tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-    return tensor.contiguous()
-
-
-def import_block(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
-    """State dict of our ``Block`` from that of one Hugging Face layer (GPT-2's ``h.0``, or ``layers.0`` of the
-    others)."""
-    return {
-        ours: convert([weights[name] for name in theirs], ours, family, heads)
-        for ours, theirs in block_names(family, weights).items()
-    }
-
-
-def import_decoder(weights: Mapping[str, Tensor], family: str, heads: int) -> dict[str, Tensor]:
-    """State dict of our ``Decoder`` from that of a Hugging Face ``GPT2LMHeadModel``, ``GPTNeoXForCausalLM``,
-    ``LlamaForCausalLM`` or ``Qwen2ForCausalLM`` (family "llama").
-
-    ``BUFFERS`` are dropped. A GPT-2 or Llama without a head has the token embedding as its head. Raises KeyError for a
-    missing weight, ValueError for one that has no place here.
-    """
-    left = {name: tensor for name, tensor in weights.items() if not name.endswith(BUFFERS)}
-    if "embed_out.weight" in left:  # NeoX's head in files and before transformers 5
-        left["lm_head.weight"] = left.pop("embed_out.weight")
-    outer = dict(OUTER[family])
-    stem = outer.pop("layers")
-    out = {}
-    for ours, theirs in outer.items():
-        for kind in ("weight", "bias") if ours == "norm" and family != "llama" else ("weight",):
-            out[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
-    out["head.weight"] = (
-        left.pop("lm_head.weight") if family == "gpt_neox" else left.pop("lm_head.weight", out["tokens.weight"])
-    )
-    count = 1 + max(
-        (int(name.removeprefix(f"{stem}.").split(".")[0]) for name in left if name.startswith(f"{stem}.")), default=0
-    )
-    for i in range(count):
-        for ours, theirs in block_names(family, left, f"{stem}.{i}.").items():
-            out[f"layers.{i}.{ours}"] = convert([left.pop(name) for name in theirs], ours, family, heads)
-    if left:
-        raise ValueError(f"weights without a place in the {family} decoder: {', '.join(sorted(left))}")
-    return out

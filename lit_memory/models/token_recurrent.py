@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lit_memory.models.decoder import embedding
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 
 
 @dataclass
@@ -24,7 +25,7 @@ class TokenRecurrentConfig:
 
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
-    inputs: int = 0
+    inputs: int = added(0)
     """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
     layers: int = 4
     width: int = 128

@@ -30,7 +30,7 @@ Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads
 V vocabulary.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ from torch.nn import functional as F
 from lit_memory.models.decoder import attention_mask, embedding
 from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 
 ALL = slice(None)
 
@@ -233,7 +234,7 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
 
         vocab_size: int = 0
         """Number of token ids; 0 takes the task's."""
-        inputs: int = 0
+        inputs: int = added(0)
         """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
         layers: int = 6
         width: int = 128
@@ -246,7 +247,7 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
         clamp_len: int = 0
         """Greatest distance that is told apart from longer ones; 0: no limit."""
         tie_embeddings: bool = True
-        cutoffs: list[int] = field(default_factory=list)
+        cutoffs: list[int] = added([])
         """First id of every cluster of rare tokens, [20000, 40000, 200000] of the paper's words, for an adaptive
         softmax; default: a full one."""
         dropout: float = 0.1

@@ -1,54 +1,53 @@
-"""The project's experiments: where a name leads, and what reports say. Imports nothing heavy."""
+"""The project's experiments by name, and the verdicts of their reports."""
 
 import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import INCOMPLETE
-from lit_memory.plan.config import ConfigError
-from lit_memory.plan.experiment import extended, mapping, paper_section
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.parsing import paper_section
+from lit_memory.plan.reading import extended, mapping
+from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
 
-def located(text: str) -> Path:
-    """The file of an experiment: a path, or the name of one of the project's, with or without .yaml. Raises ConfigError
-    for a name that none has."""
-    own = PROJECT / "experiments"
-    given, *others = (folder / f"{text}{end}" for folder in (Path(), own) for end in ("", ".yaml"))
+def find_experiment(text: str) -> Path:
+    """The file of an experiment, from a path or the name of a project's experiment, with or without .yaml. Raises
+    ConfigError for an unknown name."""
+    folders = (Path(), PROJECT / "experiments")
+    given, *others = (folder / f"{text}{end}" for folder in folders for end in ("", ".yaml"))
     found = next((path for path in (given, *others) if path.is_file()), given)
     if not found.exists() and found.parent == Path():
         ending = ".yaml" if text.endswith(".yaml") else ""
-        names = [f"{path.stem}{ending}" for folder in (Path(), own) for path in sorted(folder.glob("*.yaml"))]
+        names = [f"{path.stem}{ending}" for folder in folders for path in sorted(folder.glob("*.yaml"))]
         close = get_close_matches(text, names, n=1)
-        raise ConfigError(
-            text,
-            "",
-            f"no such file; {f'did you mean {close[0]!r}?' if close else 'expected a file, or a name that --list shows'}",
-        )
+        hint = f"did you mean {close[0]!r}?" if close else "expected a file, or a name that --list shows"
+        raise ConfigError(text, "", f"no such file; {hint}")
     return found
 
 
-def verdict_of(folder: Path) -> dict[str, Any]:
-    """What the verdict.json of a report says; {} where there is no report."""
+def read_verdict(folder: Path) -> dict[str, Any]:
+    """The verdict.json of a report; {} without one."""
     path = folder / "verdict.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a report is there that misses nothing and comes to a verdict."""
-    found = verdict_of(folder)
+    """Whether a folder has a report that misses no run and comes to a verdict."""
+    found = read_verdict(folder)
     return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]
 
 
-def listing() -> list[tuple[str, str, str, float]]:
-    """Of every experiment of the project: name, item of the paper, verdict of the report that came with it, "" without
-    one, and seconds of its runs."""
+def list_experiments() -> list[tuple[str, str, str, float]]:
+    """Name, item of the paper, verdict and seconds of all runs, for every experiment of the project.
+
+    Verdict ("" for none) and seconds are those of the report in the project's reports/.
+    """
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
-        found = verdict_of(PROJECT / "reports" / path.stem)
+        found = read_verdict(PROJECT / "reports" / path.stem)
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
-        rows.append(
-            (path.stem, paper.item, found.get("verdict", ""), sum(run["seconds"] or 0 for run in found.get("runs", [])))
-        )
+        seconds = sum(run["seconds"] or 0 for run in found.get("runs", []))
+        rows.append((path.stem, paper.item, found.get("verdict", ""), seconds))
     return rows

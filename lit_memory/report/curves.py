@@ -1,24 +1,22 @@
-"""What follows from the validations of one run, along the axis ``step`` of a report. Standard library only."""
+"""Metrics of a whole training curve, for reports with the x axis ``step``. Standard library only."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import nan
 
-from lit_memory.plan.claims import std
-
-STEP = "step"
-"""The axis whose values are the steps after which a run validates."""
-OF_A_RUN = ("steps_to", "roughness")
-"""Metrics that a whole curve has, the same at every step."""
+from lit_memory.report.verdict import std
 
 
-def of_a_run(
+def curve_metrics(
     values: Mapping[int, float], losses: Mapping[int, float], reached: Callable[[float], bool]
 ) -> dict[str, float]:
-    """steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN
-        if never. roughness: the standard
-    deviation of the change of the loss from one validation to the next, in the second half of the run, where its trend
-    is small."""
+    """``sections.OF_A_RUN`` from the validations of one run, step -> value.
+
+    steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN if
+        never.
+    roughness: the standard deviation of the change of the loss from one validation to the next, in the second half of
+        the run, where its trend is small.
+    """
     steps_to = next((float(step) for step, value in sorted(values.items()) if reached(value)), nan)
     late = [loss for _, loss in sorted(losses.items())][len(losses) // 2 :]
     return {"steps_to": steps_to, "roughness": std([new - old for old, new in pairwise(late)])}

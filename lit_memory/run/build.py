@@ -1,50 +1,68 @@
-"""The LightningModule and LightningDataModule of a run, and the weights that it starts from."""
+"""The LightningModule and the LightningDataModule of a run, and the weights that it starts from."""
 
 from pathlib import Path
 
 import torch
 
-from lit_memory.hf.pretrained import check_weights, start_from
 from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.data import LIT_DATA, LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.plan.experiment import RunSpec
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint
 from lit_memory.run.saving import VerifiedCheckpoints
 
 
 def build(spec: RunSpec, root: Path | None = None) -> tuple[LitMemory, LitData]:
-    """The LightningModule and LightningDataModule of a run, with weights drawn from its seed, or those of
-    ``train.init``; of another run's if there is a ``root`` with its checkpoints."""
+    """The LightningModule and the LightningDataModule of a run.
+
+    The weights are drawn from its seed, or are those of ``train.init``. root: folder with the checkpoints of the run
+    that it starts from; without it, these weights are drawn, too.
+    """
+    module = build_module(spec)
+    init = spec.train["init"]
+    if spec.start is not None:
+        if root is not None:
+            load_run(module, spec.start, root)
+    elif init:
+        from lit_memory.hf.pretrained import start_from  # imports transformers, which costs a second
+
+        names = init if isinstance(init, dict) else {"decoder": init}
+        start_from(module.model, names["decoder"], names.get("encoder"))
+    return module, build_data(spec)
+
+
+def build_module(spec: RunSpec) -> LitMemory:
+    """The LightningModule of a run, with weights drawn from its seed."""
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
-    optimizer["frozen"] = t["frozen"] or None  # a checkpoint of a run without is plain
-    torch.manual_seed(spec.seed)
+    optimizer["frozen"] = t["frozen"] or None  # None leaves it out of checkpoints
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
-    module = LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
-    if spec.start is None and t["init"]:
-        init = t["init"] if isinstance(t["init"], dict) else {"decoder": t["init"]}
-        start_from(module.model, init["decoder"], init.get("encoder"))
-    elif spec.start is not None and root is not None:
-        start_from_run(module, spec.start, root)
+    torch.manual_seed(spec.seed)
+    return LIT_MODULES[spec.model["name"]](**optimizer, **losses, **model)
+
+
+def build_data(spec: RunSpec) -> LitData:
+    """The LightningDataModule of a run."""
+    t = spec.train
     task = {k: v for k, v in spec.task.items() if k != "name"}
     loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
-    data = LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
-    return module, data
+    return LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
 
 
-def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
-    """Give a fresh model the weights that a run ended with. Parts that only one of the two has, such as ways to tell
-    the order of lines, stay as they were drawn from the seed, or are left behind.
+def load_run(module: LitMemory, start: RunSpec, root: Path) -> None:
+    """Load the last weights of another run into a fresh model.
 
-    Raises FileNotFoundError where the run has left none, ValueError for weights of another model.
+    Parts that only one of the two models has (a GRU that gives lines their order) stay as they were drawn, or are left
+    behind. Raises FileNotFoundError where the run has no checkpoint, ValueError for weights of another shape.
     """
+    from lit_memory.hf.reading import check_weights
+
+    setting = f"init={{run: {start.experiment}/{start.arm}}}"
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
-        raise FileNotFoundError(
-            f"init={{run: {start.experiment}/{start.arm}}}: no checkpoint of its seed {start.seed} in {start.folder(root)}; run it first"
-        )
+        where = f"of its seed {start.seed} in {start.folder(root)}"
+        raise FileNotFoundError(f"{setting}: no checkpoint {where}; run it first")
     theirs, own = VerifiedCheckpoints().load_checkpoint(path)["state_dict"], module.state_dict()
     common = {part_of(name) for name in theirs} & {part_of(name) for name in own}
     weights = {name: tensor for name, tensor in theirs.items() if part_of(name) in common}
@@ -52,10 +70,10 @@ def start_from_run(module: LitMemory, start: RunSpec, root: Path) -> None:
     try:
         check_weights(weights, own)
     except ValueError as error:
-        raise ValueError(f"init={{run: {start.experiment}/{start.arm}}}: {error}") from None
+        raise ValueError(f"{setting}: {error}") from None
     module.load_state_dict(weights)
 
 
 def part_of(name: str) -> str:
-    """The part of a model that a weight of its LightningModule belongs to: ``model.decoder.norm.weight`` to decoder."""
+    """The part of the model that a weight belongs to: decoder for ``model.decoder.norm.weight``."""
     return name.split(".")[1]

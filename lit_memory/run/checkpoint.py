@@ -1,8 +1,7 @@
-"""The folder of a run: its checkpoints, written whole, with a checksum beside them, verified before they are read; and
-its lock.
+"""The folder of a run: its lock, and its checkpoints, which are written whole and verified before they are read.
 
-``step-00000250.ckpt`` holds the run after 250 steps, ``step-00000250.ckpt.sha256`` its digest. The digest is there
-first, so that a checkpoint without one, or with another one, is damaged. The two newest stay.
+``step-00000250.ckpt`` holds the run after 250 steps, ``step-00000250.ckpt.sha256`` its digest. The digest is written
+first, so that a checkpoint without one, or with another one, is damaged. The two newest checkpoints are kept.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ from filelock import FileLock, Timeout
 from lit_memory.util import files
 
 KEEP = 2
+"""Checkpoints that are kept: an older one serves where the newest is damaged."""
 
 
 class CheckpointError(Exception):
@@ -22,7 +22,7 @@ class CheckpointError(Exception):
 
 
 def lock(folder: Path) -> FileLock:
-    """Held by the one process that trains the run of this folder; free as soon as that process is gone."""
+    """The lock of a run, held by the process that trains it. The operating system frees it with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / "lock")
 
@@ -39,7 +39,7 @@ def locked(folder: Path) -> bool:
 
 
 class Hashing:
-    """A file whose digest grows as it is written."""
+    """A file that computes its digest while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha256 = file, hashlib.sha256()
@@ -52,9 +52,14 @@ class Hashing:
         self.file.flush()
 
 
-def place(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+def path_of(folder: Path, step: int) -> Path:
+    """The file of the checkpoint after ``step`` steps."""
     return folder / f"step-{step:08d}.ckpt"
+
+
+def digest_file(path: Path) -> Path:
+    """The file with the digest of a checkpoint."""
+    return path.with_name(f"{path.name}.sha256")
 
 
 def saved(folder: Path) -> list[Path]:
@@ -62,14 +67,10 @@ def saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
-def digest_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
 def save(path: Path, write: Callable[[Hashing], None]) -> None:
-    """Put a checkpoint at ``path``, which ``write`` fills, then remove all but the newest ones.
+    """Write a checkpoint, then remove all but the newest ones.
 
-    A failure, a full disk say, leaves the others as they were.
+    write: fills the file. If it fails, on a full disk for example, the other checkpoints stay as they were.
     """
     with files.replacing(path) as file:
         hashing = Hashing(file)
@@ -81,6 +82,7 @@ def save(path: Path, write: Callable[[Hashing], None]) -> None:
 
 
 def remove(path: Path) -> None:
+    """Remove a checkpoint and its digest."""
     path.unlink(missing_ok=True)
     digest_file(path).unlink(missing_ok=True)
 
@@ -98,10 +100,10 @@ def damaged(path: Path) -> bool:
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint, None where there is none yet; ``warn`` is told of every damaged one that was passed
-    over.
+    """The newest intact checkpoint; None where there is no checkpoint.
 
-    Raises CheckpointError if all are damaged: what to do with them is for the user to say.
+    warn: receives a message for every damaged one that is passed over. Raises CheckpointError if all are damaged: the
+    user decides what to do with them.
     """
     found = saved(folder)
     for path in found:
@@ -110,7 +112,6 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Path | None:
         if path is not found[-1]:
             warn(f"{path}: damaged (its checksum does not match); going on from an older one")
     if found:
-        raise CheckpointError(
-            f"{found[0]}: damaged (its checksum does not match), and no older one is intact; delete it, or use --fresh, to train anew"
-        )
+        problem = "damaged (its checksum does not match), and no older one is intact"
+        raise CheckpointError(f"{found[0]}: {problem}; delete it, or use --fresh, to train anew")
     return None

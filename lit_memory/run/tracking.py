@@ -1,9 +1,11 @@
 """Runs in MLflow: the only file that imports it.
 
-One parent run per experiment and scale, one child per key for its whole life: a resumed run goes on in the same MLflow
-run, and a run that several experiments share (same key) is trained once. FINISHED is written last, after the test
-metrics, so that it marks a complete run. Metrics ``train/*`` and ``valid/*`` have the optimizer step as their step,
-``test/*`` and ``time/*`` the x of the figure; ``time/*`` is measured, and no two runs of a key have the same.
+One parent run per experiment and scale, and one child run per key for its whole life: a resumed run goes on in the same
+MLflow run, and a run that several experiments share (same key) is trained once. FINISHED is written last, after the
+test metrics, so that it marks a complete run.
+
+Metrics ``train/*`` and ``valid/*`` have the optimizer step as their MLflow step, ``test/*`` and ``time/*`` the x of the
+figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 """
 
 import contextlib
@@ -25,23 +27,22 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 from sqlalchemy.exc import DatabaseError
 
-from lit_memory.plan.config import ConfigError, first_line
-from lit_memory.plan.experiment import RunSpec
-from lit_memory.registry import load_class
-from lit_memory.report.curves import STEP, of_a_run
-from lit_memory.report.render import ReportConfig
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
-logging.getLogger("mlflow.store.db.utils").setLevel(
-    logging.CRITICAL
-)  # prints the traceback, on a full disk say, of what it raises as well
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # else prints the traceback of what it raises
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 Row = tuple[str, float, float]
 """Metric, x, value."""
 TAG = "lit."
+"""Prefix of our tags."""
 PARENT = "mlflow.parentRunId"
+"""MLflow's own tag, by which its pages nest runs."""
+LONGEST_PARAMETER = 6000
+"""Characters that MLflow takes."""
 
 
 def default_uri(root: Path) -> str:
@@ -61,29 +62,29 @@ class Run:
 
 
 class Tracker:
-    """All that the project writes to and reads from MLflow."""
+    """Everything that the project writes to MLflow and reads from it."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
-        """``root``: folder of artifacts and of the default database. Raises ConfigError for a store that does not
-        open."""
+        """Open the store. Raises ConfigError where that fails.
+
+        root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default.
+        """
         self.root, self.uri = root, uri or default_uri(root)
         try:
             with self._creation_lock():
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
-        except (
-            MlflowException,
-            DatabaseError,
-            ImportError,
-        ) as error:  # no server of MLflow, an older schema, a driver that is not installed
+        except (MlflowException, DatabaseError, ImportError) as error:
+            # no server of MLflow, an older schema, a driver that is not installed
             if files.disk_full(error, root):
                 raise
             raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
-        self.known: dict[str, set[tuple[str, int]]] = {}  # (metric, step) that a resumed run has logged already
+        self.logged: dict[str, set[tuple[str, int]]] = {}
+        """Run id -> (metric, step) that a resumed run logged before."""
 
     @contextlib.contextmanager
     def _creation_lock(self) -> Iterator[None]:
-        """First starts on a new SQLite database race in its migrations: let one process create it."""
+        """Let one process at a time create a SQLite database: first starts race in its migrations."""
         if not self.uri.startswith("sqlite:///"):
             yield
             return
@@ -95,22 +96,23 @@ class Tracker:
     def experiment_id(self, name: str) -> str:
         """Id of the MLflow experiment ``name``, created where it does not exist."""
         found = self.client.get_experiment_by_name(name)
-        if found is None:
-            with self._creation_lock():
-                found = self.client.get_experiment_by_name(name)
-                if found is None:
-                    return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
-        return found.experiment_id
+        if found is not None:
+            return found.experiment_id
+        with self._creation_lock():
+            found = self.client.get_experiment_by_name(name)  # another process may have been first
+            if found is not None:
+                return found.experiment_id
+            return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
-        """What every filter finds, the newest first."""
+        """The runs of every filter, the newest first."""
         ids = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
         for text in filters:
             runs = self.client.search_runs(ids, text, order_by=["attributes.start_time DESC"], max_results=1000)
             yield [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in runs]
 
     def find(self, key: str) -> Run | None:
-        """The run of a key, if there is one: the FINISHED one, else the newest."""
+        """The run of a key: the FINISHED one, else the newest. None where there is none."""
         return self.find_all([key])[0]
 
     def find_all(self, keys: Sequence[str]) -> list[Run | None]:
@@ -123,25 +125,22 @@ class Tracker:
         self.client.set_tag(run_id, f"{TAG}kind", "retired")
 
     def parent(self, experiment: str, scale: str, tags: Mapping[str, str]) -> str:
-        """Run id of the parent of an experiment's runs at one scale, created where it does not exist."""
-        query = f"tags.`{TAG}kind` = 'experiment' and tags.`{TAG}experiment` = '{experiment}' and tags.`{TAG}scale` = '{scale}'"
+        """Id of the parent run of an experiment at one scale, created where it does not exist."""
+        own = {"kind": "experiment", "experiment": experiment, "scale": scale}
+        query = " and ".join(f"tags.`{TAG}{name}` = '{value}'" for name, value in own.items())
         experiment_id = self.experiment_id(experiment)
         with self._creation_lock():
             (runs,) = self._search(query)
             if runs:
                 return runs[0].run_id
-            own = {"kind": "experiment", "experiment": experiment, "scale": scale}
-            run_id = self._create(
-                experiment_id, f"{experiment} ({scale})", {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()}
-            )
+            run_id = self._create(experiment_id, f"{experiment} ({scale})", prefixed(own | dict(tags)))
             self.client.update_run(run_id, status="SCHEDULED")  # it groups runs and never runs itself
             return run_id
 
     def running(self, where: str) -> list[Run]:
-        """Runs, started at ``where``, that have not ended as far as MLflow knows."""
-        (runs,) = self._search(
-            f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}' and attributes.status = 'RUNNING'"
-        )
+        """Runs that were started at ``where`` (``Sweep.location``) and have status RUNNING."""
+        tags = f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}'"
+        (runs,) = self._search(f"{tags} and attributes.status = 'RUNNING'")
         return runs
 
     def _create(self, experiment_id: str, name: str, tags: dict[str, str]) -> str:
@@ -150,10 +149,14 @@ class Tracker:
     def start(
         self, spec: RunSpec, run: Run | None, parent: str, tags: Mapping[str, str], params: Mapping[str, Any]
     ) -> str:
-        """Open the run of a key, a new one or the interrupted one (``run``), and mark it RUNNING. Returns its id.
+        """Mark the run of a key RUNNING and return its id.
 
-        A new run gets the resolved experiment as the artifact ``config.yaml``.
+        run: the interrupted run of the key, which goes on; None for a new one, which gets the resolved experiment as
+        the artifact ``config.yaml``. parent: id of its parent run. tags, params: of a new run.
         """
+        if run is not None:
+            self._resume(run, tags)
+            return run.run_id
         own = {
             "kind": "run",
             "key": spec.key,
@@ -163,108 +166,87 @@ class Tracker:
             "seed": str(spec.seed),
             "point": spec.point,
         }
-        if run is not None:
-            self.client.update_run(run.run_id, status="RUNNING")
-            told = {name: run.tags.get(f"{TAG}{name}", "") for name in tags}
-            self.tag(run.run_id, {k: v if k == "where" or v in told[k] else f"{told[k]}; {v}" for k, v in tags.items()})
-            history = (m for name in run.metrics for m in self.client.get_metric_history(run.run_id, name))
-            self.known[run.run_id] = {(m.key, m.step) for m in history}
-            if f"{TAG}error" in run.tags:
-                self.client.delete_tag(run.run_id, f"{TAG}error")
-            return run.run_id
-        all_tags = {f"{TAG}{k}": v for k, v in (own | dict(tags)).items()} | {PARENT: parent}
+        all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
         run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
-        self.client.log_batch(run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
-        self.client.log_dict(run_id, spec.config(), "config.yaml")
+        self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
+        with self._storing(run_id):
+            self.client.log_dict(run_id, spec.config(), "config.yaml")
         return run_id
 
+    def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
+        """Open an interrupted run. Tags keep old values beside new ones, "old; new", but for ``where``."""
+        self.client.update_run(run.run_id, status="RUNNING")
+        merged = {}
+        for name, value in tags.items():
+            before = run.tags.get(f"{TAG}{name}", "")
+            merged[name] = value if name == "where" else before if value in before else f"{before}; {value}"
+        self.tag(run.run_id, merged)
+        history = (m for name in run.metrics for m in self.client.get_metric_history(run.run_id, name))
+        self.logged[run.run_id] = {(m.key, m.step) for m in history}
+        if f"{TAG}error" in run.tags:
+            self.client.delete_tag(run.run_id, f"{TAG}error")
+
     def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics of one step."""
+        """Log metrics of one step."""
         self._log(run_id, ((name, step, value) for name, value in metrics.items()))
 
     def _log(self, run_id: str, rows: Iterable[tuple[str, int, float]]) -> None:
-        """(metric, step, value) rows, without those that the run logged before it was interrupted: they are the
-        same."""
-        now, known = get_current_time_millis(), self.known.get(run_id, ())
-        if new := [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in known]:
+        """Log (metric, step, value) rows, in one database transaction. Those that the run logged before it was
+        interrupted are the same and left out."""
+        now, logged = get_current_time_millis(), self.logged.get(run_id, ())
+        new = [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in logged]
+        if new:
             self.client.log_batch(run_id, new)
 
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        """Set tags, whose names get our prefix."""
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
 
     def finish(
         self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()
     ) -> None:
-        """Write the test's rows, the totals and the rows of measured times at once, then FINISHED."""
-        rows = [
-            (f"{prefix}{name}", int(x), value)
-            for prefix, part in (("test/", results), ("time/", times))
-            for name, x, value in part
-        ]
-        self._log(run_id, rows + [(k, 0, v) for k, v in totals.items()])
+        """Write the rows of the test, the totals and the measured times at once, then FINISHED."""
+        rows = [(f"test/{name}", int(x), value) for name, x, value in results]
+        rows += [(f"time/{name}", int(x), value) for name, x, value in times]
+        self._log(run_id, rows + [(name, 0, value) for name, value in totals.items()])
         self.end(run_id, "FINISHED")
 
     def end(self, run_id: str, status: str) -> None:
-        """Status FINISHED, FAILED or KILLED."""
+        """End a run with the status FINISHED, FAILED or KILLED."""
         self.client.set_terminated(run_id, status)
 
     def write_folder(self, run_id: str, folder: Path) -> None:
-        """All files of a folder as artifacts below ``report/``."""
-        self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+        """Store all files of a folder as artifacts below ``report/``."""
+        with self._storing(run_id):
+            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+
+    @contextlib.contextmanager
+    def _storing(self, run_id: str) -> Iterator[None]:
+        """Tag the run where artifacts cannot be stored: MLflow keeps absolute paths, which a root that was moved may
+        no longer have. Raises OSError for a full disk."""
+        try:
+            yield
+        except OSError as error:
+            if files.disk_full(error, self.root):
+                raise
+            self.tag(run_id, {"artifacts": f"not stored: {error}"})
 
     def publish(self, run_id: str, folder: Path, verdict: str) -> None:
-        """A report into the parent run, which ends with it."""
+        """Store a report in the parent run, and end that."""
         self.write_folder(run_id, folder)
         self.tag(run_id, {"verdict": verdict})
         self.end(run_id, "FINISHED")
 
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
-        """(metric, x, value) rows of a run's test; those of its times have the ``prefix`` "time/"."""
-        names = [name for name in run.metrics if name.startswith(prefix)]
-        return [
-            (name.removeprefix(prefix), m.step, m.value)
-            for name in names
-            for m in self.client.get_metric_history(run.run_id, name)
-        ]
+        """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations."""
+        rows: list[Row] = []
+        for name in run.metrics:
+            if name.startswith(prefix):
+                history = self.client.get_metric_history(run.run_id, name)
+                rows += [(name.removeprefix(prefix), m.step, m.value) for m in history]
+        return rows
 
 
-def curve_rows(tracker: Tracker, spec: RunSpec, run: Run, report: ReportConfig) -> list[Row]:
-    """(metric, step, value) rows of a run's validations; what its whole curve and its last test have come to is the
-    same at every step."""
-    rows = tracker.results(run, "valid/")
-    found = {name: {int(x): value for metric, x, value in rows if metric == name} for name in (report.y, "loss")}
-    task, threshold = load_class("task", spec.task["name"]), report.threshold
-    whole = of_a_run(
-        found[report.y], found["loss"], lambda value: threshold is not None and task.better(report.y, value, threshold)
-    )
-    tested = tracker.results(run)
-    last = max(x for _, x, _ in tested)
-    whole |= {f"test_{name}": value for name, x, value in tested if x == last}
-    return rows + [(name, x, value) for name, value in whole.items() for x in found["loss"]]
-
-
-def frame(tracker: Tracker, specs: Sequence[RunSpec], runs: Mapping[str, Run], report: ReportConfig) -> Any:
-    """Long-format DataFrame (arm, point, seed, x, metric, value) of the FINISHED runs of a plan; x is what the report's
-    axis has.
-
-    The metric ``steps``, the same at every x of a run, counts its optimizer steps.
-    """
-    from pandas import DataFrame
-
-    columns = ["arm", "point", "seed", "x", "metric", "value"]
-    done = [(spec, runs[spec.key]) for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
-    rows = []
-    for spec, run in done:
-        if report.x == STEP:
-            rows += [
-                (spec.arm, spec.point, spec.seed, x, metric, value)
-                for metric, x, value in curve_rows(tracker, spec, run, report)
-            ]
-            continue
-        results = tracker.results(run)
-        steps = [("steps", x, run.metrics["steps"]) for x in dict.fromkeys(x for _, x, _ in results)]
-        rows += [
-            (spec.arm, spec.point, spec.seed, x, metric, value)
-            for metric, x, value in results + steps + tracker.results(run, "time/")
-        ]
-    return DataFrame(rows, columns=columns)
+def prefixed(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as MLflow has them."""
+    return {f"{TAG}{name}": value for name, value in tags.items()}

@@ -30,7 +30,7 @@ Shape suffixes: F facts.
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Literal
@@ -38,7 +38,8 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, PLACES, WORDS, Question, labels_of, questions
+from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, labels_of, questions
+from lit_memory.tasks.babi.world import PLACES, Question
 from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
 from lit_memory.tasks.mixins import ReadInOrder
 from lit_memory.tasks.planted_facts import PlantedFacts, PlantedFactsConfig
@@ -47,6 +48,7 @@ from lit_memory.text.corpus import check_source, load_corpus, sentences
 from lit_memory.text.haystack import Haystack, build_haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -81,14 +83,14 @@ class BABILong(PlantedFacts, ReadInOrder):
         facts_from: float = 0.0
         """Facts lie between this share of the context and ``facts_to``."""
         facts_to: float = 1.0
-        eval_set: str = ""
+        eval_set: str = added("")
         """Distributed set whose samples the test uses, on the hub (RMT-team/babilong) or local: see
         ``babilong_sets.load_set``. Default: the test draws its own samples."""
-        eval_revision: str | None = None
+        eval_revision: str | None = added(None)
         """Branch, tag or commit of ``eval_set`` on the hub."""
-        eval_length: int | None = None
+        eval_length: int | None = added(None)
         """Nominal length of the samples of ``eval_set``: 64000 for 64k, 1000000 for 1M. Set by the test."""
-        test_eval_length: list[int] = field(default_factory=list)
+        test_eval_length: list[int] = added([])
         """Values of ``eval_length`` in the test, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
@@ -174,7 +176,7 @@ class BABILong(PlantedFacts, ReadInOrder):
         fact_tokens, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
         tokens = segments * self.config.segment_len - self.config.margin if noise else fact_tokens
         if noise:
-            position = noise.place(rng)
+            position = noise.random_start(rng)
             chosen_F = np.sort(rng.integers(*self.gap_range(noise, position, tokens, fact_tokens), len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - fact_tokens)
         starts_F = gaps_F + np.cumsum(lengths) - lengths

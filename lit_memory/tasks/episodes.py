@@ -37,6 +37,7 @@ from lit_memory.tasks.samples import QuestionAnswer, Sample, encode_texts, pad_r
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import UNKNOWN
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 CITE = "Supporting facts:"
@@ -61,7 +62,7 @@ class EpisodeConfig(TextConfig):
     """Lines per segment."""
     supporting: float = 0.0
     """Share of training samples that are supervised with their supporting facts, chosen by a hash of their text."""
-    apart: int = 0
+    apart: int = added(0)
     """Auxiliary lines per training sample in layout "lines": sentences of books outside the context, for models that
     learn to write lines (published: about one)."""
     test_tokens: list[int] = field(default_factory=list)
@@ -157,7 +158,7 @@ class EpisodeTask(PlantedFacts):
         """Uniformly drawn sentences of the training books, cut like lines: ids (B, n, L) and their mask."""
         c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
         hay = cut_sentences(self.prose("train"), c.line_tokens)
-        positions = [hay.place(rng) for _ in range(size * c.apart)]
+        positions = [hay.random_start(rng) for _ in range(size * c.apart)]
         rows = [hay.tokens(position, int(hay.offset(position, 1))) for position in positions]
         ids_XL, mask_XL = pad_rows(rows, c.line_tokens, self.tokenizer.pad_id)
         return ids_XL.unflatten(0, (size, -1)), mask_XL.unflatten(0, (size, -1))

@@ -56,6 +56,7 @@ from lit_memory.text.corpus import check_source, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.provenance import cache_folder
 
 
@@ -87,7 +88,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         segment_len: int = 128
         stride: int | None = None
         """Tokens between the beginnings of two windows of validation and test; default: the length of a window."""
-        stream: bool = False
+        stream: bool = added(False)
         """Every batch holds the next window of every column of the text, and continues with the memory that the
         previous batch left."""
         test_segments: list[int] = field(default_factory=list)

@@ -43,9 +43,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import PLACES, WORDS, Question, questions
+from lit_memory.tasks.babi.files import WORDS, questions
 from lit_memory.tasks.babi.reader import Reader, event_of
-from lit_memory.tasks.babi.world import ACTORS
+from lit_memory.tasks.babi.world import ACTORS, PLACES, Question
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
 from lit_memory.tasks.episodes import CITE, EpisodeConfig, EpisodeSample, EpisodeTask, Texts
 from lit_memory.tasks.lines import encode_lines

@@ -156,7 +156,7 @@ class Needle(PlantedFacts):
         *facts, question, answer = encode_texts(tokenizer, c.texts(key, value), leading_space=True)
         tokens, lengths = segments * c.segment_len - c.margin, [len(fact) for fact in facts]
         c.check_fit(segments, sum(lengths), len(question) + len(answer) + 1)
-        position, room = hay.place(rng), tokens - sum(lengths)
+        position, room = hay.random_start(rng), tokens - sum(lengths)
         whole = hay.sentences(position, room + 1) - 1
         gap = hay.offset(position, whole * int(rng.choice(DEPTHS)) // 100)
         starts_F = np.array([0, lengths[0] + gap] if c.note else [gap])

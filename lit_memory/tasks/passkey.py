@@ -50,6 +50,7 @@ from lit_memory.text.corpus import sentences
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 NOTE = (
@@ -85,7 +86,7 @@ class Passkey(EpisodeTask):
         needle: Literal["passkey", "magic", "san_francisco"] = "passkey"
         digits: int = 5
         """Digits of a number, the first of which is not 0."""
-        train_digits: list[int] = field(default_factory=list)
+        train_digits: list[int] = added([])
         """Values of ``digits`` in training and validation, drawn for every number; default: ``digits``."""
         depth: int | None = None
         """Percent of the hay before the needle; default: drawn."""
@@ -138,7 +139,7 @@ class Passkey(EpisodeTask):
     def draw_hay(self, room: int, depth: int, split: str, rng: Generator) -> tuple[Haystack, int, int, int]:
         """The hay, the position where it begins, its tokens (at most ``room``) and those before the needle."""
         if books := self.books(split):
-            position = books.place(rng)
+            position = books.random_start(rng)
             whole = books.sentences(position, room + 1) - 1
             return books, position, room, books.offset(position, whole * depth // 100)
         hay = filler(self.tokenizer)

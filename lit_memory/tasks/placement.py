@@ -27,7 +27,7 @@ class Placement(NamedTuple):
 
 def place_between(facts: Sequence[np.ndarray], tokens: int, noise: Haystack, rng: Generator) -> Placement:
     """Place facts between random sentences of the noise, in a context of ``tokens`` tokens, as in BABILong."""
-    position, room = noise.place(rng), tokens - sum(map(len, facts))
+    position, room = noise.random_start(rng), tokens - sum(map(len, facts))
     gaps_F = np.sort(rng.integers(0, noise.sentences(position, room) + 1, len(facts)))
     return Placement(facts, np.minimum(noise.offset(position, gaps_F), room), noise, position, room)
 

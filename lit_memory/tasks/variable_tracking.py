@@ -46,6 +46,7 @@ from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_
 from lit_memory.tasks.placement import Placement, merge_in_order, place_between
 from lit_memory.text.haystack import Haystack
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -91,11 +92,11 @@ class VariableTracking(EpisodeTask):
         """Statements per sample; 0: drawn (memreasoner), or those of one chain (ruler)."""
         eval_hops: int = 0
         """Hops of the test; 0: ``hops``."""
-        value_digits: int = 5
+        value_digits: int = added(5)
         """Digits of a value; fewer digits are easier, for a curriculum."""
         noise: Literal["line", "books"] = "line"
         """Noise between the statements: RULER's line, or sentences of ``haystack``."""
-        one_tail: bool = False
+        one_tail: bool = added(False)
         """In layout "lines", one tail has all variables of a chain as its answer, for a model that reads once. Default:
         one tail per variable, answered hop by hop."""
         note: bool = True

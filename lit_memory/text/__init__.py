@@ -1,2 +1,2 @@
-"""Text for the tasks: a ``Corpus`` of books (``corpus.py``), token ids (``tokenizers.py``), contexts of any length
-(``haystack.py``), and prose for those who have no books (``noise.py``)."""
+"""Text for the tasks: corpora of books (``corpus.py``), tokenizers (``tokenizers.py``), contexts of any length
+(``haystack.py``), texts in one row (``stream.py``), and synthetic prose where there are no books (``noise.py``)."""

@@ -1,5 +1,4 @@
-"""Text for the tasks: books from several sources by split, their sentences, and a cache on disk for what is made of
-them.
+"""Corpora: books from several sources by split, their sentences, and a cache on disk for what is built from them.
 
 Source: arXiv 2407.04841 hides facts in the books of PG19 (appendix C; the sampler of BABILong, spec 3.3) and models
     WikiText-103.
@@ -8,10 +7,10 @@ A ``Corpus`` becomes token ids in ``tokenizers.py`` and a ``Haystack`` in ``hays
 
 Deviations
 1. Sentences end where ``[.!?]`` and any closing quotes or brackets are followed by white space; the reference has an
-   untrained Punkt tokenizer, which breaks at much the same places. White space is one space each: line ends would give
-   the facts away, which have none.
-2. Without a download there is synthetic prose (``noise.py``). Validation has books of its own; the reference validates
-   on test books.
+   untrained Punkt tokenizer, which breaks at much the same places. Any white space becomes one space: line ends, which
+   the facts do not have, would give these away.
+2. Synthetic prose (``noise.py``) needs no download. Validation has books of its own; the reference validates on test
+   books.
 """
 
 import difflib
@@ -30,37 +29,38 @@ from lit_memory.util.checks import FieldError
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
-HUB = {"pg19": ("emozilla/pg19", None)}
-HUB |= {
-    name: ("Salesforce/wikitext", name)
-    for name in ("wikitext-2-v1", "wikitext-2-raw-v1", "wikitext-103-v1", "wikitext-103-raw-v1")
-}
-HUB |= {
+HUB = {
+    "pg19": ("emozilla/pg19", None),
+    "wikitext-2-v1": ("Salesforce/wikitext", "wikitext-2-v1"),
+    "wikitext-2-raw-v1": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+    "wikitext-103-v1": ("Salesforce/wikitext", "wikitext-103-v1"),
+    "wikitext-103-raw-v1": ("Salesforce/wikitext", "wikitext-103-raw-v1"),
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT"),
     "fineweb-edu-100bt": ("HuggingFaceFW/fineweb-edu", "sample-100BT"),
 }
 """Source -> name on the Hugging Face hub, and configuration."""
 SOURCES = ("noise", *HUB)
 BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 100_000}
-"""Books of a split where a source has more than anybody needs: about 2 million words of noise, 10 million of PG19."""
+"""Default number of books per split: about 2 million words of noise, 10 million of PG19."""
 LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
-"""Splits that a source does not have: they get the first of its training texts."""
+"""Splits that a source lacks; they get the first of its training texts."""
 HELD_OUT = 10
-"""One book in so many is held out, and at least one."""
+"""One book in this many is held out, and at least one."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, books say, and a key that names their content before any of it is generated or fetched."""
+    """Texts, such as books, which are generated or fetched when ``texts`` is called."""
 
     key: str
+    """A hash that identifies the content without reading it."""
     texts: Callable[[], Iterable[str]]
     name: str = "text"
     """For messages."""
 
 
 def joined(*corpora: Corpus) -> Corpus:
-    """One corpus after the other."""
+    """The corpora, one after the other, as one."""
     return Corpus(
         content_key(*(c.key for c in corpora)),
         lambda: chain.from_iterable(c.texts() for c in corpora),
@@ -69,17 +69,17 @@ def joined(*corpora: Corpus) -> Corpus:
 
 
 def content_key(*parts: object) -> str:
-    """A name of 32 hexadecimal digits for a sequence of values that have a short, exact ``repr``."""
+    """A hash, 32 hexadecimal digits, of values whose ``repr`` is exact and short."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, with one space for every run of white space."""
+    """The sentences of a text, with runs of white space replaced by one space."""
     return SENTENCE_END.sub("\\1\n", " ".join(text.split())).split("\n")
 
 
 def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
-    """Raise ValueError for a source of text, the setting ``name``, that is neither ``known`` nor a folder."""
+    """Raise FieldError for a source of text, in the field ``name``, that is neither ``known`` nor a folder."""
     if value not in known and not (value and Path(value).is_dir()):
         raise FieldError(name, value, f"no such folder; expected one, or one of {', '.join(known)}")
 
@@ -87,16 +87,16 @@ def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
     """The books of one split. No text is in two splits.
 
-    source: "noise", which needs no download; "pg19", a configuration of WikiText, whose "books" are articles, or
-        "fineweb-edu" (-100bt), whose are web pages, from the Hugging Face hub; or a folder: with WikiText's own
+    source: "noise", which needs no download; from the Hugging Face hub "pg19", a configuration of WikiText, whose
+        "books" are articles, or "fineweb-edu" (-100bt), whose "books" are web pages; or a folder: with WikiText's own
         ``wiki.train.tokens`` (or ``.raw``) and so on; with ``train/*.txt`` and ``test/*.txt``; with ``train.txt`` and
-        ``test.txt``; or with all books in one place, which are then spread over the splits by a hash of their names.
-        ``valid`` has a part of the training books where the folder has no such part.
-    books: most books of the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19, 100,000 of
-        FineWeb-Edu.
+        ``test.txt``; or with all books side by side, which a hash of their names then assigns to the splits. A folder
+        without ``valid`` gives a part of its training books to it.
+    books: maximum number of books in the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19,
+        100,000 of FineWeb-Edu.
     revision: branch, tag or commit on the hub.
-    Raises ValueError for an unknown source or split; FileNotFoundError for a folder without text, and later, where
-    ``texts`` is called, for a name that is not in reach on the hub; then also ValueError for a file that is not UTF-8.
+    Raises FieldError for an unknown source or split and FileNotFoundError for a folder without text. ``texts`` raises
+    FileNotFoundError for a name that is not in reach on the hub, ValueError for a file that is not UTF-8.
     """
     if split not in SPLITS:
         raise FieldError("split", split, f"expected one of {', '.join(SPLITS)}")
@@ -131,7 +131,7 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
 
 
 Part = tuple[Path, tuple[float, float]]
-"""A file, and from where to where of it, as shares of its length."""
+"""A file, and the start and the end of the part of it, as fractions of its length."""
 
 
 def _parts(folder: Path, split: str) -> list[Part]:
@@ -145,14 +145,15 @@ def _parts(folder: Path, split: str) -> list[Part]:
         parts = [(path, (0.0, 1.0)) for path in given[split]]
     if not parts:
         raise FileNotFoundError(
-            f"{folder}: no .txt file for split {split!r}; expected books in it, or in {folder / 'train'} and {folder / 'test'}"
+            f"{folder}: no .txt file for split {split!r}; "
+            f"expected books in it, or in {folder / 'train'} and {folder / 'test'}"
         )
     return parts
 
 
 def _spread(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, list[Part]]:
-    """Books to splits: all but the first split get one book in ten, at least one, by a hash of the names. Where there
-    are fewer books than splits, each is cut: a tenth at its end for every split but the first."""
+    """The books of each split. Every split but the first gets a tenth of the books, at least one, by a hash of the
+    names; where there are fewer books than splits, a tenth at the end of each book."""
     if len(paths) < len(splits):
         cuts = [0.0, *(1 - i / HELD_OUT for i in range(len(splits) - 1, -1, -1))]
         return {split: [(path, (cuts[i], cuts[i + 1])) for path in paths] for i, split in enumerate(splits)}
@@ -165,45 +166,50 @@ def _spread(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, list[Part
 
 
 def _read(path: Path, start: float, stop: float) -> str:
-    """A file's text from one share of its length to another, both moved back to the start of a word."""
+    """The part of a file's text between two fractions of its length, both moved back to the start of a word."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        byte = content[error.start]
         raise ValueError(
-            f"{path}: not UTF-8 text (byte {error.start:,} is {content[error.start]:#04x}); convert it, or take it out of the folder"
+            f"{path}: not UTF-8 text (byte {error.start:,} is {byte:#04x}); convert it, or take it out of the folder"
         ) from None
     if "\0" in text:
         raise ValueError(f"{path}: not text (byte {content.index(0):,} is 0x00); take it out of the folder")
-    low, high = (len(text) if share == 1 else text.rfind(" ", 0, int(share * len(text))) + 1 for share in (start, stop))
-    return text[low:high]
+    return text[_word_start(text, start) : _word_start(text, stop)]
+
+
+def _word_start(text: str, fraction: float) -> int:
+    """The index at a fraction of a text, moved back to the start of a word."""
+    return len(text) if fraction == 1 else text.rfind(" ", 0, int(fraction * len(text))) + 1
 
 
 def _fetch(source: str, split: str, books: int | None, revision: str | None) -> Iterator[str]:
-    """Books of PG19, articles of WikiText or pages of FineWeb-Edu, as they arrive from the hub."""
+    """Books of PG19, articles of WikiText or pages of FineWeb-Edu, streamed from the Hugging Face hub."""
     from datasets import load_dataset
 
-    (name, config), start, part = HUB[source], 0, split
+    name, config = HUB[source]
     lacking = LACKING.get(source, ())
-    if split in ("train", *lacking) and lacking:
+    part, start = "validation" if split == "valid" else split, 0
+    if lacking and split in ("train", *lacking):  # held-out books come first, then those for training
         part, held = "train", max(1, (books or 0) // HELD_OUT)
-        start, books = (held * lacking.index(split), held) if split in lacking else (held * len(lacking), books)
-    elif split == "valid":
-        part = "validation"
+        start = held * (lacking.index(split) if split in lacking else len(lacking))
+        books = held if split in lacking else books
+    stop = None if books is None else start + books
     try:
         rows = (row["text"] for row in load_dataset(name, config, split=part, revision=revision, streaming=True))
-        yield from islice(
-            _articles(rows) if name.endswith("wikitext") else rows, start, None if books is None else start + books
-        )
+        yield from islice(_articles(rows) if name.endswith("wikitext") else rows, start, stop)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(
-            f"{source}: {name} is not in reach on the Hugging Face hub ({kind}); check the network, or name a folder of books"
+            f"{source}: {name} is not in reach on the Hugging Face hub ({kind}); "
+            "check the network, or name a folder of books"
         ) from error
 
 
 def _articles(rows: Iterable[str]) -> Iterator[str]:
-    """Lines of WikiText to articles, which start with ``= Title =``."""
+    """The articles, which start with ``= Title =``, in lines of WikiText."""
     lines: list[str] = []
     for row in rows:
         if re.match(r" = [^=]", row) and any(map(str.strip, lines)):
@@ -214,10 +220,11 @@ def _articles(rows: Iterable[str]) -> Iterator[str]:
 
 
 def cached(folder: Path, names: Sequence[str], build: Callable[[], Sequence[bytes]]) -> list[Path]:
-    """The files ``names`` in ``folder``, with the contents that ``build`` returns: built where one is missing or
-    differs from its checksum.
+    """The files ``names`` in ``folder``, with the contents that ``build`` returns. They are built where one is missing
+    or differs from its checksum.
 
-    ``folder`` has to be named by all that the contents depend on. Processes that build it at once write the same files.
+    The name of ``folder`` has to depend on all that the contents depend on. Processes that build it at once write the
+    same files.
     """
     paths = [folder / name for name in names]
     if not _intact(paths, folder / "sha256.json"):
@@ -228,6 +235,7 @@ def cached(folder: Path, names: Sequence[str], build: Callable[[], Sequence[byte
 
 
 def _intact(paths: Sequence[Path], sums: Path) -> bool:
+    """Whether all files are there and have their checksums."""
     if not all(path.is_file() for path in (*paths, sums)):
         return False
     return sums.read_bytes() == json.dumps({path.name: files.digest(path) for path in paths}).encode()

@@ -1,9 +1,10 @@
-"""Streams: all texts of a corpus as one row of tokens, for language modelling.
+"""Streams: all texts of a corpus as one sequence of tokens, for language modelling.
 
 Source: the usual packing, as in the scripts of arXiv 2407.04841 for WikiText-103 (spec 8.1), which join all lines.
 
 Deviations
-1. The tokenizer's end token follows every text (book, article, page): where one begins, what came before is no help.
+1. The tokenizer's end token follows every text (book, article, page), since what came before does not help to predict
+   the next one.
 
 Shape suffixes: N tokens of the stream.
 """
@@ -17,24 +18,25 @@ from lit_memory.text.corpus import Corpus, cached, content_key
 from lit_memory.text.tokenizers import Tokenizer
 
 FORMAT = 1
-"""To be raised when the same corpus and tokenizer give another stream."""
+"""Version of the arrays; to be raised when the same corpus and tokenizer give other ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """tokens_N: token ids, uint16 or int32, read-only. num_bytes: of the texts in UTF-8, whatever the tokenizer leaves
-    out of them."""
+    """The tokens of all texts."""
 
     tokens_N: np.ndarray
+    """Token ids, uint16 or int32, read-only."""
     num_bytes: int
+    """Length of the texts in UTF-8, including what the tokenizer drops."""
 
     def __len__(self) -> int:
         return len(self.tokens_N)
 
 
 def build_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Stream:
-    """The stream of a corpus, memory-mapped from ``cache``; there, it is made once, in memory: four bytes a token for a
-    moment.
+    """The stream of a corpus, memory-mapped from ``cache`` if it has been built before. Building it takes four bytes of
+    memory per token.
 
     Raises ValueError for a corpus without text.
     """

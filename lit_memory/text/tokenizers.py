@@ -1,14 +1,13 @@
-"""Tokenizers: words, bytes, and subwords that are trained here or by others.
+"""Tokenizers: words, bytes, and subwords, trained here or pretrained.
 
 Source: the reference of arXiv 2407.04841 has GPT-2's tokenizer, pads with its end of text and asks for the answer by
-    the first piece of
-"GEN" (spec 3.2); word level and a byte-level BPE trained on the books are for models that are trained from scratch
-(spec 0).
+    the first piece of "GEN" (spec 3.2). Words and a byte-level BPE trained on the books are for models that are trained
+    from scratch (spec 0).
 
 Deviations
-1. Tokenizers of ours have tokens of their own for padding, end and generation, and words one for what is unknown:
+1. Our tokenizers have tokens of their own for padding, end and generation, and those of words one for unknown words:
    WikiText-103 has 267,738 ids, three more than in the papers.
-2. Text never turns into a special token, whatever it says; line ends of "wikitext" do.
+2. Text never becomes a special token, even if it spells one; only the line ends of "wikitext" do.
 
 Shape suffixes: T tokens.
 """
@@ -34,18 +33,21 @@ BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
 FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
 UNKNOWN = len(SPECIALS)
-"""Id of ``<unk>``, which only words have."""
+"""Id of ``<unk>``, which only tokenizers of words have."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. ``eos_id`` ends an answer, ``gen_id`` asks for one, ``pad_id`` fills batches; ``key`` names
-    all that ids depend on."""
+    """Text to ids and back."""
 
     vocab_size: int
     pad_id: int
+    """Fills batches."""
     eos_id: int
+    """Ends an answer."""
     gen_id: int
+    """Asks for an answer."""
     key: str
+    """A hash of all that ids depend on."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text, int32 (T,), without special tokens."""
@@ -61,8 +63,8 @@ class Tokenizer(Protocol):
 
 
 class WordTokenizer:
-    """Words and single marks, case kept. Others than those of the vocabulary are ``<unk>``, and so are ids that no word
-    has: a model may have more of them than a short text has words."""
+    """Words and single punctuation marks, case kept. A word outside the vocabulary is ``<unk>``, and so is an id beyond
+    it, as a model may have more ids than a short text has words."""
 
     name, pattern = "word", WORD
     pad_id, eos_id, gen_id = range(3)
@@ -82,14 +84,13 @@ class WordTokenizer:
         return np.split(ids, np.cumsum([len(part) for part in words], dtype=int))[:-1]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return re.sub(
-            r" (?=[.,;:!?)\]}’”])", "", " ".join(self.words[i if i < self.vocab_size else UNKNOWN] for i in ids)
-        )
+        text = " ".join(self.words[i if i < self.vocab_size else UNKNOWN] for i in ids)
+        return re.sub(r" (?=[.,;:!?)\]}’”])", "", text)
 
 
 class WikiTextTokenizer(WordTokenizer):
-    """The words of WikiText as they lie between spaces, its ``<unk>`` one of them; ``<eos>`` between lines. With the
-    end token that follows a text, every line has one, as in the word-level results of the papers."""
+    """The words of WikiText, ``<unk>`` among them, split at white space, with ``<eos>`` between lines. With the end
+    token that follows a text, every line has one, as in the word-level results of the papers."""
 
     name, pattern = "wikitext", re.compile(r"[^\s]+|\n(?!\Z)")
 
@@ -112,16 +113,15 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(SPECIALS[i].encode() if i < len(SPECIALS) else bytes([i - len(SPECIALS)]) for i in ids).decode(
-            errors="replace"
-        )
+        parts = [SPECIALS[i].encode() if i < len(SPECIALS) else bytes([i - len(SPECIALS)]) for i in ids]
+        return b"".join(parts).decode(errors="replace")
 
 
 class SubwordTokenizer:
     """A ``tokenizers.Tokenizer`` and the special tokens that it has."""
 
     def __init__(self, backend: Any, pad_id: int, eos_id: int, gen_id: int | None = None) -> None:
-        """gen_id: default the first piece of "GEN"."""
+        """gen_id: default: the first piece of "GEN"."""
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # as any other text
@@ -135,9 +135,8 @@ class SubwordTokenizer:
         return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [
-            np.array(found.ids, np.int32) for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        ]
+        encoded = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -153,39 +152,23 @@ def build_tokenizer(
 ) -> Tokenizer:
     """The tokenizer ``name``.
 
-    "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, of equal ones the first in the
-    alphabet. "wikitext": the same with words between spaces, line by line. "char": bytes. "bpe": byte-level BPE trained
-    on ``corpus``. All but "char" have at most ``vocab_size`` ids, special tokens included, and are kept in ``cache``.
-    Any other: a folder or a name on the Hugging Face hub, "gpt2" say, at ``revision``, as
-    ``transformers.AutoTokenizer`` reads it. Raises ValueError for a vocabulary that is too small and for a tokenizer
-    that lacks what is needed; FileNotFoundError for an unknown name.
+    name: "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, ties in alphabetical
+        order; "wikitext": the same with words split at white space, line by line; "char": bytes; "bpe": byte-level BPE
+        trained on ``corpus``; otherwise a folder or a name on the Hugging Face hub, such as "gpt2", at ``revision``.
+    cache: folder for trained vocabularies.
+    vocab_size: maximum number of ids of "word", "wikitext" and "bpe", special tokens included.
+    Raises FieldError for a vocabulary that is too small, ValueError for a pretrained tokenizer without an end token and
+    FileNotFoundError for an unknown name.
     """
     if name == "char":
         return ByteTokenizer()
-    if kind := {cls.name: cls for cls in (WordTokenizer, WikiTextTokenizer)}.get(name):
-        closed = list(dict.fromkeys(chain.from_iterable(map(kind.pattern.findall, words))))
-        _check_size(
-            vocab_size,
-            UNKNOWN + 1 + len(closed),
-            f"{len(closed)} words that have to be in it and {UNKNOWN + 1} special tokens",
-        )
-        folder = cache / f"{name}-{content_key(corpus.key, vocab_size, closed)}"
-        (path,) = cached(
-            folder,
-            ["vocabulary.json"],
-            lambda: [json.dumps(vocabulary(corpus, vocab_size, closed, kind.pattern)).encode()],
-        )
-        return kind(json.loads(path.read_bytes()))
-    os.environ.setdefault(
-        "TOKENIZERS_PARALLELISM", "false"
-    )  # its threads do not survive the fork of the loader's workers
+    for kind in (WordTokenizer, WikiTextTokenizer):
+        if name == kind.name:
+            return _build_words(kind, corpus, cache, vocab_size, words)
+    # its threads do not survive the fork of the loader's workers
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name == "bpe":
-        from tokenizers import Tokenizer as Backend
-
-        _check_size(vocab_size, ByteTokenizer.vocab_size, f"256 bytes and {len(SPECIALS)} special tokens")
-        folder = cache / f"bpe-{content_key(corpus.key, vocab_size)}"
-        (path,) = cached(folder, ["tokenizer.json"], lambda: [train_bpe(corpus, vocab_size)])
-        return SubwordTokenizer(Backend.from_file(str(path)), *range(len(SPECIALS)))
+        return _build_bpe(corpus, cache, vocab_size)
     found = pretrained_tokenizer(name, revision)
     if found.eos_token_id is None:
         raise ValueError(f"tokenizer {name!r}: {FORMAT} that names its end of text (eos_token)")
@@ -193,14 +176,42 @@ def build_tokenizer(
     return SubwordTokenizer(found.backend_tokenizer, pad_id, found.eos_token_id)
 
 
+def _build_words(
+    kind: type[WordTokenizer], corpus: Corpus, cache: Path, vocab_size: int, words: Iterable[str]
+) -> WordTokenizer:
+    """The tokenizer "word" or "wikitext"; see ``build_tokenizer``."""
+    closed = list(dict.fromkeys(chain.from_iterable(map(kind.pattern.findall, words))))
+    specials = UNKNOWN + 1
+    why = f"{len(closed)} words that have to be in it and {specials} special tokens"
+    _check_size(vocab_size, specials + len(closed), why)
+
+    def build() -> list[bytes]:
+        return [json.dumps(vocabulary(corpus, vocab_size, closed, kind.pattern)).encode()]
+
+    folder = cache / f"{kind.name}-{content_key(corpus.key, vocab_size, closed)}"
+    (path,) = cached(folder, ["vocabulary.json"], build)
+    return kind(json.loads(path.read_bytes()))
+
+
+def _build_bpe(corpus: Corpus, cache: Path, vocab_size: int) -> SubwordTokenizer:
+    """The tokenizer "bpe"; see ``build_tokenizer``."""
+    from tokenizers import Tokenizer as Backend
+
+    _check_size(vocab_size, ByteTokenizer.vocab_size, f"256 bytes and {len(SPECIALS)} special tokens")
+    folder = cache / f"bpe-{content_key(corpus.key, vocab_size)}"
+    (path,) = cached(folder, ["tokenizer.json"], lambda: [train_bpe(corpus, vocab_size)])
+    return SubwordTokenizer(Backend.from_file(str(path)), *range(len(SPECIALS)))
+
+
 def _check_size(vocab_size: int, least: int, why: str) -> None:
+    """Raise FieldError for a vocabulary of fewer than ``least`` ids."""
     if vocab_size < least:
         raise FieldError("vocab_size", vocab_size, f"expected at least {least}, for {why}")
 
 
 def vocabulary(corpus: Corpus, vocab_size: int, closed: Sequence[str], pattern: re.Pattern[str]) -> list[str]:
-    """``closed``, then the most frequent other words of a corpus: ``vocab_size`` less the special tokens, or all that
-    there are."""
+    """The words ``closed``, then the most frequent other words of a corpus; with the special tokens at most
+    ``vocab_size``."""
     counts = Counter(chain.from_iterable(map(pattern.findall, corpus.texts())))
     ranked = sorted(counts.keys() - {"\n", *closed}, key=lambda word: (-counts[word], word))
     return [*closed, *ranked][: vocab_size - UNKNOWN - 1]
@@ -223,8 +234,8 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> bytes:
 
 
 def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
-    """A ``transformers`` tokenizer, of a folder or a name on the Hugging Face hub. Raises FileNotFoundError for an
-    unknown name and ValueError for one that is not in the format of the tokenizers package."""
+    """The ``transformers`` tokenizer in a folder, or of a name on the Hugging Face hub. Raises FileNotFoundError for an
+    unknown name and ValueError for a tokenizer that is not in the format of the tokenizers package."""
     from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
@@ -233,14 +244,14 @@ def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
             name if Path(name).is_dir() else snapshot_download(name, revision=revision, allow_patterns=FETCHED)
         )
         if not any(path for pattern in ("tokenizer.*", "vocab*", "*.model") for path in folder.glob(pattern)):
-            raise FileNotFoundError("tokenizer.json")  # of some models transformers would make one that knows no word
+            raise FileNotFoundError("tokenizer.json")  # for some models transformers would make one without words
         found = AutoTokenizer.from_pretrained(folder)
     # no network, no such name, no permission, a folder of something else: the libraries have a class for each
     except Exception as error:
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(name, BUILT_IN, 1))
         raise FileNotFoundError(
-            f"tokenizer {name!r}: expected {', '.join(BUILT_IN)}, a folder with a tokenizer, or a name in reach on the Hugging Face hub "
-            f"({type(error).__name__}){hint}"
+            f"tokenizer {name!r}: expected {', '.join(BUILT_IN)}, a folder with a tokenizer, "
+            f"or a name in reach on the Hugging Face hub ({type(error).__name__}){hint}"
         ) from error
     if getattr(found, "backend_tokenizer", None) is None:
         raise ValueError(f"tokenizer {name!r}: {FORMAT}")

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and what to say when the disk is full. Standard library only."""
+"""Files that are whole or absent, and the message for a full disk. Standard library only."""
 
 import errno
 import hashlib
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a full disk, or of a limit on the disk's use or on the sizes of files."""
 SQLITE_FULL = ("database or disk is full", "disk I/O error")
-"""What SQLite says when it cannot write."""
+"""SQLite's messages when it cannot write."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` when the block ends, and leaves no trace if it does not."""
+    """A new file that takes the place of ``path`` when the block ends, and leaves no trace if the block fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -36,8 +37,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str] = ()) -> dict[str, Path]:
-    """Stage every file next to its place, then rename them all, in order: a full disk leaves the old ones. Then remove
-    the files ``without``, which none of the new ones mentions any more."""
+    """Write several files of a folder, or none: each is staged beside its path, then all are renamed in order.
+
+    without: files that are removed afterwards, as none of the new ones mentions them. Returns name -> path.
+    """
     staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:
         for name, content in contents.items():
@@ -55,7 +58,7 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the operating system name ``path``: a failed write() does not say where, and the user knows no staged
+    """Errors of the operating system name ``path``: a failed write() names no file, and the user knows no staged
     files."""
     try:
         yield
@@ -66,8 +69,8 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process had staged in ``folder``. Only for a folder that no other process writes to."""
+def remove_staged(folder: Path) -> None:
+    """Remove the staged files of a killed process. Only for a folder that no other process writes to."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -79,7 +82,7 @@ def digest(path: Path) -> str:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what caused it."""
+    """An error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -88,15 +91,22 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def disk_full(error: BaseException, root: Path) -> str | None:
-    """One line with the path and the free bytes if ``error`` comes from a disk, or a limit on file sizes, that is full;
-    else None.
+    """One line with the path and the free bytes if ``error`` comes from a full disk (``FULL``); else None.
 
-    ``root`` is named where the error does not say what could not be written.
+    root: named where the error does not name the file.
     """
     for cause in chain(error):
-        named = os.fsdecode(cause.filename or root) if isinstance(cause, OSError) and cause.errno in FULL else None
-        if named or any(text in str(cause) for text in SQLITE_FULL):
-            path = Path(named or root)
-            near = next(p for p in (path, *path.parents) if p.exists())
-            return f"{path}: no room to write it, {shutil.disk_usage(near).free:,} bytes are free; make room and run the same command again"
+        path = root
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            path = Path(os.fsdecode(cause.filename or root))
+        elif not any(text in str(cause) for text in SQLITE_FULL):
+            continue
+        existing = next(p for p in (path, *path.parents) if p.exists())
+        free = f"{shutil.disk_usage(existing).free:,} bytes are free"
+        return f"{path}: no room to write it, {free}; make room and run the same command again"
     return None
+
+
+def os_reason(error: Exception) -> str:
+    """The operating system's words for an error, without the path and the number."""
+    return getattr(error, "strerror", None) or str(error)

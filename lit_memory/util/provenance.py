@@ -1,4 +1,4 @@
-"""Where and with what a run is made: commit, versions, hardware. Standard library; torch only to name a GPU."""
+"""Where runs go, and what made them: commit, versions, hardware. Standard library; torch only to name a GPU."""
 
 import os
 import platform
@@ -11,28 +11,26 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def default_root() -> Path:
-    """Where runs, reports and cached data go unless the command says otherwise: ``$LIT_MEMORY_ROOT`` or the project's
-    folder."""
+    """The folder of runs, reports and cached data without ``--root``: ``$LIT_MEMORY_ROOT`` or the project's folder."""
     return Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
 
 
 def cache_folder() -> Path:
-    """What can be made again from data: trained tokenizers, tokenized books."""
+    """Folder of files that are made again when they are missing: trained tokenizers, tokenized books."""
     return default_root() / "data" / "cache"
 
 
 def git(*arguments: str) -> str:
     """Output of a git command in the project's folder, "" where there is no git or no repository."""
+    command = ["git", "-C", str(PROJECT), *arguments]
     try:
-        return subprocess.run(
-            ["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def provenance() -> dict[str, str]:
-    """Where and with what a run is made."""
+    """Commit, versions and hardware of this process, as tags of its runs."""
     packages = " ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "mlflow"))
     changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
     return {
@@ -44,24 +42,22 @@ def provenance() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores that this process may use, which a batch system or ``taskset`` makes fewer than the machine has."""
+    """Cores that this process may use: a batch system or ``taskset`` may give it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hardware() -> str:
     """Processor, cores and GPU."""
-    model = ""
+    return ", ".join(filter(None, [processor() or platform.machine(), f"{cores()} cores", gpu()]))
+
+
+def processor() -> str:
+    """The name of the processor, "" where the system has no /proc/cpuinfo."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        model = next(
-            (
-                line.partition(":")[2].strip()
-                for line in cpuinfo.read_text().splitlines()
-                if line.startswith("model name")
-            ),
-            "",
-        )
-    return ", ".join(filter(None, [model or platform.machine(), f"{cores()} cores", gpu()]))
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return ""
 
 
 def gpu() -> str:

@@ -31,6 +31,7 @@ from lit_memory.memory import episodic
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
 from lit_memory.recurrence import SegmentRecurrent, map_state
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 
 
 class Episode(NamedTuple):
@@ -69,10 +70,10 @@ class LinesConfig(BackboneConfig):
     """Sizes of encoder, decoder and memory."""
 
     encoder_layers: int = 2
-    encoder_width: int = 0
+    encoder_width: int = added(0)
     """Width of the encoder, which then has a table of token embeddings of its own, and feed-forwards four times as
     wide, like every BERT (published: BERT-large's 1024); 0: the decoder's, its table and its ``ff_mult``."""
-    encoder_heads: int = 0
+    encoder_heads: int = added(0)
     """0: as many as the decoder has (published: 16)."""
     latent_width: int = 64
     """C (published: 768)."""
@@ -82,7 +83,7 @@ class LinesConfig(BackboneConfig):
     """Tokens of a line, of which a segment may have several; 0: a segment is one line."""
     pad_id: int = -1
     """Tokens with this id are not encoded; -1: there are none."""
-    bos_id: int = -1
+    bos_id: int = added(-1)
     """Token that the decoder begins with, whatever it decodes; -1: none, so that the first token of a line is given and
     no latent has to hold it."""
     solver: Literal["newton", "newton_safe", "svd"] = "newton"

@@ -47,6 +47,7 @@ from lit_memory.memory import episodic
 from lit_memory.models.episodic.lines import Episode, LineRecurrent, LinesConfig, Readouts
 from lit_memory.recurrence import full_precision
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
 
 
 class MemReasoner(LineRecurrent):
@@ -74,7 +75,7 @@ class MemReasoner(LineRecurrent):
         """The same outside of training (published: 8); default: ``alpha``."""
         readout: Literal["hard", "st", "soft"] = "st"
         """In training the decoder gets the nearest line, the same with the gradient of "soft", or a mean of all."""
-        test_readout: Literal["hard", "soft"] = "hard"
+        test_readout: Literal["hard", "soft"] = added("hard")
         """What it gets outside of training (published: hard)."""
         temperature: float = 1.0
         """Of the softmax in "st" and "soft"."""

@@ -1,7 +1,5 @@
-"""Our models inside Hugging Face's: ``AutoConfig`` and ``AutoModelForCausalLM`` load the folders of
-``save_pretrained``.
-
-``import lit_memory`` is enough for that: see ``autoclasses.py``.
+"""Our models as Hugging Face's: the configuration and the model that the Auto classes of transformers load from the
+folders of ``save_pretrained``.
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
@@ -10,18 +8,35 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
-from lit_memory.hf.autoclasses import LitMemoryConfig
-from lit_memory.hf.interop import some
-from lit_memory.hf.pretrained import shared_weights
+from lit_memory.hf.pretrained import MODEL_TYPE, shared_weights
+from lit_memory.hf.reading import preview
 from lit_memory.recurrence import pack, unroll
 from lit_memory.registry import build
 
 
+class LitMemoryConfig(PreTrainedConfig):
+    """The content of config.json.
+
+    arch: registered name of the architecture. settings: fields of its ``Config``. segment_len: tokens per segment where
+        a call gives none; default: one segment for all.
+    """
+
+    model_type = MODEL_TYPE
+
+    def __init__(
+        self, arch: str = "armt", settings: dict[str, Any] | None = None, segment_len: int | None = None, **others: Any
+    ) -> None:
+        self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
+        self.vocab_size = self.settings.get("vocab_size")
+        super().__init__(**others)
+
+
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
-    """Any of our models, ``.model``, with the interface of a Hugging Face causal language model.
+    """Any of our models, as ``.model``, behind the interface of a Hugging Face causal language model.
 
     ``generate`` is Hugging Face's and computes every step from scratch; ``.model.generate`` is ours and keeps the
     memory.
@@ -40,18 +55,19 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Hugging Face's, but a weight that is missing or left over is a ValueError, not a warning."""
+        """``PreTrainedModel.from_pretrained``, but a missing or surplus weight is a ValueError, not a warning."""
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **options)
         model, info = loaded
         for problem in ("missing_keys", "unexpected_keys"):
             if info[problem]:
+                names = preview(info[problem])
                 raise ValueError(
-                    f"{model.name_or_path}: {problem}: {some(info[problem])}; expected the weights that config.json asks for"
+                    f"{model.name_or_path}: {problem}: {names}; expected the weights that config.json asks for"
                 )
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the model has done it, and none may be missing from a folder."""
+        """Does nothing: the model is initialised when it is built, and no weight may be missing from a folder."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.decoder.tokens
@@ -67,9 +83,8 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
         at token t.
 
-        attention_mask: (B, T), nonzero at real tokens; a padded sample gives what it gives alone, wherever its padding
-            is.
-        segment_len: default ``config.segment_len``.
+        attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results.
+        segment_len: tokens per segment; default: ``config.segment_len``.
         """
         prompts = pack(input_ids, attention_mask)
         hidden_BTD = unroll(
@@ -81,14 +96,11 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         return out.to_tuple() if return_dict is False else out
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """Hugging Face's, without its cache of keys and values: the memory is ours."""
+        """``GenerationMixin.generate`` without its cache of keys and values, which our models do not have."""
         return super().generate(*args, **{"use_cache": False, **options})  # type: ignore[misc]
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, segment_len: int | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Arguments of ``forward`` for the next token: always the whole sequence."""
+        """Arguments of ``forward`` for the next token: the whole sequence each time."""
         return {"input_ids": input_ids, "attention_mask": attention_mask, "segment_len": segment_len}
-
-
-AutoModelForCausalLM.register(LitMemoryConfig, LitMemoryForCausalLM, exist_ok=True)

@@ -1,0 +1,237 @@
+"""Decoders of the GPT-2, GPT-NeoX, Llama and Qwen2 families: their weights and settings into our architectures.
+
+Reference: Hugging Face transformers 5.
+
+Everything is strict: a weight that is missing, surplus or of another shape is an error, and so is a setting that our
+decoder does not compute.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
+from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
+from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.registry import build_config, load_class
+from lit_memory.util.checks import FieldError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of Hugging Face decoders, and the settings with which our decoder computes the same."""
+
+    model_type: str
+    """Hugging Face's name of the family."""
+    name: str
+    """Our name, ``BackboneConfig.family``."""
+    norm_eps: str
+    """Hugging Face's name of the setting."""
+    dropouts: tuple[str, ...]
+    """Hugging Face's dropout rates, which ours has as one."""
+    settings: Mapping[str, tuple[Any, ...]]
+    """Setting -> the values that our decoder implements."""
+
+    @property
+    def stem(self) -> str:
+        """The prefix of its weights' names."""
+        return OUTER[self.name]["layers"].partition(".")[0]
+
+
+FAMILIES = {
+    "gpt2": Family(
+        model_type="gpt2",
+        name="gpt2",
+        norm_eps="layer_norm_epsilon",
+        dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        settings={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
+    ),
+    "neox": Family(
+        model_type="gpt_neox",
+        name="gpt_neox",
+        norm_eps="layer_norm_eps",
+        dropouts=("attention_dropout", "hidden_dropout"),
+        settings={"hidden_act": ("gelu",), "use_parallel_residual": (True,), "attention_bias": (True,)},
+    ),
+    "llama": Family(
+        model_type="llama",
+        name="llama",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+    ),
+    "qwen2": Family(
+        model_type="qwen2",
+        name="llama",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={"hidden_act": ("silu",), "use_sliding_window": (False,)},
+    ),
+}
+
+
+def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict[str, Any]:
+    """Config fields from a Hugging Face configuration; ``dropout`` replaces its rates.
+
+    Raises FieldError for a setting that our decoder does not compute, ValueError for several dropout rates.
+    """
+    _check_settings(config, family, dropout)
+    settings = {
+        "heads": config.num_attention_heads,
+        "layers": config.num_hidden_layers,
+        "norm_eps": getattr(config, family.norm_eps),
+        "tie_embeddings": config.tie_word_embeddings,
+    }
+    if rope := getattr(config, "rope_parameters", None):
+        settings["rotary_base"] = float(rope["rope_theta"])
+        settings["rotary_fraction"] = rope.get("partial_rotary_factor", 1.0)
+    rates = {getattr(config, name) for name in family.dropouts} or {0.0}
+    if dropout is not None:
+        rates = {dropout}
+    if len(rates) > 1:
+        names, values = ", ".join(family.dropouts), preview(map(str, rates))
+        raise ValueError(f"{names} are {values}: expected the same rate for all; pass dropout=")
+    return {**settings, "dropout": rates.pop()}
+
+
+def _check_settings(config: Any, family: Family, dropout: float | None) -> None:
+    """Raise FieldError for a setting with which Hugging Face computes something else than our decoder."""
+    supported = {name: (getattr(config, name), values) for name, values in family.settings.items()}
+    if rope := getattr(config, "rope_parameters", None):
+        supported["rope_type"] = (rope["rope_type"], ("default",))
+    if family.name == "llama":
+        head_dim = config.hidden_size // config.num_attention_heads
+        supported["head_dim"] = (getattr(config, "head_dim", None), (None, head_dim))
+        if dropout is None:  # theirs acts on attention weights alone, ours on more
+            supported["attention_dropout"] = (config.attention_dropout, (0.0,))
+    for name, (value, values) in supported.items():
+        if value not in values:
+            expected = " or ".join(map(repr, values))
+            raise FieldError(name, value, f"expected {expected}; the decoder here computes nothing else")
+
+
+def build_model(
+    arch: str,
+    family: Family,
+    weights: dict[str, Tensor],
+    fixed: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    layout: Layout | None = None,
+) -> SegmentRecurrent:
+    """The architecture ``arch`` around a decoder, in the precision of its weights.
+
+    weights: by canonical name. fixed: config fields that the source decides, and no flag may change. layout: where the
+        weights of the memory are; default: there are none, and the memory keeps its fresh initialisation.
+    """
+    has_memory, layout = layout is not None, layout or Layout()
+    fixed = {**fixed, "tie_embeddings": _tie_head(weights, family, fixed["tie_embeddings"])}
+    dtype = shared_dtype(weights)
+    names = weight_names(family.name, fixed["layers"], weights, layout)
+    needed = {name for theirs in names.values() for name in theirs}
+    check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
+    cls: Any = load_class("model", arch)
+    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed["heads"]), **fixed}
+    config = _config(cls, arch, family, fixed, flags)
+    if config.wrap_pos and has_memory:  # the table of the source has the positions of the memory as well
+        config = replace(config, positions=config.positions - config.rows(0))
+    model = cls(config).to(dtype)
+    fresh = model.state_dict()
+    if config.wrap_pos and not has_memory:
+        table = names["decoder.positions.weight"][0]
+        memory_rows = fresh["decoder.positions.weight"][config.positions :].to(weights[table].device)
+        weights[table] = torch.cat([weights[table], memory_rows])
+    names = {_in_block(ours, fresh): theirs for ours, theirs in names.items()}
+    if unknown := set(names) - set(fresh):
+        raise FieldError("arch", arch, f"no {preview(unknown)}; expected {_around(family)}")
+    state = _state(weights, names, fresh, config)
+    model.load_state_dict(state if has_memory else {**fresh, **state})
+    return model
+
+
+def _tie_head(weights: dict[str, Tensor], family: Family, wanted: bool | None) -> bool:
+    """Whether head and token embedding are one weight; if so, ``weights`` gets the head that a file may leave out."""
+    tokens = f"{OUTER[family.name]['tokens']}.weight"
+    if tokens not in weights or wanted is False or (wanted is None and family.name == "gpt_neox"):
+        return bool(wanted)
+    same = torch.equal(weights.setdefault(HEAD, weights[tokens]), weights[tokens])
+    if wanted and not same:
+        raise ValueError(f"{HEAD} differs from {tokens}: expected equal ones as the embeddings are tied; untie them")
+    return same
+
+
+def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads: int) -> dict[str, Any]:
+    """The config fields that the weights decide."""
+    outer = OUTER[family.name]
+    first = f"{outer['layers']}.0"
+    block = block_names(family.name, weights, f"{first}.{layout.wrapper}")
+    vocab_size, width = check_dims(weights, f"{outer['tokens']}.weight", 2)
+    ff_width = check_dims(weights, block["up.weight"][0], 2)[1 if family.name == "gpt2" else 0]
+    if not width:
+        raise ValueError(f"{outer['tokens']}.weight has no columns: expected at least 1")
+    sizes = {"vocab_size": vocab_size, "width": width, "ff_mult": ff_width / width}
+    if "positions" in outer:
+        sizes["positions"] = check_dims(weights, f"{outer['positions']}.weight", 2)[0]
+    if family.name == "llama":
+        key_rows = check_dims(weights, block["attention.qkv.weight"][1], 2)[0]
+        sizes["kv_heads"] = key_rows * heads // width
+        sizes["qkv_bias"] = "attention.qkv.bias" in block
+    for name, weight in layout.sizes.items():
+        sizes[name] = check_dims(weights, weight.format(first), 2)[0]
+    return sizes
+
+
+def _config(cls: Any, arch: str, family: Family, fixed: Mapping[str, Any], flags: Mapping[str, Any]) -> Any:
+    """The configuration of class ``cls``. Raises FieldError for an architecture without a decoder."""
+    values = merge_flags(fixed, flags)
+    if missing := {"family", "wrap_pos"} - {f.name for f in fields(cls.Config)}:
+        raise FieldError("arch", arch, f"no {preview(missing)} in its configuration; expected {_around(family)}")
+    return build_config(cls.Config, values)
+
+
+def _around(family: Family) -> str:
+    """The architectures that can have a decoder of the family, for messages."""
+    return f"an architecture around a {family.model_type} decoder"
+
+
+def _in_block(name: str, fresh: Mapping[str, Tensor]) -> str:
+    """The name of a decoder's weight in a model, whose layers are blocks or contain one named ``block``."""
+    wrapped = re.sub(r"^(decoder\.layers\.\d+\.)", r"\1block.", name)
+    return wrapped if wrapped in fresh else name
+
+
+def _state(
+    weights: Mapping[str, Tensor], names: Mapping[str, list[str]], fresh: Mapping[str, Tensor], config: Any
+) -> dict[str, Tensor]:
+    """Our weights of ``names``, converted. Raises ValueError for one of another shape than in the ``fresh`` model."""
+    state = {}
+    for ours, theirs in names.items():
+        _check_shapes(weights, ours, theirs, fresh[ours].shape, config)
+        state[ours] = convert([weights[name] for name in theirs], ours, config.family, config.heads)
+    return state
+
+
+def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], shape: torch.Size, config: Any) -> None:
+    """Raise ValueError for a weight that is not of our shape, or, where queries, keys and values make up ours, does not
+    have its rows of it."""
+    rows = [shape[0]]
+    if len(theirs) > 1:
+        key_rows = (shape[0] - config.width) // 2
+        rows = [config.width, key_rows, key_rows]
+    transposed = config.family == "gpt2" and ours.endswith(CONV1D)
+    for name, count in zip(theirs, rows, strict=True):
+        expected = (count, *shape[1:])
+        if transposed:
+            expected = expected[::-1]
+        if weights[name].shape != expected:
+            raise ValueError(
+                f"{name} has shape {tuple(weights[name].shape)}: "
+                f"expected {expected} as in the other weights; check them and the heads"
+            )

@@ -1,0 +1,111 @@
+"""Checkpoints of the papers' authors into our models.
+
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights).
+
+Its checkpoints do not contain wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them where they
+differ from our defaults.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lit_memory.hf.decoders import FAMILIES, build_model
+from lit_memory.hf.mamba import build_mamba
+from lit_memory.hf.names import OUTER, Layout, canonical_weights
+from lit_memory.hf.reading import errors_from, look_up, read_file
+from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.registry import MODELS
+from lit_memory.util.checks import FieldError
+
+_RMT = Layout(model={"memory": "memory"}, sizes={"memory_tokens": "memory"})
+LAYOUTS = {
+    "transformer": Layout(),
+    "rmt": _RMT,
+    "tarm": _RMT,
+    "prmt": Layout(  # see Deviations in prmt.py
+        wrapper="layer.", layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)
+    ),
+    "armt": Layout(
+        wrapper="layer.",
+        model={"memory": "memory"},
+        layer={
+            "to_query.weight": "W_mq.weight",
+            "to_key.weight": "W_mk.weight",
+            "to_value.weight": "W_mv.weight",
+            "to_beta.weight": "W_mb.weight",
+            "to_beta.bias": "W_mb.bias",
+        },
+        sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"},
+    ),
+}
+"""Registered name of an architecture -> where the reference keeps its weights."""
+
+
+def load_reference(
+    source: str | os.PathLike[str] | Mapping[str, Tensor],
+    *,
+    arch: str,
+    backbone: str | None = None,
+    n_head: int | None = None,
+    **flags: Any,
+) -> SegmentRecurrent:
+    """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
+
+    source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the
+        state_dict.
+    arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". The reference's names of other
+        architectures are not known here.
+    backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba has none.
+    n_head: number of attention heads, which cannot be read off the weights. All other sizes can, and so can the number
+        of layers.
+    flags: further fields of the model's ``Config``, such as ``gamma="off"``. ``tie_embeddings`` defaults to what the
+        weights show.
+    Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that
+    does not fit.
+    """
+    if arch != "mamba":
+        return _load_decoder(source, arch, backbone, n_head, flags)
+    if backbone is not None or n_head is not None:
+        raise ValueError(
+            f"backbone={backbone!r}, n_head={n_head}: expected None for both, as Mamba has neither; leave them out"
+        )
+    with errors_from(_name(source)):
+        return build_mamba(_weights(source), {}, flags)
+
+
+def _load_decoder(source: Any, arch: str, backbone: str | None, n_head: int | None, flags: Any) -> SegmentRecurrent:
+    """``load_reference`` of an architecture around a decoder."""
+    if arch in MODELS and arch not in LAYOUTS:
+        known = ", ".join(LAYOUTS)
+        raise FieldError(
+            "arch",
+            arch,
+            f"the names of its weights in the reference code are not known here; expected one of {known}, mamba",
+        )
+    layout = look_up("arch", arch, {**LAYOUTS, "mamba": None})
+    family = look_up("backbone", str(backbone), FAMILIES)
+    if n_head is None:
+        raise FieldError("n_head", n_head, "expected the number of attention heads, which the weights do not show")
+    weights = _weights(source)
+    with errors_from(_name(source)):
+        canonical = canonical_weights(weights, family.stem)
+        weights = {name: tensor for name, tensor in canonical.items() if name not in layout.ignored}
+        layer = re.compile(rf"{re.escape(OUTER[family.name]['layers'])}\.(\d+)\.")
+        layers = {m[1] for name in weights if (m := layer.match(name))}  # a gap between layers: missing weights
+        fixed = {"heads": n_head, "layers": max(1, len(layers)), "tie_embeddings": flags.pop("tie_embeddings", None)}
+        return build_model(arch, family, weights, fixed, flags, layout).eval()
+
+
+def _name(source: Any) -> Any:
+    """The source as messages name it."""
+    return source if isinstance(source, (str, os.PathLike)) else "state_dict"
+
+
+def _weights(source: Any) -> Any:
+    """The content of a file; anything else as it is."""
+    return read_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source

@@ -1,0 +1,112 @@
+"""The x values, metrics and sizes of the runs of a plan, and the check of figures and claims against them."""
+
+import json
+from collections.abc import Sequence
+
+from lit_memory.plan.claims import check_expect
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.experiment import ScaledExperiment
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES
+from lit_memory.registry import build, load_class, model_size
+from lit_memory.util.checks import field_name, nearest
+
+
+def x_values(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list:
+    """The x axis of the report, the same in every run: values of the test's ``test_<field>``, places of a curve, or the
+    steps of the validations. Raises ConfigError."""
+    axis = experiment.report.x
+    tasks = {json.dumps(spec.task): spec.task for spec in specs}
+    samplers = [build("task", task) for task in tasks.values()]
+    if axis == STEP:
+        _check_fixed_stages(experiment, specs)
+        values = [spec.validations for spec in specs]
+    else:
+        values = [sampler.x_values(axis) for sampler in samplers]
+    known = ", ".join([f"test_{samplers[0].test_axis()[0]}", *getattr(samplers[0], "curves", {})]) + f" or {STEP}"
+    _check_values(experiment, values, specs[0].task["name"], known)
+    return values[0]
+
+
+def _check_fixed_stages(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
+    """Raise ConfigError where nobody knows the steps of the validations."""
+    if any(stage["until"] for spec in specs for stage in spec.stages):
+        reason = "a stage with until ends nobody knows when; expected stages of fixed steps"
+        raise ConfigError(experiment.file, "report.x", f"{STEP!r}: {reason}")
+
+
+def _check_values(experiment: ScaledExperiment, values: Sequence[list], task: str, known: str) -> None:
+    """Raise ConfigError unless all runs have the same x values, different whole numbers.
+
+    known: the axes that the task has, as text.
+    """
+    file, axis, first = experiment.file, experiment.report.x, values[0]
+    if not first:
+        raise ConfigError(file, "report.x", f"{axis!r} is not what the test of {task} varies; expected {known}")
+    if any(v != first for v in values):
+        expected = f"expected {known} with the same"
+        raise ConfigError(file, "report.x", f"{axis!r} has not the same values in every arm; {expected}")
+    if len(set(first)) < len(first):
+        raise ConfigError(file, f"task.{axis}", f"{first}: expected different values")
+    if not all(type(v) is int for v in first):
+        expected = "expected whole numbers (they are the steps of MLflow's metrics)"
+        raise ConfigError(file, f"task.{axis}", f"{first}: {expected}")
+
+
+def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]:
+    """The metrics along the report's x axis, without ``TIMES``."""
+    axis, task = experiment.report.x, load_class("task", specs[0].task["name"])
+    models = [load_class("model", name) for name in dict.fromkeys(spec.model["name"] for spec in specs)]
+    if axis == STEP:
+        tested = [f"test_{name}" for name in (*task.metrics, "loss")]
+        diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
+        return [*task.metrics, "loss", *tested, *OF_A_RUN, *diagnosed]
+    curves = getattr(task, "curves", {})
+    if axis in curves:
+        return [*curves[axis], "steps"]
+    tested = dict.fromkeys(name for model in models for name in model.tested)
+    return [*task.metrics, *task.derived, "loss", "steps", *tested]
+
+
+def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
+    """Raise ConfigError if a figure or a claim names a metric, an arm or an x that the plan does not have."""
+    file, report, known = experiment.file, experiment.report, metrics(experiment, specs)
+    times = TIMES if report.x.startswith("test_") else ()
+    if report.y in TIMES:
+        reason = f"{report.y!r} is measured anew by every run"
+        raise ConfigError(file, "report.y", f"{reason}; expected time: {report.y} beside another metric")
+    if report.y not in known:
+        raise ConfigError(file, "report.y", f"unknown metric {report.y!r}; {nearest(report.y, known)}")
+    values = x_values(experiment, specs)
+    for name, wanted in (("time", bool(report.time)), ("state_x", report.state_x is not None)):
+        if wanted and not times:
+            expected = f"expected none where x={report.x} is no test_<field>"
+            raise ConfigError(file, f"report.{name}", f"{getattr(report, name)}: {expected}")
+    try:
+        report.state_value(values)
+    except ValueError as error:
+        raise ConfigError(file, "report.state_x", str(error)) from None
+    if report.threshold is not None and report.x != STEP:
+        expected = f"expected none where x={report.x} is not {STEP}"
+        raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
+    try:
+        check_expect(experiment.expect, list(experiment.arms), values, [*known, *times])
+    except ValueError as error:
+        raise ConfigError(file, "expect", str(error)) from None
+
+
+def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, dict[str, int]]:
+    """``model_size`` of every run, by its key. Raises ConfigError for a model that no memory could hold."""
+    found: dict[str, dict[str, int]] = {}
+    by_key: dict[str, dict[str, int]] = {}
+    for spec in specs:
+        model, where = json.dumps(spec.model), f"{experiment.file} (arm {spec.arm})"
+        try:
+            found[model] = found.get(model) or model_size(spec.model)
+        except RuntimeError as error:
+            expected = f"cannot be built; expected smaller sizes ({first_line(error)})"
+            raise ConfigError(where, "model", expected) from None
+        except ValueError as error:
+            raise ConfigError(where, f"model.{field_name(error)}", str(error)) from None
+        by_key[spec.key] = found[model]
+    return by_key

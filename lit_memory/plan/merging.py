@@ -1,0 +1,84 @@
+"""Settings laid over each other: dotted keys, whole sections, settings of one arm, and overrides."""
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.runspec import SECTIONS
+from lit_memory.plan.strict import DEEPEST, problems
+from lit_memory.util.checks import nearest
+
+
+def merged(
+    base: Mapping[str, Any], layers: Iterable[tuple[str, Mapping[str, Any]]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The sections ``base`` under all layers, and the origin of every dotted key that a layer sets.
+
+    layers: (origin, dotted settings) of each; later ones win. Raises ConfigError for a key of no section.
+    """
+    tree, origin = copy.deepcopy(dict(base)), {}
+    for where, layer in layers:
+        for key, value in layer.items():
+            apply(tree, key, value, where)
+            if key in SECTIONS:  # the settings before it are gone
+                origin = {k: v for k, v in origin.items() if not k.startswith(f"{key}.")}
+            origin[key.rstrip("?")] = where
+    return tree, origin
+
+
+def apply(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set one dotted key, or replace one whole section, in place. Raises ConfigError."""
+    section, _, name = key.partition(".")
+    if section not in SECTIONS or (not name and not isinstance(value, dict)):
+        expected = "expected model.<field>, task.<field>, train.<field> or a whole section"
+        raise ConfigError(where, key, f"{expected}; {nearest(section, SECTIONS)}")
+    if not name:
+        tree[section] = copy.deepcopy(value)
+        return
+    old = tree[section]
+    old.pop(name if name.endswith("?") else f"{name}?", None)
+    old[name] = copy.deepcopy(value)
+
+
+def split_arm(values: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a scale or a grid for all arms, and those for one arm (``arms.<arm>.<key>``)."""
+    prefix = f"arms.{arm}."
+    common = {k: v for k, v in values.items() if not k.startswith("arms.")}
+    return common, {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """("model.width", 64) from ``model.width=64``; values are YAML. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.]+\??", key):
+        raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    except RecursionError:
+        raise ConfigError("command line", key, f"nested more than {DEEPEST} deep") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
+    for place, problem in problems(parsed, ""):
+        raise ConfigError("command line", key + place.removeprefix("value"), problem)
+    return key, parsed["value"]  # type: ignore[index,call-overload]
+
+
+def point_name(settings: Mapping[str, Any]) -> str:
+    """The name of a grid point, which also names folders: "lr0.1-layers2"; "" without a grid."""
+    return folder_name("-".join(f"{k.rpartition('.')[2].rstrip('?')}{v}" for k, v in settings.items()))
+
+
+def folder_name(text: str) -> str:
+    """``text`` if a folder may have that name, else its plain characters and a checksum: values of a grid may be paths,
+    lists or long."""
+    if len(text) <= 80 and re.fullmatch(r"(\w[\w.+=-]*)?", text, re.ASCII):
+        return text
+    rest, checksum = re.sub(r"[^\w.+=-]+", "_", text, flags=re.ASCII), hashlib.sha256(text.encode()).hexdigest()
+    return f"{rest[:70]}-{checksum[:8]}"

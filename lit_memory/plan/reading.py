@@ -1,0 +1,159 @@
+"""Files to plain trees: reading YAML safely, and ``extends`` between files and between the scales of a file.
+
+``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper and report
+are taken over key by key; arms (with what scales set for them), grid, seeds and claims as a whole.
+``extends: cpu`` in a scale starts from that scale of the same file, key by key.
+"""
+
+import copy
+import io
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.merging import split_arm
+from lit_memory.plan.strict import DEEPEST
+from lit_memory.util.checks import nearest
+
+LARGEST_FILE = 1_000_000
+WHOLE = ("arms", "grid")
+"""Mappings of a file that replace those of the file that it extends."""
+
+
+def read(path: Path) -> Any:
+    """The content of a YAML as plain data. Raises ConfigError.
+
+    Nothing in it is executed or looked up: tags that name Python objects are unknown, and interpolations stay text,
+    which ``parse`` refuses.
+    """
+    try:
+        if not path.is_file():
+            raise _no_file(path)
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ConfigError(str(path), "", f"more than {LARGEST_FILE:,} bytes; expected an experiment")
+        return copy.deepcopy(_content(text.decode("utf-8-sig")))
+    except OSError as error:
+        raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(str(path), "", f"not valid YAML: nested more than {DEEPEST} deep") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # not UTF-8, a number of thousands of digits
+        mark = getattr(error, "problem_mark", None)
+        problem = (getattr(error, "problem", None) or first_line(error)).partition(". See http")[0]
+        raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None
+
+
+@lru_cache(maxsize=256)
+def _content(text: str) -> Any:
+    """The content of a YAML. Experiments extend and start from the same few files, and OmegaConf takes its time."""
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+
+
+def _no_file(path: Path) -> ConfigError:
+    """The error of a path that is no file, with the nearest YAML beside it."""
+    folder = path if path.is_dir() else path.parent
+    others = [str(p) for p in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+    what = "is a folder, expected a file" if path.is_dir() else "no such file"
+    return ConfigError(str(path), "", what + (f"; {nearest(str(path), others)}" if others else ""))
+
+
+def extended(path: Path, *above: Path) -> Any:
+    """The content of a YAML, laid over the file that it extends. Raises ConfigError.
+
+    above: the files that extend this one.
+    """
+    tree = read(path)
+    if not isinstance(tree, dict):
+        return tree  # parse refuses it
+    if isinstance(tree.get("scales"), dict):
+        tree["scales"] = extended_scales(tree["scales"], str(path))
+    if "grid" in tree:
+        tree["grid"] = each_arm(tree["grid"], str(path), "grid")
+    if "extends" not in tree:
+        return tree
+    name = tree.pop("extends")
+    file_name(name, str(path), "extends")
+    other = path.with_name(f"{name}.yaml")
+    if other in (path, *above):
+        raise ConfigError(str(path), "extends", f"{name!r} extends this file; expected no circle")
+    below = extended(other, path, *above)
+    if not isinstance(below, dict):
+        raise ConfigError(str(other), "", "expected a mapping: an experiment")
+    if "arms" in tree:  # settings for the old arms go with them
+        scales = mappings(below.get("scales"), str(other), "scales")
+        below["scales"] = {scale: split_arm(values, "")[0] for scale, values in scales.items()}
+    below.pop("experiment", None)  # names a folder of its own
+    return overlaid(below, tree, 2)
+
+
+def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
+    """The scales of one file, each over the scale that it extends, with ``arms.<a>,<b>.<key>`` taken apart."""
+    own = {scale: each_arm(values, file, f"scales.{scale}") for scale, values in scales.items()}
+
+    def whole(scale: Any, above: tuple[Any, ...] = ()) -> Any:
+        values = own[scale]
+        if not isinstance(values, dict) or "extends" not in values:
+            return values
+        other, where = values["extends"], f"scales.{scale}.extends"
+        if not isinstance(other, str) or other not in own:
+            raise ConfigError(file, where, f"no scale {other!r} in this file; {nearest(other, map(str, own))}")
+        if other in (scale, *above):
+            raise ConfigError(file, where, f"{other!r} extends this scale; expected no circle")
+        below = mappings({other: whole(other, (scale, *above))}, file, "scales")[other]
+        return below | {key: value for key, value in values.items() if key != "extends"}
+
+    return {scale: whole(scale) for scale in own}
+
+
+def each_arm(values: Any, file: str, where: str) -> Any:
+    """A scale or a grid with ``arms.<a>,<b>.<key>`` taken apart, so that a file that extends this one may change one of
+    the arms. Raises ConfigError."""
+    if not isinstance(values, dict):
+        return values  # parse refuses it
+    out: dict[Any, Any] = {}
+    for key, value in values.items():
+        names, dot, below = str(key).removeprefix("arms.").partition(".")
+        several = str(key).startswith("arms.") and "," in names
+        for one in [f"arms.{name.strip()}{dot}{below}" for name in names.split(",")] if several else [key]:
+            if {one, f"{one}?", str(one).removesuffix("?")} & out.keys():
+                raise ConfigError(file, f"{where}.{one}", f"said twice, once by {key}; expected once")
+            out[one] = each_arm(value, file, f"{where}.grid") if one == "grid" else value
+    return out
+
+
+def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:
+    """``tree`` over ``below``, key by key down to ``depth`` levels of mappings; anything else replaces as a whole."""
+    both = [k for k, v in tree.items() if k not in WHOLE and isinstance(v, dict) and isinstance(below.get(k), dict)]
+    deeper = {k: overlaid(below[k], tree[k], depth - 1) for k in both if depth}
+    return below | tree | deeper
+
+
+def file_name(name: Any, file: str, key: str) -> None:
+    """Raise ConfigError unless ``name`` is one plain component of a path, short enough for every file system."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][\w-]{0,63}", name, re.ASCII):
+        message = f"{name!r:.80}: expected letters, digits, '_' and '-', 64 at most (it names folders)"
+        raise ConfigError(file, key, message)
+
+
+def mappings(value: Any, file: str, key: str) -> dict[str, dict[str, Any]]:
+    """A mapping of mappings, in which nothing (``cpu:``) stands for an empty one. Raises ConfigError."""
+    named = mapping({} if value is None else value, file, key)
+    return {name: mapping({} if item is None else item, file, f"{key}.{name}") for name, item in named.items()}
+
+
+def mapping(value: Any, file: str, key: str) -> dict[str, Any]:
+    """``value`` if it is a mapping whose keys are text. Raises ConfigError."""
+    if not isinstance(value, dict):
+        raise ConfigError(file, key, f"{value!r}: expected a mapping")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(file, f"{key}.{name}", f"{name!r} is not text; put the key in quotes")
+    return value

@@ -1,0 +1,197 @@
+"""One merged tree to validated ``model``, ``task`` and ``train`` sections; imports torch with their classes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.sections import TrainConfig
+from lit_memory.plan.strict import strict
+from lit_memory.plan.trainer import check_trainer
+from lit_memory.registry import REGISTRIES, load_class, sketch, weights_of
+from lit_memory.util.checks import FieldError, field_name, nearest
+
+STAGE_KEYS = ("steps", "batch_size", "until")
+
+
+@dataclass
+class Resolver:
+    """Validates one merged tree. An error names the layer that set the wrong value."""
+
+    file: str
+    arm: str
+    origin: dict[str, str]
+    """Dotted key, or section -> the layer that set it."""
+
+    def where(self, key: str) -> str:
+        """The origin of a dotted key: the layer that set it, or its section; else the arm."""
+        section, key = key.partition(".")[0], key.partition("[")[0]
+        return self.origin.get(key, self.origin.get(section, f"{self.file} (arm {self.arm})"))
+
+    def error(self, section: str, name: str, message: str) -> ConfigError:
+        return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
+
+    def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """The three sections as plain data, every default filled in. Raises ConfigError."""
+        train = strict(TrainConfig, tree["train"], self.where, "train")
+        try:
+            check_trainer(train.trainer)
+        except FieldError as error:
+            raise self.error("train", error.name, error.expected) from None
+        task_class, task = self.registered("task", tree["task"])  # imports torch
+        model_class, model = self.registered("model", tree["model"])
+        sampler = task_class(task)
+        try:
+            sampler.test_conditions()
+        except ValueError as error:
+            raise self.error("task", field_name(error), str(error)) from None
+        self.check_together(model, sampler)
+        self.check_losses(train, model_class)
+        self.check_schedule(train, model_class)
+        self.check_stream(train, sampler)
+        self.check_test(train, model, sampler)
+        self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
+        for i, stage in enumerate(train.stages):
+            self.check_stage(f"stages[{i}]", stage, task_class.metrics)
+            self.check_together(model, self.staged(f"stages[{i}]", stage, task_class, task))
+        return {
+            "model": {"name": tree["model"]["name"], **asdict(model)},
+            "task": {"name": tree["task"]["name"], **asdict(task)},
+            "train": asdict(train),
+        }
+
+    def registered(self, kind: str, values: dict[str, Any]) -> tuple[type, Any]:
+        """The class that a section names, and its configuration."""
+        name = values.get("name")
+        if not isinstance(name, str):
+            raise self.error(kind, "name", f"expected one of {', '.join(REGISTRIES[kind])}")
+        try:
+            cls = load_class(kind, name)
+        except KeyError as error:
+            raise self.error(kind, "name", error.args[0]) from None
+        settings = {k: v for k, v in values.items() if k != "name"}
+        others = [load_class(kind, other).Config for other in REGISTRIES[kind]]
+        return cls, strict(cls.Config, settings, self.where, kind, others)
+
+    def check_together(self, model: Any, sampler: Any) -> None:
+        """Fill in vocabulary and inputs, and check that the task fits the model."""
+        input_dim = getattr(sampler, "input_dim", 0)
+        model.inputs = model.inputs or input_dim
+        if model.inputs != input_dim:
+            numbers = f"a token of the task has {input_dim} numbers"
+            raise self.error("model", "inputs", f"{model.inputs}: {numbers}; expected 0, which takes the task's")
+        model.vocab_size = model.vocab_size or sampler.vocab_size
+        if model.vocab_size < sampler.vocab_size:
+            ids = f"the task has {sampler.vocab_size} token ids"
+            raise self.error("model", "vocab_size", f"{model.vocab_size}: {ids}; expected 0 (the task's) or more")
+        try:
+            if sampler.segment_len is not None:
+                model.check_segment(sampler.segment_len)
+        except ValueError as error:
+            raise self.error("model", field_name(error), str(error)) from None
+
+    def check_losses(self, train: TrainConfig, model_class: Any) -> None:
+        """Check the weights of the losses against the losses of the model."""
+        for name, weight in train.losses.items():
+            if name not in model_class.loss_names:
+                known = f"{model_class.__name__} has one loss; expected none"
+                if model_class.loss_names:
+                    known = nearest(name, model_class.loss_names)
+                raise self.error("train", f"losses.{name}", f"unknown loss; {known}")
+            if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+                raise self.error("train", f"losses.{name}", f"{weight}: expected a finite number, 0 or more")
+            train.losses[name] = float(weight)
+
+    def check_frozen(self, train: TrainConfig, model: dict[str, Any]) -> None:
+        """Check that the model has the frozen parts, and others to train."""
+        if not train.frozen:
+            return
+        found = _sketched(json.dumps(model))
+        try:
+            frozen = weights_of(found, train.frozen)
+        except ValueError as error:
+            raise self.error("train", "frozen", str(error)) from None
+        if len(frozen) == len(list(found.parameters())):
+            expected = "nothing is left to train; expected fewer parts, or steps: 0"
+            raise self.error("train", "frozen", f"{train.frozen}: {expected}")
+
+    def check_schedule(self, train: TrainConfig, model_class: type) -> None:
+        """Check the order of computation against the model."""
+        if train.unroll_schedule != "diagonal":
+            return
+        if not hasattr(model_class, "layers"):
+            reason = f"{model_class.__name__} passes memory from the top layer down"
+            raise self.error("train", "unroll_schedule", f"'diagonal': {reason}; expected 'sequential'")
+        if train.bptt is not None:
+            raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+
+    def check_stream(self, train: TrainConfig, sampler: Any) -> None:
+        """Check the limits of a stream, whose memory goes on from batch to batch."""
+        if not getattr(sampler, "stream", False):
+            return
+        segments = sampler.written + 1
+        if (train.bptt or 0) > segments:
+            most = f"a batch of the stream has {segments} segments, and no gradient leaves it"
+            expected = "expected that many at most, or more task.segments"
+            raise self.error("train", "bptt", f"{train.bptt}: {most}; {expected}")
+        for i, stage in enumerate(train.stages):
+            for key in stage.keys() - {"steps", "until"}:
+                reason = "a stage of a stream cannot change what its memory comes from"
+                raise self.error("train", f"stages[{i}].{key}", f"{reason}; expected steps and until alone")
+
+    def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
+        """Check the sizes of the test against its values, and its own segment lengths against task and model."""
+        try:
+            sampler.test_sizes(train.test_size)
+        except ValueError as error:
+            raise self.error("train", "test_size", str(error)) from None
+        if train.test_cuts and not getattr(sampler, "any_segments", False):
+            reason = "the contexts of this task cannot be cut anew"
+            raise self.error("train", "test_cuts", f"{train.test_cuts}: {reason}; expected none")
+        for length in train.test_cuts:
+            try:
+                model.check_segment(length or longest_context(sampler))
+            except ValueError as error:
+                raise self.error("train", "test_cuts", f"{train.test_cuts}: {error}") from None
+
+    def check_stage(self, where: str, stage: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Check the keys and values of one stage, the task's fields aside."""
+        for key, value in stage.items():
+            name = f"{where}.{key}"
+            if key in ("steps", "batch_size") and (type(value) is not int or value < 1):
+                raise self.error("train", name, f"{value!r}: expected a whole number of at least 1")
+            if key == "until":
+                self.check_until(name, value, metrics)
+            if key not in STAGE_KEYS and not key.startswith("task."):
+                raise self.error("train", name, f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
+
+    def check_until(self, where: str, value: Any, metrics: Sequence[str]) -> None:
+        """Check the metrics that end a stage."""
+        if not isinstance(value, dict) or any(type(number) not in (int, float) for number in value.values()):
+            expected = f"expected {{metric: number}}, for example {{{metrics[0]}: 0.99}}"
+            raise self.error("train", where, f"{value!r}: {expected}")
+        for metric in value:
+            if metric not in metrics:
+                raise self.error("train", f"{where}.{metric}", f"unknown metric; {nearest(metric, metrics)}")
+
+    def staged(self, where: str, stage: Mapping[str, Any], task_class: Any, task: Any) -> Any:
+        """The task of one stage."""
+        changes = {k.removeprefix("task."): v for k, v in stage.items() if k.startswith("task.")}
+        try:
+            return task_class(strict(task_class.Config, asdict(task) | changes, self.where, "task"))
+        except ConfigError as error:
+            raise self.error("train", where, str(error).partition(": ")[2]) from None
+
+
+@lru_cache(maxsize=64)
+def _sketched(model: str) -> Any:
+    """The model of a section, given as JSON, without weights: the arms of a plan ask for the same few."""
+    return sketch(json.loads(model))
+
+
+def longest_context(sampler: Any) -> int:
+    """Tokens of the longest context that a test writes."""
+    return max(task.written * task.segment_len for _, task in sampler.test_conditions())

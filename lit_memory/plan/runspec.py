@@ -1,0 +1,99 @@
+"""One run as plain data, and the key that identifies it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_memory.plan.sections import TrainConfig
+from lit_memory.registry import load_class
+from lit_memory.util.fields import added_fields
+
+KEY_VERSION = 1
+"""Part of every key; raise it when a change of the code changes the numbers."""
+SECTIONS = ("model", "task", "train")
+
+
+def key_folder(root: Path, key: str) -> Path:
+    """The folder of everything that the runs of a key leave on disk."""
+    return root / "checkpoints" / key[:16]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, fully resolved: plain data, picklable, enough for ``engine.run_one``."""
+
+    experiment: str
+    scale: str
+    arm: str
+    point: str
+    """The grid point, "" without a grid."""
+    seed: int
+    model: dict[str, Any]
+    task: dict[str, Any]
+    train: dict[str, Any]
+    start: "RunSpec | None" = None
+    """The trained run whose weights this one starts from (``train.init``)."""
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that changes the numbers: sections and seed, without names and reports.
+
+        A field declared with ``added`` is left out at the value for what was done before it existed.
+        """
+        sections = {section: self._keyed(section) for section in SECTIONS}
+        if self.start is not None:
+            sections["train"]["init"] = {"run": self.start.key}
+        content = {"version": KEY_VERSION, **sections, "seed": self.seed}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _keyed(self, section: str) -> dict[str, Any]:
+        """The settings of a section that belong to the key."""
+        values = getattr(self, section)
+        cls = TrainConfig if section == "train" else load_class(section, values["name"]).Config
+        before = added_fields(cls)
+        return {name: value for name, value in values.items() if name not in before or before[name] != value}
+
+    @property
+    def name(self) -> str:
+        """The name of the run in MLflow and on the terminal."""
+        return f"{self.arm}{'-' + self.point if self.point else ''}-s{self.seed}-{self.key[:8]}"
+
+    def folder(self, root: Path) -> Path:
+        """The folder of checkpoints, lock and log: one per key, as several experiments may share a run."""
+        return key_folder(root, self.key)
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Every stage with its steps, batch size, ``until`` and the task's fields that it changes; [] without
+        training."""
+        stages = self.train["stages"] or [{}] * (self.train["steps"] > 0)
+        return [
+            {
+                "steps": s.get("steps", self.train["steps"]),
+                "until": s.get("until", {}),
+                "batch_size": s.get("batch_size", self.train["batch_size"]),
+                "task": {k.removeprefix("task."): v for k, v in s.items() if k.startswith("task.")},
+            }
+            for s in stages
+        ]
+
+    @property
+    def validations(self) -> list[int]:
+        """Steps after which the run validates, if no stage ends early."""
+        found, first = [], 0
+        for stage in self.stages:
+            end = first + stage["steps"]
+            found += [*range(first + self.train["valid_every"], end, self.train["valid_every"]), end]
+            first = end
+        return found
+
+    @property
+    def trained(self) -> "RunSpec":
+        """The run that trains the weights: this one, or the one it starts from where this one trains nothing."""
+        return self if self.stages or self.start is None else self.start
+
+    def config(self) -> dict[str, Any]:
+        """Everything as nested plain data."""
+        return asdict(self)

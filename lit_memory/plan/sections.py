@@ -1,0 +1,172 @@
+"""Typed sections of an experiment file: ``paper``, ``train`` and ``report``. Imports nothing heavy."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lit_memory.plan.paper import paper_rows
+from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
+
+STEP = "step"
+"""The x axis of a report along the training: the steps after which a run validates."""
+OF_A_RUN = ("steps_to", "roughness")
+"""Metrics that a whole validation curve has, the same at every step."""
+TIMES = {
+    "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
+    "train_tokens_per_s": (
+        "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the "
+        "tokens of a training batch"
+    ),
+}
+"""Metrics measured by the clock at every x of the test -> their description. The second needs ``train.timed_steps``."""
+
+
+@dataclass
+class PaperConfig:
+    """Which claim of which paper the experiment tests."""
+
+    title: str
+    item: str
+    claim: str
+    arxiv: str = ""
+
+
+@dataclass
+class TrainConfig:
+    """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
+
+    steps: int = 10_000
+    """Most steps of a stage; a stage may have its own. 0 tests the weights of the run that ``init`` names as they
+    are."""
+    batch_size: int = 64
+    init: Any = added("")
+    """Source of the initial weights. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets a
+    fresh memory, or a model of ours. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a
+    BERT. {run: arm}, or {run: experiment/arm} for an experiment of the same folder: the run of that arm with the same
+    scale and seed, which is trained first, once for all that start from it. Default: all weights are drawn from the
+    seed."""
+    lr: float = 3e-4
+    weight_decay: float = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate of every stage, from lr to final_lr * lr: along a line (the reference's, over twice the steps, is
+    final_lr 0.5), or along half a cosine."""
+    final_lr: float = 0.5
+    warmup: float = 0
+    """Warm-up of the learning rate. From 1 on: steps at the start of the run. Below 1: the share of every stage's
+    steps, at the start of each."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0: no limit."""
+    clip_value: float = 0.0
+    """Largest gradient entry; 0: no limit."""
+    losses: dict[str, Any] = added({})
+    """Weights of the losses of a model that has several (its ``loss_names``); default: those of its LightningModule."""
+    frozen: list[str] = added([])
+    """Parts of the model that are not trained, by the names of their weights: [encoder, decoder.tokens]."""
+    bptt: int | None = None
+    """Segments of truncated backpropagation through time; default: all."""
+    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}. It ends after N
+    steps, or earlier, at the first validation that reaches every metric of ``until``. Default: one stage on the task
+    as it is."""
+    valid_every: int = 100
+    """Steps between two validations, and between two checkpoints: a killed run loses no more."""
+    valid_size: int = 256
+    test_size: int | list[int] = 1000
+    """Contexts of the test: one number for all values of x, or a list with one for each."""
+    eval_batch_size: int = 250
+    test_cuts: list[int] = added([])
+    """Segment lengths of the test in tokens; default: those of the task. The last one repeats, and 0 is all that is
+    left: [0] reads a context in one pass, [200, 1] token by token after the first 200."""
+    timed_steps: int = added(0)
+    """Steps that are timed after the training at every value of the test, for ``report.time: train_tokens_per_s``."""
+    workers: int = 0
+    threads: int = 1
+    """CPU threads of a run. Part of the key, as the last bits of a sum depend on them."""
+    precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
+    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """More arguments of lightning.Trainer (strategy, devices, num_nodes, accumulate_grad_batches, ...)."""
+
+    def __post_init__(self) -> None:
+        named = self.init if isinstance(self.init, dict) else {}
+        known = isinstance(self.init, str) or {*named} in ({"decoder", "encoder"}, {"run"})
+        if not known or not all(isinstance(name, str) for name in named.values()):
+            raise FieldError(
+                "init",
+                self.init,
+                "expected a folder, a name on the hub, {decoder: name, encoder: name}, {run: arm} or "
+                "{run: experiment/arm}",
+            )
+        if self.steps or "run" not in named:
+            at_least(1, self, "steps")
+        at_least(1, self, "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
+        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")
+        if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
+            raise FieldError(
+                "test_cuts",
+                self.test_cuts,
+                "expected numbers of tokens, of which the last may be 0, for all that is left",
+            )
+        if self.clip_norm and self.clip_value:
+            raise FieldError("clip_value", self.clip_value, "expected 0 where clip_norm is set; choose one")
+
+
+@dataclass
+class ReportConfig:
+    """The ``report:`` section of an experiment."""
+
+    x: str = "test_pairs"
+    """The x axis: test_<field>, the values that the test varies; the axis of one of the task's curves; or step, the
+    validations along the training."""
+    y: str = "exact_match"
+    """Metric of the figure, and of ``arm[x]`` in ``expect``."""
+    x_label: str = ""
+    """Words and units of the axis; "" takes them from figures.LABELS, or else the name of the field."""
+    y_label: str = ""
+    log_x: bool = False
+    """A logarithmic axis, which begins with a linear part where 0 is on it."""
+    log_y: bool = False
+    chance: float | None = None
+    """y of blind guessing, a horizontal line."""
+    intervals: bool = False
+    """Add a table of 95 % Wilson intervals; y is a share of right answers."""
+    identity: bool = False
+    """Draw the line y = x, on which everything written is kept."""
+    state_x: int | str | None = None
+    """Draw a second figure, y at this tested value against the floats of state: a tested number, first or last."""
+    time: Literal["", "seconds", "train_tokens_per_s"] = ""
+    """Add a table and a figure of one of ``TIMES``."""
+    paper_values: str = ""
+    """Name of a file of lit_memory/paper_values, without .csv; "" for none."""
+    paper_rows: list[str] = field(default_factory=list)
+    """Prefixes of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
+    columns: int | None = None
+    """Columns of the table: so many values of x at equal distances, with the first and the last; default: all.
+    table.csv has all."""
+    threshold: float | None = None
+    """Value of y for the metric steps_to, the first step that reaches it. Needs x: step."""
+    notes: str = ""
+    """Markdown of the section Notes."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state_x, str) and self.state_x not in ("first", "last"):
+            shown = f"{self.state_x!r:.80}"
+            raise FieldError("state_x", self.state_x, "expected a tested number without quotes, first or last", shown)
+        if self.columns is not None and self.columns < 2:
+            raise FieldError("columns", self.columns, "expected at least 2, or none for all")
+        paper_rows(self.paper_values, self.paper_rows)
+
+    def state_value(self, x_values: Sequence[float]) -> float | None:
+        """The tested value that ``state_x`` names. Raises ValueError for one that is not tested."""
+        x = self.state_x
+        if isinstance(x, str):
+            x = x_values[0 if x == "first" else -1]
+        if x is not None and x not in x_values:
+            tested = ", ".join(map(str, x_values))
+            raise FieldError("state_x", x, f"expected one of the tested values {tested}, first or last")
+        return x

@@ -1,0 +1,69 @@
+"""Names, ranges and numbers as figures, tables and pages show them."""
+
+from collections.abc import Sequence
+
+from lit_memory.report.verdict import mean, std
+
+LABELS = {
+    "pairs": "key-value pairs written",
+    "exact_match": "exact match",
+    "capacity": "capacity (pairs kept)",
+    "seconds": "seconds per context",
+    "train_tokens_per_s": "training, tokens a second",
+    "bits_per_byte": "bits per byte",
+    "segment_bits_per_byte": "bits per byte",
+    "segment_loss": "loss (nats per token)",
+    "loss": "loss (nats per token)",
+    "step": "optimizer steps",
+}
+SHARES = {
+    "exact_match",
+    "exact_set",
+    "babilong_compare",
+    "string_match_all",
+    "recall",
+    "accuracy",
+    "token_accuracy",
+    "answer_accuracy",
+}
+"""Metrics from 0 to 1; figures show that range."""
+MINIMIZED = {
+    "loss",
+    "perplexity",
+    "bits_per_byte",
+    "segment_loss",
+    "segment_bits_per_byte",
+    "mse",
+    "mae",
+    "repeat_mse",
+    "repeat_mae",
+    "season_mse",
+    "season_mae",
+}
+"""Metrics where lower is better; the tasks have them too, but a report imports no task."""
+
+
+def label(name: str, words: str = "") -> str:
+    """The axis label of a field or metric: ``words`` if given, else an entry of ``LABELS``, else the name in words."""
+    return words or LABELS.get(name, name.replace("_", " "))
+
+
+def short(x: float) -> str:
+    """A tested value in its usual notation: 50, 0.5, 64k, 1M."""
+    for unit, size, least in (("M", 1e6, 1e6), ("k", 1e3, 1e4)):
+        if abs(x) >= least and x % (size / 10) == 0:
+            return f"{x / size:g}{unit}"
+    return f"{x:,.0f}" if x == int(x) else f"{x:g}"
+
+
+def count(number: float | None) -> str:
+    """A whole number with commas; a dash for None."""
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def mean_std(values: Sequence[float], mean_format: str = ".3f", std_format: str = ".3f") -> str:
+    """``0.991 ± 0.001``; the mean alone for one value, a dash for none."""
+    if not values:
+        return "–"
+    average = format(mean(values), mean_format)
+    return f"{average} ± {std(values):{std_format}}" if len(values) > 1 else average

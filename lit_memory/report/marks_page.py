@@ -1,0 +1,111 @@
+"""Writes the report of a summary of marks: figure, table.csv, table.md, verdict.json and README.md."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lit_memory.report.figures import draw_marks
+from lit_memory.report.markdown import markdown
+from lit_memory.report.marks import MARKS, Mark, Summary, thresholds
+from lit_memory.report.page import join_blocks, paper_claim
+from lit_memory.report.results import Report
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.util import files
+
+Marks = Mapping[tuple[str, str], Mark]
+"""(ability, arm) -> mark."""
+
+
+def render_marks(summary: Summary, root: Path, command: str) -> Report:
+    """Write the report into root/reports; ``command`` is shown on its page."""
+    marks = summary.marks()
+    missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in summary.missing]
+    report = Report(_verdict(marks), [], missing, _table(summary, marks))
+    texts = {
+        "table.csv": _csv(summary, marks),
+        "table.md": report.table,
+        "verdict.json": _verdict_json(summary, report),
+        "README.md": _page(summary, report, marks, command),
+    }
+    contents = _figure(summary, report, marks) | {name: text.encode() for name, text in texts.items()}
+    return replace(report, paths=files.write_all(root / "reports" / summary.name / summary.scale, contents))
+
+
+def _verdict(marks: Marks) -> str:
+    """REPRODUCED if every mark is the paper's, of those that the paper has."""
+    agree = [mark.agrees for mark in marks.values() if mark.paper != "?"]
+    if None in agree or not agree:
+        return INCOMPLETE
+    return REPRODUCED if all(agree) else NOT_REPRODUCED
+
+
+def _figure(summary: Summary, report: Report, marks: Marks) -> dict[str, bytes]:
+    models = summary.config.models
+    cells = {(ability, models[arm]): (str(mark), mark.agrees) for (ability, arm), mark in marks.items()}
+    incomplete = f" · {INCOMPLETE}" if report.verdict == INCOMPLETE else ""
+    return draw_marks(summary.name, f"{summary.scale_shown} · in brackets the paper's marks{incomplete}", cells)
+
+
+def _table(summary: Summary, marks: Marks) -> str:
+    """table.md: one ability per row and one model per column."""
+    models = summary.config.models
+    rows = [[ability, *(str(marks[ability, arm]) for arm in models)] for ability in summary.config.abilities]
+    table = markdown(["ability", *models.values()], rows)
+    return f"Marks as measured, in brackets those of the paper\n\n{table}"
+
+
+def _csv(summary: Summary, marks: Marks) -> str:
+    lines = ["ability,model,measured,paper"]
+    for (ability, arm), mark in marks.items():
+        lines.append(",".join([ability, summary.config.models[arm], mark.mark, mark.paper]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _verdict_json(summary: Summary, report: Report) -> str:
+    content = {
+        "experiment": summary.name,
+        "scale": summary.scale,
+        "paper": vars(summary.paper),
+        "verdict": report.verdict,
+        "missing": report.missing,
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
+    """README.md: verdict and figure first, then the numbers behind every mark."""
+    missing = f". Missing: {'; '.join(report.missing)}." if report.missing else ""
+    notes = summary.config.notes.strip()
+    blocks = [
+        f"# {summary.name}",
+        f"**{report.verdict}** at {summary.scale_shown}{missing}",
+        paper_claim(vars(summary.paper)),
+        "![The marks of this report, in brackets those of the paper.](figure.png)",
+        _thresholds(summary),
+        _numbers(summary, marks),
+        f"## Notes\n\n{notes}" if notes else "",
+        f"## How to reproduce\n\n```bash\n{command}\n```",
+    ]
+    return join_blocks(blocks)
+
+
+def _thresholds(summary: Summary) -> str:
+    """The claims of every mark, from the weakest on."""
+    weakest_first, rows = tuple(reversed(MARKS)), []
+    for ability, line in summary.config.abilities.items():
+        claims = [[f"`{text}`" for text in thresholds(line, mark, "model")] for mark in weakest_first]
+        rows.append([ability, f"`{line['experiment']}`", *map(", ".join, claims)])
+    table = markdown(["ability", "experiment", *(f"`{mark}`" for mark in weakest_first)], rows)
+    rule = "A mark is the strongest whose line holds in the report of the experiment; `-` if none does."
+    return f"## Thresholds\n\n{rule}\n\n{table}"
+
+
+def _numbers(summary: Summary, marks: Marks) -> str:
+    """Every mark with its thresholds in numbers."""
+    rows = []
+    for (ability, arm), mark in marks.items():
+        numbers = "; ".join(f"`{claim.line}`: {claim.numbers}" for claim in mark.claims)
+        model = summary.config.models[arm]
+        rows.append([ability, model, mark.mark, mark.paper, numbers or "no results yet"])
+    return "## Numbers\n\n" + markdown(["ability", "model", "measured", "paper", "thresholds in numbers"], rows)

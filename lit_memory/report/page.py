@@ -1,0 +1,140 @@
+"""The README.md of a report: verdict and figure first, then everything that is needed to check them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lit_memory.plan.paper import paper_rows
+from lit_memory.plan.sections import TIMES
+from lit_memory.report.labels import count, label, short
+from lit_memory.report.markdown import markdown
+from lit_memory.report.paper import section
+from lit_memory.report.results import Report, ReportPlan, Results
+from lit_memory.report.tables import interval_table, time_table
+from lit_memory.report.verdict import NOT_REPRODUCED, REPRODUCED
+
+INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
+
+
+def page(plan: ReportPlan, report: Report, results: Results) -> str:
+    """README.md."""
+    blocks = [
+        *_head(plan, report),
+        paper_claim(plan.paper),
+        "![The figure of this report; its numbers are in the table below.](figure.png)",
+        _state_figure(plan),
+        _claims(report),
+        _arms(plan),
+        *_numbers(plan, report, results),
+        _times(results),
+        "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
+        _deviations(plan),
+        f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
+        "## Runs\n\n" + _runs(plan),
+        _how_to_reproduce(plan),
+    ]
+    return join_blocks(blocks)
+
+
+def join_blocks(blocks: list[str]) -> str:
+    """Paragraphs of Markdown as one text; empty ones are left out."""
+    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def paper_claim(paper: Mapping[str, str]) -> str:
+    """The paper with a link, its table or figure, and its claim."""
+    title = paper.get("title", "")
+    link = f"[{title}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else title
+    return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
+
+
+def _head(plan: ReportPlan, report: Report) -> list[str]:
+    """Title, a warning if the command line changed settings, and the verdict."""
+    changed = ", ".join(f"`{override}`" for override in plan.modified)
+    warning = (
+        f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only."
+    )
+    verdict = f"**{report.verdict}** at scale `{plan.scale}`{report.scope}"
+    if report.missing:
+        verdict += f". Missing: {'; '.join(report.missing)}."
+    elif not report.claims:
+        verdict += ". The experiment states no claim to check."
+    return [f"# {plan.experiment}", warning if changed else "", verdict]
+
+
+def _claims(report: Report) -> str:
+    """Every line of ``expect`` in numbers."""
+    holds = {REPRODUCED: "yes", NOT_REPRODUCED: "no"}
+    rows = [[f"`{claim.line}`", claim.numbers, holds.get(claim.verdict, "unknown")] for claim in report.claims]
+    return markdown(["expected", "measured", "holds"], rows) if rows else ""
+
+
+def _arms(plan: ReportPlan) -> str:
+    rows = [[arm, settings] for arm, settings in plan.settings.items()]
+    return "## Arms\n\n" + markdown(["arm", "settings"], rows) if rows else ""
+
+
+def _numbers(plan: ReportPlan, report: Report, results: Results) -> list[str]:
+    """The table of the figure, links to table.csv and the PDFs, and the intervals if the report has them."""
+    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time)]
+    prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
+    numbers = f"## Numbers\n\n{report.table}\nEvery seed and metric: [table.csv](table.csv). For print: {prints}."
+    return [numbers, f"{INTERVALS}\n\n{interval_table(results)}" if plan.config.intervals else ""]
+
+
+def _state_figure(plan: ReportPlan) -> str:
+    """The figure of y against the floats of state, with an explanation; "" if the report has none."""
+    if plan.state_x is None:
+        return ""
+    x, y = short(plan.state_x), plan.y_label
+    grows = any(map(plan.grows, plan.arms))
+    grown = " A state that grows is counted as it is when that test asks." if grows else ""
+    return (
+        f"![{y} at {x} against the floats of state; the numbers are in the table below.](state.png)\n\n"
+        f"{y} against the floats of state that one sample carries from segment to segment; {plan.x_label}: {x}.{grown}"
+    )
+
+
+def _times(results: Results) -> str:
+    """The figure and the table of times, with an explanation; "" if the report has none."""
+    name = results.plan.config.time
+    if not name:
+        return ""
+    return (
+        f"## Time\n\n![{label(name)}; the numbers are in the table below.](time.png)\n\n"
+        f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\n"
+        f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`.\n\n"
+        f"{time_table(results)}"
+    )
+
+
+def _deviations(plan: ReportPlan) -> str:
+    lines = "\n".join(f"- {deviation}" for deviation in plan.deviations)
+    return "## What deviates from the paper's set-up\n\n" + (lines or "None stated.")
+
+
+def _runs(plan: ReportPlan) -> str:
+    """One row per run: status, steps, seconds and where to find it."""
+    rows = []
+    for run in plan.runs:
+        steps, stages = count(run.get("steps")), run.get("stage_steps") or ()
+        if len(stages) > 1:
+            steps += f" ({' + '.join(map(count, stages))})"
+        key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
+        rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, count(run.get("seconds")), key, run_id])
+    header = ["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"]
+    return markdown(header, rows) if rows else "None."
+
+
+def _how_to_reproduce(plan: ReportPlan) -> str:
+    command = f"```bash\n{plan.command}\n```\n\n" if plan.command else ""
+    lines = [f"- {name.replace('_', ' ')}: {_fact(value)}" for name, value in plan.provenance.items()]
+    return "## How to reproduce\n\n" + command + "\n".join(lines)
+
+
+def _fact(value: Any) -> str:
+    """A value of the provenance: a dictionary on one line, yes or no for a bool."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,46 @@
+"""The settings of every arm, in the words of the YAML."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> dict[str, str]:
+    """Arm -> Markdown: its model, its own settings that differ between arms, and the run whose weights it starts from.
+
+    own: arm -> the overrides of the YAML.
+    specs: a RunSpec or more per arm, whose values are shown.
+    """
+    runs = {spec.arm: spec for spec in reversed(specs)}
+    shown = {}
+    for arm, overrides in own.items():
+        start = _start(runs[arm])
+        keys = dict.fromkeys(_dotted_keys(overrides))
+        differing = [key for key in keys if len({_value(spec, key) for spec in runs.values()}) > 1]
+        hidden = {"model.name", "train.init"} if start else {"model.name"}
+        settings = ["model.name", *(key for key in differing if key not in hidden)]
+        text = ", ".join(f"{key}: {_value(runs[arm], key)}" for key in settings)
+        shown[arm] = f"`{text}`, starts from `{start}`" if start else f"`{text}`"
+    return shown
+
+
+def _dotted_keys(overrides: Mapping[str, Any]) -> Iterator[str]:
+    """``model.gamma`` of ``{"model.gamma?": ...}`` and of ``{"model": {"gamma": ...}}``."""
+    for key, value in overrides.items():
+        if "." in key:
+            yield key.rstrip("?")
+        else:
+            yield from (f"{key}.{name}".rstrip("?") for name in value)
+
+
+def _value(spec: Any, key: str) -> str:
+    """A value of a run as JSON without quotes."""
+    section, _, name = key.partition(".")
+    return json.dumps(getattr(spec, section).get(name), ensure_ascii=False).replace('"', "")
+
+
+def _start(spec: Any) -> str:
+    """The run whose weights a run starts from, as ``experiment/arm``; "" for none."""
+    init = spec.train["init"]
+    start = init.get("run", "") if isinstance(init, dict) else ""
+    return start if "/" in start or not start else f"{spec.experiment}/{start}"

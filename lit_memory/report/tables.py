@@ -1,0 +1,136 @@
+"""The tables of a report: table.csv, table.md, intervals and times."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+from lit_memory.plan.sections import STEP
+from lit_memory.report.labels import count, mean_std, short
+from lit_memory.report.markdown import markdown
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.verdict import mean, std
+
+CURVES = """After the training, mean ± standard deviation over seeds. Roughness: standard deviation of the change of \
+the validation loss from one
+validation to the next, in the second half of the training."""
+NEVER = " nan: a seed has never come that far."
+
+
+def csv_table(results: Results) -> str:
+    """All metrics with six decimals, in the order of the plan. Empty: not measured; nan: measured as not a number."""
+    plan, file = results.plan, io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["arm", "x", "metric", "mean", "std", "n", *(f"seed_{seed}" for seed in plan.seeds)])
+    for arm in plan.arms:
+        for x in plan.x_values:
+            for metric in results.metrics:
+                values = results.values(arm, metric, x)
+                average = _decimals(mean(values) if values else None)
+                spread = _decimals(std(values) if len(values) > 1 else None)
+                seeds = map(_decimals, results.by_seed(arm, metric, x))
+                writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *seeds])
+    return file.getvalue()
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
+
+
+def main_table(results: Results) -> str:
+    """table.md: the metric of the figure, one arm per row and one tested value per column."""
+    plan, rows = results.plan, []
+    shown = _columns(plan)
+    differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
+    for arm in plan.arms:
+        groups = [results.values(arm, None, x) for x in shown]
+        samples = [_sample_count(plan.samples(arm))] if differ else []
+        seeds = f"{min(map(len, groups))} of {len(plan.seeds)}"
+        rows.append([arm, *map(mean_std, groups), *samples, seeds, count(plan.sizes(arm).get("parameters"))])
+        rows[-1].append(_state_cell(plan, arm))
+    caption = f"{plan.y_label}, mean ± standard deviation over seeds; columns: {plan.x_label}"
+    header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
+    return f"{caption}\n\n{markdown(header, rows)}{_curve_table(results)}"
+
+
+def _columns(plan: ReportPlan) -> list[float]:
+    """The tested values that the table shows: all, or ``columns`` of them at equal distances."""
+    last, most = len(plan.x_values) - 1, plan.config.columns or len(plan.x_values)
+    if last < most:
+        return plan.x_values
+    return [plan.x_values[round(i * last / (most - 1))] for i in range(most)]
+
+
+def _state_cell(plan: ReportPlan, arm: str) -> str:
+    """Floats of state: ``256``, or ``256 + 512 a segment (51,456 at 100)`` if it grows."""
+    sizes = plan.sizes(arm)
+    state = count(sizes.get("state_floats"))
+    if plan.grows(arm):
+        state += f" + {count(sizes['state_growth'])} a {sizes.get('growth_unit', 'segment')}"
+        if plan.state_x is not None:
+            state += f" ({count(plan.state_size(arm))} at {short(plan.state_x)})"
+    return state
+
+
+def _curve_table(results: Results) -> str:
+    """Summary of the training, one arm per row, if x is the training step; "" otherwise."""
+    plan, config = results.plan, results.plan.config
+    if config.x != STEP:
+        return ""
+    titles = {
+        f"test_{config.y}": f"{plan.y_label} of the test",
+        "steps_to": f"steps to a {plan.y_label} of {config.threshold or 0:g}",
+        "roughness": "roughness of the loss",
+    }
+    columns = {}
+    for metric, title in titles.items():
+        groups = [results.values(arm, metric, plan.x_values[-1]) for arm in plan.arms]
+        if any(math.isfinite(mean(group)) for group in groups):
+            columns[title] = [mean_std(group, ".4g", ".2g") for group in groups]
+    if not columns:
+        return ""
+    rows = [[arm, *(cells[i] for cells in columns.values())] for i, arm in enumerate(plan.arms)]
+    table = markdown(["arm", *columns], rows)
+    return f"\n{CURVES}{NEVER if 'nan' in table else ''}\n\n{table}"
+
+
+def _sample_count(samples: Sequence[int]) -> str:
+    """One number if all are equal, else all of them."""
+    return ", ".join(map(str, samples if len(set(samples)) > 1 else samples[:1]))
+
+
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """The 95 % Wilson interval of a probability, from a ``share`` of successes in ``n`` trials. Source: Wilson 1927."""
+    z2 = 1.959964**2 / n
+    middle, half = (share + z2 / 2) / (1 + z2), math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return middle - half, middle + half
+
+
+def interval_table(results: Results) -> str:
+    """Wilson intervals over the samples of all seeds, one arm per row and one tested value per column."""
+    plan, rows = results.plan, []
+    for arm in plan.arms:
+        samples = plan.samples(arm)
+        if not samples:
+            continue
+        groups = [results.values(arm, None, x) for x in plan.x_values]
+        cells = [_interval(group, n) for group, n in zip(groups, samples, strict=True)]
+        rows.append([arm, *cells, f"{_sample_count(samples)} x {min(map(len, groups))} seeds"])
+    return markdown(["arm", *map(short, plan.x_values), "samples"], rows)
+
+
+def _interval(values: Sequence[float], samples: int) -> str:
+    """The interval of a share that every seed measured on as many samples; a dash without values."""
+    if not values:
+        return "–"
+    low, high = wilson_interval(mean(values), len(values) * samples)
+    return f"{low:.3f} to {high:.3f}"
+
+
+def time_table(results: Results) -> str:
+    """The times of the report, one arm per row and one tested value per column."""
+    plan, rows = results.plan, []
+    for arm in plan.arms:
+        groups = [results.values(arm, plan.config.time, x) for x in plan.x_values]
+        rows.append([arm, *(mean_std(group, ".3g", ".2g") for group in groups)])
+    return markdown(["arm", *map(short, plan.x_values)], rows)

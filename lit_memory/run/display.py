@@ -1,0 +1,139 @@
+"""What the command shows, as rich renderables. Prints nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Column, Table
+
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.registry import load_class
+from lit_memory.report.catalogue import list_experiments
+from lit_memory.run.launchers.local import Child, LocalLauncher
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.worklist import WorkList
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
+    """What the command is about to do, in one line with rich's markup."""
+    sweep = work.sweep
+    overrides = " ".join(sweep.options.overrides)
+    modified = f", modified: {overrides}" if overrides else ""
+    statuses = ", ".join(f"{count} {status}" for status, count in work.counts().items() if count)
+    line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(sweep.selected), 'run')}: {statuses}"
+    others = {spec.key for spec in todo} - {spec.key for spec in sweep.selected}
+    if others:
+        line += f"; {len(others)} of other experiments to train first"
+    left = work.seconds_left(todo)
+    return line if left is None else f"{line}; about {duration(left)}"
+
+
+def note_on_stages(sweep: Sweep) -> str:
+    """The stages that a changed ``train.steps`` does not change, in one line; "" where there are none."""
+    if "train.steps" not in sweep.options.changes:
+        return ""
+    stages = {i for spec in sweep.selected for i, stage in enumerate(spec.train["stages"], 1) if "steps" in stage}
+    numbers = ", ".join(map(str, sorted(stages)))
+    return f"stages with steps of their own: {numbers}; train.stages=[] trains in one" if stages else ""
+
+
+def list_table() -> Table:
+    """The project's experiments: name, item of the paper, verdict, minutes of all runs."""
+    table = Table(box=None, header_style="bold")
+    for name in ("experiment", "paper item", "verdict", "minutes"):
+        table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
+    for name, item, verdict, seconds in list_experiments():
+        table.add_row(name, escape(item), verdict or "–", f"{seconds / 60:,.0f}" if seconds else "–")
+    return table
+
+
+def plan_table(work: WorkList) -> Table:
+    """The selected runs: arm, seed, sizes, steps, key, status, time."""
+    table = Table(box=None, header_style="bold")
+    for name in ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"):
+        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
+    for spec in work.sweep.selected:
+        seconds = work.seconds(spec)
+        table.add_row(
+            f"{spec.arm} {spec.point}".strip(),
+            str(spec.seed),
+            *sizes_shown(work.sweep, spec),
+            steps_shown(spec),
+            spec.key[:8],
+            work.status(spec),
+            duration(seconds) if seconds else "?",
+        )
+    return table
+
+
+def sizes_shown(sweep: Sweep, spec: RunSpec) -> tuple[str, str]:
+    """Parameters, and floats of state: "32 + 64 a segment" where the state grows."""
+    size = sweep.sizes[spec.key]
+    state = f"{size['state_floats']:,}"
+    if size["state_growth"]:
+        state += f" + {size['state_growth']:,} a {load_class('model', spec.model['name']).growth_unit}"
+    return f"{size['parameters']:,}", state
+
+
+def steps_shown(spec: RunSpec) -> str:
+    """Optimizer steps; "≤" where a stage may end early."""
+    limit = "≤" if any(stage["until"] for stage in spec.stages) else ""
+    return f"{limit}{sum(stage['steps'] for stage in spec.stages):,}"
+
+
+class LiveLines:
+    """One line per running process, and below them how many runs there are."""
+
+    def __init__(self, launcher: LocalLauncher, experiment: str, seconds: Mapping[str, float | None]) -> None:
+        """experiment: the one whose name is left out. seconds: key -> estimated seconds of a run."""
+        self.launcher, self.experiment, self.seconds = launcher, experiment, seconds
+
+    def name(self, spec: RunSpec) -> str:
+        """Arm and grid point, behind the name of the experiment where that is another one."""
+        other = "" if spec.experiment == self.experiment else f"{spec.experiment}/"
+        return f"{other}{spec.arm} {spec.point}".strip()
+
+    def line(self, child: Child) -> tuple[str, ...]:
+        """Six columns: run, stage, step, loss, metric, time."""
+        p, name, took = child.progress, f"{self.name(child.spec)} s{child.spec.seed}", f"{duration(child.age)} so far"
+        if not p or p["event"] == "waiting":
+            return (name, "another process trains it" if p else "starting", "", "", "", took)
+        if p["event"] == "testing":
+            return (name, "testing", *self.test_columns(p), took)
+        stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
+        loss = f"loss {p['loss']:.3f}" if "loss" in p else ""
+        metric = f"{p['metric_name']} {p['metric']:.3f}" if "metric" in p else ""
+        left = (self.seconds.get(child.spec.key) or 0) - child.age
+        return (name, stage, step, loss, metric, f"{took}, about {duration(left)} left" if left > 0 else took)
+
+    def test_columns(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Share of the test that has been read, its speed, and the time that is left."""
+        if "share" not in p:
+            return ("", "", "")
+        left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
+        return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
+
+    def renderable(self, width: int) -> Group:
+        """All lines. A terminal too narrow for them gets no loss, and then no step."""
+        columns = list(zip(*map(self.line, self.launcher.running), strict=True))
+        for spare in (3, 2):
+            if sum(max(map(len, column)) + 2 for column in columns) - 2 > width:
+                del columns[spare]
+        table = Table.grid(*(Column(no_wrap=True) for _ in columns), padding=(0, 2))
+        for row in zip(*columns, strict=True):
+            table.add_row(*row)
+        done, total, waiting = self.launcher.done, self.launcher.total, len(self.launcher.waiting)
+        return Group(table, f"{done} of {total} done, {waiting} waiting")

@@ -1,0 +1,102 @@
+"""The root folder of a command, checked before anything is created, and the folders of its reports. Standard
+library."""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from lit_memory.plan.errors import ConfigError
+from lit_memory.report.catalogue import is_complete
+from lit_memory.run.options import Options
+from lit_memory.util.files import os_reason
+from lit_memory.util.provenance import default_root
+
+
+def root_of(options: Options) -> Path:
+    """The folder that the command writes to. Raises ConfigError for one that it cannot write to."""
+    if options.root == "":
+        raise ConfigError("command line", "--root", "'': expected a folder")
+    root = Path(options.root).absolute() if options.root else default_root()
+    check_root(root, "--root" if options.root else "LIT_MEMORY_ROOT", write=not options.dry_run)
+    return root
+
+
+def check_root(root: Path, source: str, write: bool) -> None:
+    """Raise ConfigError unless ``root`` is a folder or can become one.
+
+    source: the flag or environment variable that names it.
+    write: whether the folder must be writable.
+    """
+
+    def error(message: str) -> ConfigError:
+        where, key = ("command line", source) if source.startswith("--") else (source, "")
+        return ConfigError(where, key, message)
+
+    for folder in (root, *root.parents):
+        try:
+            mode = folder.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # its parents decide
+        except (OSError, ValueError) as problem:
+            raise error(f"{root}: {os_reason(problem)}; expected a folder") from None
+        if not stat.S_ISDIR(mode):
+            raise error(f"{folder} is a file; expected a folder")
+        if write and not os.access(folder, os.W_OK | os.X_OK):
+            raise error(f"{folder} may not be written to; expected a folder of yours")
+        return
+
+
+def make_root(root: Path) -> None:
+    """Create the root. Raises ConfigError where the file system refuses in spite of its permissions."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        message = f"{root}: {os_reason(problem)}; expected a folder that can be created"
+        raise ConfigError("command line", "--root", message) from None
+
+
+def set_font_cache(root: Path) -> None:
+    """Keep matplotlib's font cache below the root, not in the home folder. Must come before the import of Lightning,
+    which imports matplotlib."""
+    os.environ.setdefault("MPLCONFIGDIR", str(root / "checkpoints" / ".matplotlib"))
+
+
+def set_kernel_cache() -> None:
+    """Point torch's cache of compiled kernels at an existing folder.
+
+    We compile none, but torch creates the folder as soon as a model is built on the device "meta", and a plan or a
+    wrong file must leave nothing behind.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", gettempdir())
+
+
+@dataclass(frozen=True)
+class ReportFolders:
+    """Where the reports of an experiment at one scale go."""
+
+    complete: Path
+    incomplete: Path
+    """For a report with missing runs, while the one in ``complete`` has none."""
+
+    def target(self, whole: bool) -> Path:
+        """The folder of a new report. whole: it misses no run."""
+        return self.complete if whole or not is_complete(self.complete) else self.incomplete
+
+
+def report_folders(
+    root: Path, experiment: str, scale: str, changes: Mapping[str, Any], default_scale: bool
+) -> ReportFolders:
+    """``reports/<experiment>`` for the default scale without changes of the command line; a folder below it for every
+    other scale and every set of changes."""
+    folder, name = root / "reports" / experiment, scale
+    if changes:
+        checksum = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()
+        name = f"{scale}-modified-{checksum[:6]}"
+    complete = folder if default_scale and not changes else folder / name
+    return ReportFolders(complete, folder / f"{name}-incomplete")

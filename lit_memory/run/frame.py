@@ -1,0 +1,62 @@
+"""The results of finished runs as one table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import STEP, ReportConfig
+from lit_memory.registry import load_class
+from lit_memory.report.curves import curve_metrics
+
+if TYPE_CHECKING:
+    from lit_memory.run.tracking import Row, Run, Tracker
+
+COLUMNS = ("arm", "point", "seed", "x", "metric", "value")
+
+
+def results_frame(tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[str, "Run"], report: ReportConfig) -> Any:
+    """Long-format DataFrame (``COLUMNS``) of the FINISHED runs of a plan; x is the report's axis.
+
+    The metric ``steps``, the same at every x of a run, counts its optimizer steps.
+    """
+    from pandas import DataFrame
+
+    rows = []
+    for spec in specs:
+        run = runs.get(spec.key)
+        if run is None or run.status != "FINISHED":
+            continue
+        of_run = curve_rows(tracker, spec, run, report) if report.x == STEP else result_rows(tracker, run)
+        rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in of_run]
+    return DataFrame(rows, columns=list(COLUMNS))
+
+
+def result_rows(tracker: "Tracker", run: "Run") -> "Iterator[Row]":
+    """(metric, x, value) rows of a run's test, its optimizer steps and its times."""
+    results = tracker.results(run)
+    yield from results
+    for x in dict.fromkeys(x for _, x, _ in results):
+        yield "steps", x, run.metrics["steps"]
+    yield from tracker.results(run, "time/")
+
+
+def curve_rows(tracker: "Tracker", spec: RunSpec, run: "Run", report: ReportConfig) -> "Iterator[Row]":
+    """(metric, step, value) rows of a run's validations. What is measured once a run, over its whole curve or by its
+    test, is the same at every step."""
+    rows = tracker.results(run, "valid/")
+    yield from rows
+    curves: dict[str, dict[int, float]] = {report.y: {}, "loss": {}}
+    for metric, step, value in rows:
+        if metric in curves:
+            curves[metric][int(step)] = value
+    task, threshold = load_class("task", spec.task["name"]), report.threshold
+
+    def reached(value: float) -> bool:
+        return threshold is not None and task.better(report.y, value, threshold)
+
+    once = curve_metrics(curves[report.y], curves["loss"], reached)
+    tested = tracker.results(run)
+    last = max(x for _, x, _ in tested)
+    once |= {f"test_{name}": value for name, x, value in tested if x == last}
+    for name, value in once.items():
+        yield from ((name, step, value) for step in curves["loss"])

@@ -1,0 +1,179 @@
+"""The report of a sweep: what it needs to know of the plan and of the runs, and where it goes."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from lit_memory.plan.deviations import differences
+from lit_memory.plan.experiment import ScaledExperiment
+from lit_memory.plan.measured import metrics, x_values
+from lit_memory.plan.merging import split_arm
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.plan.sections import STEP, TIMES
+from lit_memory.registry import build, load_class
+from lit_memory.report.render import render
+from lit_memory.report.results import Report, ReportPlan
+from lit_memory.report.settings import arm_settings
+from lit_memory.run import checkpoint
+from lit_memory.run.frame import results_frame
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.worklist import WorkList
+from lit_memory.util import files
+from lit_memory.util.provenance import provenance
+
+if TYPE_CHECKING:
+    from lit_memory.run.tracking import Run, Tracker
+
+ORIGIN = ("commit", "dirty", "versions", "hardware")
+SIZES = ("parameters", "state_floats", "state_growth")
+TOTALS = ("steps", "seconds", "peak_memory_mb")
+
+
+def write_report(work: WorkList, tracker: "Tracker") -> Report:
+    """Write the report of all finished runs of the sweep, also into its parent run in MLflow.
+
+    A report with missing runs leaves a complete one alone; a complete one replaces what was there for it. The lock
+    makes commands that end together write one after the other, so that the last one knows all runs, and MLflow copies
+    no half-written file.
+    """
+    sweep, report = work.sweep, work.sweep.experiment.report
+    with checkpoint.lock(sweep.root / "checkpoints" / ".report"):
+        work.refresh(tracker)
+        points = best_points(sweep.experiment, sweep.specs, work.runs)
+        shown = [spec for spec in sweep.specs if spec.point == points[spec.arm]]
+        whole = all(work.status(spec) == "finished" for spec in shown)
+        folder = sweep.report_folders.target(whole)
+        files.remove_staged(folder)
+        rows = results_frame(tracker, shown, work.runs, report)
+        shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
+        done = render(report_plan(work, shown), rows[rows["metric"].isin(shown_metrics)], folder)
+        if whole and sweep.report_folders.incomplete.is_dir():
+            shutil.rmtree(sweep.report_folders.incomplete)
+        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
+    return done
+
+
+def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
+    """What the report needs to know. shown: the runs of the selected grid points."""
+    sweep, e = work.sweep, work.sweep.experiment
+    settings = {arm: own | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, own in e.arms.items()}
+    return ReportPlan(
+        experiment=e.experiment,
+        scale=sweep.scale,
+        modified=list(sweep.options.overrides),
+        paper=vars(e.paper),
+        train_x=train_x(e.report.x, sweep.specs),
+        paper_x=paper_x(sweep),
+        settings=arm_settings(settings, shown),
+        arms=list(e.arms),
+        seeds=e.seeds,
+        x_values=x_values(e, sweep.specs),
+        config=e.report,
+        expect=e.expect,
+        deviations=deviations(work),
+        runs=[run_facts(work, spec) for spec in shown],
+        command=command(sweep),
+        provenance=origin(work.finished),
+    )
+
+
+def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> dict[str, str]:
+    """Arm -> the grid point with the best mean over seeds of the last validation. Test results play no part.
+
+    Without a finished run, it is the first point of the grid.
+    """
+    task = load_class("task", specs[0].task["name"])
+    metric = f"valid/{task.metrics[0]}"
+    best = min if task.metrics[0] in task.minimized_metrics else max
+    scores: dict[str, dict[str, list[float]]] = {arm: {} for arm in experiment.arms}
+    for spec in specs:
+        run = runs.get(spec.key)
+        if run is not None and run.status == "FINISHED" and metric in run.metrics:
+            scores[spec.arm].setdefault(spec.point, []).append(run.metrics[metric])
+    points = {}
+    for arm, of_points in scores.items():
+        means = {point: mean(values) for point, values in of_points.items()}
+        points[arm] = best(means, key=means.__getitem__) if means else next(experiment.grid_points(arm))[0]
+    return points
+
+
+def train_x(axis: str, specs: Sequence[RunSpec]) -> float | None:
+    """The largest x that any arm was trained on.
+
+    axis: ``test_<field>`` of the task, which was trained on the values of ``train_<field>`` or else of ``<field>``; or
+    a curve, which ends with the training contexts.
+    """
+    if axis == STEP:
+        return None
+    field = axis.removeprefix("test_")
+    tasks = [spec.trained.task | stage["task"] for spec in specs for stage in spec.trained.stages]
+    seen: list[float] = []
+    for task in {json.dumps(task): task for task in tasks}.values():
+        if field == axis:
+            seen += build("task", task).curve_positions(axis)
+        else:
+            seen += task.get(f"train_{field}") or [task.get(field)]
+    return max((x for x in seen if x is not None), default=None)
+
+
+def paper_x(sweep: Sweep) -> float | None:
+    """The largest x that is tested at the scale "paper", where this is another scale."""
+    if not sweep.paper_specs or not sweep.experiment.report.x.startswith("test_"):
+        return None
+    return max(x_values(sweep.experiment, sweep.paper_specs))
+
+
+def deviations(work: WorkList) -> list[str]:
+    """Settings that differ from the scale "paper", remarks of the runs on their tests, and the selected grid points."""
+    sweep = work.sweep
+    settings = differences(sweep.specs, sweep.paper_specs) if sweep.paper_specs else []
+    remarks = [line for run in work.finished for line in run.tags.get("lit.remarks", "").splitlines()]
+    points = best_points(sweep.experiment, sweep.specs, work.runs)
+    chosen = [f"`{arm}`: {point}, chosen on validation data" for arm, point in points.items() if point]
+    return [*settings, *dict.fromkeys(remarks), *chosen]
+
+
+def command(sweep: Sweep) -> str:
+    """The command that makes the report."""
+    scale = [] if sweep.is_default_scale else ["--scale", sweep.scale]
+    return " ".join(["python run.py", sweep.options.experiment, *sweep.options.overrides, *scale])
+
+
+def origin(finished: Iterable["Run"]) -> dict[str, str]:
+    """Commit, versions and hardware of the finished runs, each once. A resumed run may have several itself."""
+    tags = [run.tags for run in finished]
+    if not tags:
+        return provenance()
+    found = {}
+    for name in ORIGIN:
+        parts = [part for of_run in tags for part in of_run.get(f"lit.{name}", "").split("; ") if part]
+        found[name] = "; ".join(dict.fromkeys(parts)) or "unknown"
+    return found
+
+
+def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
+    """What the report shows of one run, see ``ReportPlan.runs``."""
+    facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
+    facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
+    run = work.runs.get(spec.key)
+    if run is None:
+        return facts
+    facts |= {name: int(run.params[name]) for name in SIZES if name in run.params}
+    if facts.get("state_growth"):
+        facts |= growth_facts(work.sweep, spec)
+    facts |= {name: run.metrics[name] for name in TOTALS if name in run.metrics}
+    stages = [int(steps) for steps in run.tags.get("lit.stage_steps", "").split()]
+    return facts | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
+
+
+def growth_facts(sweep: Sweep, spec: RunSpec) -> dict[str, Any]:
+    """What a growing state grows by, and how often in the test at the report's ``state_x``."""
+    experiment = sweep.experiment
+    facts = {"growth_unit": load_class("model", spec.model["name"]).growth_unit}
+    x = experiment.report.state_value(x_values(experiment, sweep.specs))
+    if x is not None:
+        field = experiment.report.x.removeprefix("test_")
+        facts["segments"] = build("task", {**spec.task, field: x}).written
+    return facts

@@ -1,0 +1,106 @@
+"""The runs of one experiment at one scale. Prints and writes nothing."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lit_memory.plan.errors import ConfigError, naming_changes
+from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
+from lit_memory.plan.measured import check_report, sizes
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.folders import ReportFolders, report_folders, root_of, set_kernel_cache
+from lit_memory.run.options import Options
+from lit_memory.run.store import check_store, uri_of_environment
+from lit_memory.util.checks import nearest
+from lit_memory.util.provenance import cores, gpu
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of one experiment at one scale, and those that the command line selects."""
+
+    options: Options
+    whole: Experiment
+    """With all its scales."""
+    experiment: ScaledExperiment
+    """At the scale of this sweep."""
+    specs: list[RunSpec]
+    """All runs of the scale; a report names those that are missing."""
+    selected: list[RunSpec]
+    """The runs of ``--arms`` and ``--seeds``."""
+    sizes: dict[str, dict[str, int]]
+    """Key -> ``registry.model_size``."""
+    root: Path
+
+    @classmethod
+    def prepare(cls, options: Options) -> "Sweep":
+        """Read and check the experiment; nothing is written. Raises ConfigError."""
+        whole = load(options.experiment)
+        experiment = whole.at(options.scale)
+        if options.jobs is not None and options.jobs < 1:
+            raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
+        root = root_of(options)
+        check_store(root, uri_of_environment())
+        set_kernel_cache()
+        with naming_changes(experiment.file, options.overrides):
+            specs = experiment.plan(options.overrides)  # imports torch
+            check_report(experiment, specs)
+            sized = sizes(experiment, specs)
+        arms = select("--arms", options.arms, list(experiment.arms))
+        seeds = select("--seeds", options.seeds, list(map(str, experiment.seeds)))
+        selected = [spec for spec in specs if spec.arm in arms and str(spec.seed) in seeds]
+        return cls(options, whole, experiment, specs, selected, sized, root)
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return self.experiment.experiment
+
+    @property
+    def scale(self) -> str:
+        return self.experiment.scale
+
+    @property
+    def is_default_scale(self) -> bool:
+        return self.scale == self.whole.default_scale
+
+    @property
+    def jobs(self) -> int:
+        """Runs at a time: ``--jobs``, or as many as the cores allow; one where a run takes a GPU."""
+        train = self.selected[0].train
+        limit = max(1, cores() // train["threads"]) if train["accelerator"] == "cpu" else 1
+        return min(self.options.jobs or limit, max(1, len(self.selected)))
+
+    @property
+    def location(self) -> str:
+        """This root on this machine. Locks of runs that were started elsewhere cannot be seen from here."""
+        return f"{platform.node()}:{self.root}".replace("'", "_")
+
+    @property
+    def report_folders(self) -> ReportFolders:
+        return report_folders(self.root, self.name, self.scale, self.options.changes, self.is_default_scale)
+
+    @cached_property
+    def paper_specs(self) -> list[RunSpec]:
+        """The runs of the scale "paper", where this is another scale."""
+        return [] if self.scale == "paper" or "paper" not in self.whole.scales else self.whole.at("paper").plan()
+
+    def check_gpu(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for a run that needs a GPU where there is none."""
+        on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
+        if not on_gpu or gpu():
+            return
+        where = f"{self.experiment.file} (scale {self.scale}, arm {on_gpu[0].arm})"
+        message = "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale"
+        with naming_changes(self.experiment.file, self.options.overrides):
+            raise ConfigError(where, "train.accelerator", message)
+
+
+def select(flag: str, names: Sequence[str] | None, valid: Sequence[str]) -> Sequence[str]:
+    """The names that a flag lists; all where it is not given. Raises ConfigError for one that is not ``valid``."""
+    for name in names or ():
+        if name not in valid:
+            raise ConfigError("command line", flag, f"unknown value {name!r}; {nearest(name, valid)}")
+    return valid if names is None else names

@@ -1,0 +1,103 @@
+"""What is finished of a sweep, what is left to do, and how long that takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lit_memory.plan.runspec import RunSpec, key_folder
+from lit_memory.report.catalogue import read_verdict
+from lit_memory.run import checkpoint
+from lit_memory.run.sweep import Sweep
+from lit_memory.util.provenance import PROJECT
+
+if TYPE_CHECKING:
+    from lit_memory.run.tracking import Run, Tracker
+
+STATUSES = ("finished", "running", "failed", "to resume", "new")
+
+
+@dataclass
+class WorkList:
+    """The runs of a sweep with their status."""
+
+    sweep: Sweep
+    runs: dict[str, "Run"] = field(default_factory=dict)
+    """What MLflow knows: key -> run."""
+
+    def refresh(self, tracker: "Tracker") -> None:
+        """Read the runs of the sweep, and those that they start from, from MLflow."""
+        keys = list(dict.fromkeys(run.key for spec in self.sweep.specs for run in with_starts(spec)))
+        found = zip(keys, tracker.find_all(keys), strict=True)
+        self.runs = {key: run for key, run in found if run is not None}
+
+    @property
+    def finished(self) -> list["Run"]:
+        """What MLflow knows of the finished runs."""
+        return [run for run in self.runs.values() if run.status == "FINISHED"]
+
+    def status(self, spec: RunSpec) -> str:
+        """One of ``STATUSES``; "running" means in another process. All runs but the finished ones are trained."""
+        run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
+        if run is not None and run.status == "FINISHED":
+            return "finished"
+        if checkpoint.locked(folder):
+            return "running"
+        if run is not None and run.status == "FAILED":
+            return "failed"
+        return "to resume" if checkpoint.saved(folder) else "new"
+
+    def counts(self) -> dict[str, int]:
+        """Status -> number of selected runs."""
+        found = [self.status(spec) for spec in self.sweep.selected]
+        return {status: found.count(status) for status in STATUSES}
+
+    def todo(self) -> list[RunSpec]:
+        """The runs to train, each once, behind those that it starts from."""
+        options = self.sweep.options
+        if options.report:
+            return []
+        todo: dict[str, RunSpec] = {}
+        for spec in self.sweep.selected:
+            if self.status(spec) == "finished" and not options.fresh:
+                continue
+            for run in with_starts(spec):
+                if run is spec or self.status(run) != "finished":
+                    todo.setdefault(run.key, run)
+        return list(todo.values())
+
+    def seconds(self, spec: RunSpec) -> float | None:
+        """Estimated seconds of a run: the mean of the same arm's runs here, or in the report that came with the
+        project. None where neither is known."""
+        same_arm = [s for s in self.sweep.specs if (s.experiment, s.arm) == (spec.experiment, spec.arm)]
+        known = [self.runs[s.key].metrics for s in same_arm if s.key in self.runs]
+        measured = [metrics["seconds"] for metrics in known if "seconds" in metrics]
+        if not measured and not self.sweep.options.overrides:
+            scale = "" if self.sweep.is_default_scale else self.sweep.scale
+            shipped = read_verdict(PROJECT / "reports" / spec.experiment / scale).get("runs", [])
+            measured = [run["seconds"] for run in shipped if run["arm"] == spec.arm and run.get("seconds")]
+        return sum(measured) / len(measured) if measured else None
+
+    def seconds_left(self, todo: Sequence[RunSpec]) -> float | None:
+        """Estimated seconds until ``todo`` is done; None where nothing is known of any of them."""
+        known = [seconds for seconds in map(self.seconds, todo) if seconds is not None]
+        if not known:
+            return None
+        return sum(known) / len(known) * len(todo) / min(self.sweep.jobs, len(todo))
+
+    def close_stale(self, tracker: "Tracker") -> None:
+        """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine."""
+        for run in tracker.running(self.sweep.location):
+            if not checkpoint.locked(key_folder(self.sweep.root, run.tags["lit.key"])):
+                tracker.end(run.run_id, "KILLED")
+
+    def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
+        """Take runs out of plans and reports and remove their checkpoints, so that they start anew."""
+        for spec in specs:
+            if spec.key in self.runs:
+                tracker.retire(self.runs[spec.key].run_id)
+            checkpoint.clear(spec.folder(self.sweep.root))
+
+
+def with_starts(spec: RunSpec) -> list[RunSpec]:
+    """A run behind the runs that it starts from."""
+    return [*(with_starts(spec.start) if spec.start else []), spec]

@@ -1,0 +1,193 @@
+"""What the README and docs/ show is true: commands, Python, links, promises, and the tables of claims."""
+
+import json
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_memory.cli import parser
+from lit_memory.plan.experiment import load
+from lit_memory.recurrence import unroll
+from lit_memory.registry import MODELS, TASKS
+from lit_memory.run.engine import run_one
+from lit_memory.run.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+}
+SNIPPETS = {
+    f"{page}-{i}": code
+    for page, text in PAGES.items()
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+}
+MODEL, TASK = SNIPPETS["docs/extending.md-0"], SNIPPETS["docs/extending.md-1"]
+REPORTS = [json.loads(path.read_text()) for path in sorted(ROOT.glob("reports/*/verdict.json"))]
+PAPERS = {
+    "armt": "[ARMT](https://arxiv.org/abs/2407.04841)",
+    "rmt": "[RMT](https://arxiv.org/abs/2207.06881)",
+    "tarm": "TARM",
+    "titans": "[Titans](https://arxiv.org/abs/2501.00663)",
+    "larimar": "[Larimar, needle in a haystack](https://arxiv.org/abs/2407.01437)",
+    "memreasoner": "MemReasoner",
+}
+"""What the names of experiments begin with -> the paper."""
+VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCOMPLETE")
+
+
+def claims_table() -> str:
+    """The table of claims, as the reports have it."""
+    lines = ["| paper, item | claim | verdict | command |", "|---|---|---|---|"]
+    for report in REPORTS:
+        name, paper = report["experiment"], report["paper"]
+        source = f"{paper['arxiv'] or paper['title'].partition(':')[0]}, {paper['item']}"
+        verdict = f"[{report['verdict']}](../reports/{name}/README.md)"
+        lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
+    return "\n".join(lines)
+
+
+def counts_table() -> str:
+    """Experiments and verdicts per paper, as experiments/ and the reports have them."""
+    lines = ["| paper | experiments | reproduced | not reproduced | no report yet |", "|---|---|---|---|---|"]
+    names = [path.stem for path in ROOT.glob("experiments/*.yaml")]
+    for start, paper in PAPERS.items():
+        found = Counter(report["verdict"] for report in REPORTS if report["experiment"].startswith(f"{start}_"))
+        planned = sum(name.startswith(f"{start}_") for name in names)
+        assert set(found) <= set(VERDICTS[:2])
+        counts = [planned, *(found[verdict] for verdict in VERDICTS[:2]), planned - found.total()]
+        lines.append(f"| {paper} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "table"), [("README.md", "counts", counts_table), ("docs/claims.md", "claims", claims_table)]
+)
+def test_tables_of_verdicts(page, name, table):
+    """The tables are what reports/*/verdict.json say; a failure prints the table to paste."""
+    shown = re.search(rf"<!-- {name}[^>]*-->\n(.*?)\n<!-- /{name} -->", PAGES[page], re.DOTALL)
+    assert shown, f"{page} has no table of {name}"
+    assert shown.group(1) == table(), f"paste this table into {page}:\n{table()}"
+
+
+def test_the_readme_is_short():
+    assert PAGES["README.md"].count("\n") <= 150
+
+
+def test_every_experiment_belongs_to_a_paper():
+    assert {path.stem.partition("_")[0] for path in ROOT.glob("experiments/*.yaml")} == set(PAPERS)
+
+
+def test_two_commands():
+    """Two commands set everything up; the first runs the main experiment, the second passes the tests."""
+    commands = re.findall(r"```bash\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    first = "pip install -e . && python run.py experiments/armt_ablation_gamma.yaml\n"
+    assert commands == [first, "pip install -e '.[test]' && pytest\n"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_experiments_exist(page):
+    """Every experiment that a page names is there."""
+    for name in re.findall(r"experiments/\w+\.yaml", PAGES[page]):
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page):
+    """Every file that a page links or shows is there."""
+    for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page]):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_promises():
+    """Every test that stands behind "What happens when a run dies" is there."""
+    names = set(re.findall(r"`(test_\w+)`", PAGES["docs/reliability.md"]))
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/test_*.py"))
+    assert len(names) > 10 and not [name for name in names if f"def {name}(" not in tests]
+
+
+def test_usage():
+    """The usage lines have exactly the command's flags."""
+    usage = re.search(r"python run.py EXPERIMENT.yaml (.*?)```", PAGES["docs/experiments.md"], re.DOTALL).group(1)
+    flags = {option for action in parser()._actions for option in action.option_strings} - {"-h", "--help"}
+    assert set(re.findall(r"--[\w-]+", usage)) == flags
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_snippets_run(name, tmp_path, monkeypatch):
+    """All Python on the pages runs as it stands there, but for the number of training steps."""
+    monkeypatch.chdir(tmp_path)
+    code = re.sub(r"max_steps=\d+", "max_steps=3", SNIPPETS[name])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="lightning")  # hints about workers and loggers
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        exec(compile(code, name, "exec"), {"__name__": "page"})
+
+
+def test_the_experiment_plans(tmp_path):
+    """The YAML of the page is one: every scale, arm and claim."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/experiments.md"], re.DOTALL)
+    path = tmp_path / "my_gamma.yaml"
+    path.write_text(text)
+    for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
+        experiment = load(path).at(scale)
+        specs = experiment.plan()
+        experiment.check_report(specs)
+        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [
+            5,
+            10,
+            20,
+        ]
+        assert (specs[0].model["width"], specs[0].train["lr"], specs[3].train["lr"], specs[6].train["lr"]) == (
+            width,
+            rate,
+            rate,
+            1e-3,
+        )
+
+
+def test_new_model_and_task_fit_together():
+    """The model and the task of docs/extending.md work with the package's loop and metric."""
+    names: dict = {"__name__": "page"}
+    for snippet in (MODEL, TASK):
+        exec(snippet, names)
+    task = names["Copy"](names["Copy"].Config(length=4, test_length=[4, 8]))
+    batch = task.batch(0, "train", 0, 3)
+    model = names["Average"](names["Average"].Config(vocab_size=task.vocab_size, layers=1, width=16, heads=2))
+    out = unroll(model, batch.ids_BT, 3)
+    assert out.hidden_BTD.shape == (3, 9, 16)
+    assert torch.equal(task.score(batch.ids_BT, batch)["exact_match"], torch.ones(3))
+    assert [x for x, _ in task.test_conditions()] == [4, 8]
+
+
+OURS = """
+experiment: ours
+paper: {title: T, item: I, claim: C}
+base:
+  model: {name: average, layers: 1, width: 16, heads: 2}
+  task: {name: copying, length: 4, test_length: [4, 8]}
+  train: {steps: 4, batch_size: 4, lr: 1.0e-3, valid_every: 2, valid_size: 4, test_size: 4}
+scales: {cpu: {}}
+arms: {average: {}}
+seeds: [0]
+report: {x: test_length, y: exact_match}
+expect: ["average[last] >= 0"]
+"""
+
+
+def test_a_new_model_and_task_run(tmp_path, monkeypatch, root):
+    """One line in each registry is all that a run of the two needs."""
+    for name, text in {"average.py": MODEL, "copying.py": TASK, "ours.yaml": OURS}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(MODELS, "average", "average:Average")
+    monkeypatch.setitem(TASKS, "copying", "copying:Copy")
+    (spec,), tracker = load(tmp_path / "ours.yaml").at("cpu").plan(), Tracker(root)
+    run_one(spec, root, tracker.uri, tracker.parent("ours", "cpu", {}), {}, lambda message: None)
+    rows = {(metric, x) for metric, x, _ in tracker.results(tracker.find(spec.key))}
+    assert {("exact_match", 4), ("exact_match", 8)} <= rows
