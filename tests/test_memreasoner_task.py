@@ -12,10 +12,9 @@ import torch
 from test_episodes import SMALL, lines_of, tails_of, texts_of
 
 from lit_memory.tasks import memreasoner
-from lit_memory.tasks.babi.world import PLACES, Question
-from lit_memory.tasks.babi.reader import interpret
 from lit_memory.tasks.babi.files import load, parse, questions
-from lit_memory.tasks.babi.reader import event_of
+from lit_memory.tasks.babi.reader import event_of, interpret
+from lit_memory.tasks.babi.world import PLACES, Question
 from lit_memory.tasks.memreasoner import OTHER_PLACES, SOFT_SENTENCES, BabiEpisodes, with_empty_facts
 
 DATA = (
