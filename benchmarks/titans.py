@@ -25,6 +25,7 @@ from measure import highest, seconds
 from torch import Tensor
 
 from lit_memory.memory import neural
+from lit_memory.memory.neural_chunk import by_chunk
 from lit_memory.models.titans.memory import NeuralMemory, joined
 from lit_memory.models.titans.models import LMM
 
@@ -51,7 +52,7 @@ def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
         q, k, v = parts.heads(parts.qkv(x), rows.dtype)
         return joined(
-            neural.by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1
+            by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1
         )
 
     return run

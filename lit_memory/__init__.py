@@ -8,7 +8,7 @@ Public names follow from the registry: for every model its class and ``Lit<class
 from importlib import import_module
 from typing import Any
 
-from lit_memory.registry import MODELS, TASKS
+from lit_memory.registry import MODELS, TASKS, class_name, lit_names
 
 _LIT = "lit_memory.lit"
 _FUNCTIONS_AND_SHELL = {
@@ -20,21 +20,12 @@ _FUNCTIONS_AND_SHELL = {
     "LitMemoryConfig": "lit_memory.hf.auto:LitMemoryConfig",
     "LitMemoryForCausalLM": "lit_memory.hf.auto:LitMemoryForCausalLM",
 }
-_DATA_NAMES = {"BabiEpisodes": "MemReasonerData"}
-"""Class of a task -> its data module, where that is not ``<class>Data``."""
 
 
 def _public() -> dict[str, str]:
     """Public name -> ``module:attribute``."""
-    public = {**_FUNCTIONS_AND_SHELL, "BabiData": f"{_LIT}:BabiData"}
-    for path in MODELS.values():
-        name = path.partition(":")[2]
-        public |= {name: path, f"Lit{name}": f"{_LIT}:Lit{name}"}
-    for path in TASKS.values():
-        name = path.partition(":")[2]
-        data = _DATA_NAMES.get(name, f"{name}Data")
-        public |= {name: path, data: f"{_LIT}:{data}"}
-    return public
+    classes = {class_name(path): path for path in (*MODELS.values(), *TASKS.values())}
+    return _FUNCTIONS_AND_SHELL | classes | {name: f"{_LIT}:{name}" for name in (*lit_names(), "BabiData")}
 
 
 __all__ = sorted(_public())

@@ -5,10 +5,10 @@ Classes are named as text, so that a wrong name in a YAML fails before torch is 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from importlib import import_module
 from typing import Any
 
 from lit_memory.util.checks import FieldError, nearest
+from lit_memory.util.names import load
 
 MODELS = {
     "transformer": "lit_memory.models.transformer:Transformer",
@@ -28,7 +28,7 @@ MODELS = {
     "mag": "lit_memory.models.titans.models:MAG",
     "mal": "lit_memory.models.titans.models:MAL",
 }
-"""Name of an architecture -> its class, built as ``Model(Model.Config(...))``. Its line here is all that a new one needs."""
+"""Name of an architecture -> its class, built as ``Model(Model.Config(...))``. A new one needs no other line."""
 TASKS = {
     "algorithmic": "lit_memory.tasks.algorithmic:Algorithmic",
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
@@ -44,6 +44,20 @@ TASKS = {
 }
 """Name of a task -> its class, built as ``Task(Task.Config(...))``."""
 REGISTRIES = {"model": MODELS, "task": TASKS}
+DATA_NAMES = {"memreasoner": "MemReasonerData"}
+"""Public names of data modules that are not made from the name of their task's class."""
+
+
+def lit_names() -> dict[str, tuple[str, str]]:
+    """Public name of every Lightning class -> kind and registered name: "LitARMT" -> ("model", "armt")."""
+    modules = {f"Lit{class_name(target)}": ("model", name) for name, target in MODELS.items()}
+    data = {DATA_NAMES.get(name, f"{class_name(target)}Data"): ("task", name) for name, target in TASKS.items()}
+    return modules | data
+
+
+def class_name(target: str) -> str:
+    """The class in the value of a registry: "ARMT" of "lit_memory.models.armt:ARMT"."""
+    return target.partition(":")[2]
 
 
 def load_class(kind: str, name: str) -> type:
@@ -51,8 +65,7 @@ def load_class(kind: str, name: str) -> type:
     registry = REGISTRIES[kind]
     if name not in registry:
         raise KeyError(f"unknown {kind} {name!r}; {nearest(name, registry)}")
-    module, _, attribute = registry[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return load(registry[name])
 
 
 def build_config(cls: type, values: Mapping[str, Any]) -> Any:
@@ -85,7 +98,7 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     return {
         "parameters": parameters,
         "state_floats": model.state_floats(model.init_state(1)),
-        "state_growth": model.state_growth,
+        "state_growth": getattr(model, "state_growth", 0),
     }
 
 

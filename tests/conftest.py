@@ -140,7 +140,7 @@ def make_spec(tree):
     """``make_spec("train.steps=8", ...)``: the first run of the tiny experiment, changed."""
     from lit_memory.plan.experiment import parse
 
-    return lambda *overrides: parse(tree, "tiny.yaml").plan(overrides)[0]
+    return lambda *overrides: parse(tree, "tiny.yaml").at().plan(overrides)[0]
 
 
 class _Hostile:
@@ -237,3 +237,9 @@ class InlineLauncher(LocalLauncher):
 def inline(monkeypatch):
     """The command trains in this process, and starts no other."""
     monkeypatch.setattr("lit_memory.cli.LocalLauncher", InlineLauncher)
+
+
+@pytest.fixture
+def unsaved_figures(monkeypatch):
+    """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
+    monkeypatch.setattr("lit_memory.report.figures._save", lambda figure, suffix: suffix.encode())

@@ -14,10 +14,10 @@ import yaml
 
 from lit_memory import BABILongData
 from lit_memory.cli import main
-from lit_memory.plan import experiment
+from lit_memory.plan import experiment, reading
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
-from lit_memory.plan.merging import point_name
+from lit_memory.plan.merging import folder_name
 from lit_memory.plan.trainer import OURS, trainer_arguments
 from lit_memory.run import engine, places
 from lit_memory.run.tracking import Tracker
@@ -105,7 +105,6 @@ PROCESSES = [
     "missing file",
     "unknown key",
     "zero steps",
-    "unknown argument of the Trainer",
     "heads",
     "database that is text",
 ]
@@ -148,10 +147,9 @@ def test_a_database_of_garbage_below_the_root(place, capsys):
     (place / "root" / "mlflow.db").write_bytes(os.urandom(4096))
     before = tree(place)
     assert main(["tiny.yaml", "--root", "root"]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"error: {place}/root/mlflow.db: {place}/root/mlflow.db is not an SQLite database; expected MLflow's, or no file\n"
-    )
+    path = f"{place}/root/mlflow.db"
+    error = f"error: {path}: {path} is not an SQLite database; expected MLflow's, or no file\n"
+    assert capsys.readouterr().err == error
     assert tree(place) == before
 
 
@@ -209,7 +207,8 @@ def test_a_server_that_is_not_there(place, server, monkeypatch, capsys):
     before, start = tree(place), time.monotonic()
     assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 2
     assert capsys.readouterr().err == (
-        f"error: MLFLOW_TRACKING_URI: {uri}: no server answers (Connection refused); start one with `mlflow server` or unset the variable\n"
+        f"error: MLFLOW_TRACKING_URI: {uri}: no server answers (Connection refused); "
+        "start one with `mlflow server` or unset the variable\n"
     )
     assert tree(place) == before and time.monotonic() - start < LIMIT
 
@@ -235,7 +234,7 @@ def test_a_folder_that_may_not_be_written(place, monkeypatch, capsys):
 
 
 def test_the_size_is_read_no_further_than_needed(place, monkeypatch):
-    monkeypatch.setattr(experiment, "LARGEST_FILE", len(CORPUS["good"]))
+    monkeypatch.setattr(reading, "LARGEST_FILE", len(CORPUS["good"]))
     experiment.load("tiny.yaml")
     (place / "tiny.yaml").write_text(CORPUS["good"] + "\n")
     with pytest.raises(ConfigError, match="bytes; expected an experiment"):
@@ -249,13 +248,14 @@ def test_a_byte_order_mark_is_no_mistake(place):
 
 @pytest.mark.parametrize("text", ["x/../../y", "..", "/etc", "a" * 81, "a\0b", "[{'steps': 3}]", "é", "a b"])
 def test_points_of_a_grid_are_plain_names(text):
-    name = point_name(text)
+    name = folder_name(text)
     assert "/" not in name and name not in (".", "..") and name.isascii() and name.isprintable() and len(name) <= 80
-    assert name != point_name(f"{text} ") and point_name("lr0.1-layers2") == "lr0.1-layers2"
+    assert name != folder_name(f"{text} ") and folder_name("lr0.1-layers2") == "lr0.1-layers2"
 
 
 def test_folders_stay_below_the_root(tree_of, tmp_path):
-    specs = parse(tree_of(grid={"train.trainer": [{"profiler": "../../../x"}, {"profiler": "/x"}]}), "tiny.yaml").plan()
+    grid = {"train.trainer": [{"profiler": "../../../x"}, {"profiler": "/x"}]}
+    specs = parse(tree_of(grid=grid), "tiny.yaml").at().plan()
     folders = {spec.folder(tmp_path).resolve() for spec in specs}
     assert len(folders) == len({spec.point for spec in specs}) * 2 == 4
     assert all(folder.parent == tmp_path / "checkpoints" and len(folder.name) == 16 for folder in folders)
@@ -268,11 +268,6 @@ def tree_of():
 
 def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
     """An argument that the engine sets and the list forgot would end every run with a TypeError."""
-    import inspect
-
-    from lightning import Trainer
-
-    assert trainer_arguments() == list(inspect.signature(Trainer.__init__).parameters)[1:]
     seen = {}
 
     def spy(**arguments):
@@ -315,7 +310,8 @@ DATA_FILES = {
     "corrupt story": (
         {"qa1_single-supporting-fact_train.txt": b"1 Mary moved to the garden.\n2 Where is Mary garden\n"},
         {"stories": ""},
-        "FOLDER/qa1_single-supporting-fact_train.txt:2: expected 'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; got '2 Where is Mary garden'",
+        "FOLDER/qa1_single-supporting-fact_train.txt:2: expected 'ID fact.' or 'ID question?<tab>answer<tab>ID ...'; "
+        "got '2 Where is Mary garden'",
     ),
     "contexts below the facts": (
         {},

@@ -1,19 +1,24 @@
 """The project's experiments by name, and what their reports say."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
+from lit_memory import cli
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
+from lit_memory.report.catalogue import find_experiment, list_experiments
 
 ROOT = Path(__file__).parents[1]
+LIST_ONCE = functools.cache(list_experiments)
+"""Reading all experiments takes seconds."""
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folders(tmp_path, monkeypatch):
     """A project with one experiment, and a working folder beside it with files of its own."""
     monkeypatch.setattr(catalogue, "PROJECT", tmp_path / "project")
     for folder, names in {"project/experiments": ["gamma", "both"], "cwd": ["mine", "both"], "cwd/gamma": []}.items():
@@ -35,9 +40,9 @@ def place(tmp_path, monkeypatch):
         ("no/gamma.yaml", "no/gamma.yaml"),
     ],
 )
-def test_a_name_leads_to_a_file(place, text, found):
-    """A file of the working folder comes first; a folder is no file; what is not there is for the reader to tell."""
-    assert find_experiment(text) == Path(found.replace("PROJECT", str(place / "project/experiments")))
+def test_a_name_leads_to_a_file(folders, text, found):
+    """A file of the working folder comes first; a folder is no file."""
+    assert find_experiment(text) == Path(found.replace("PROJECT", str(folders / "project/experiments")))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_a_name_leads_to_a_file(place, text, found):
         ("x", "expected a file, or a name that --list shows"),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest(place, text, hint):
+def test_the_error_of_a_wrong_name_has_the_nearest(folders, text, hint):
     with pytest.raises(ConfigError) as caught:
         find_experiment(text)
     assert str(caught.value) == f"{text}: no such file; {hint}"
@@ -79,24 +84,25 @@ def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
     ],
     ids=["complete", "incomplete", "marks", "none"],
 )
-def test_the_list_has_what_the_reports_say(place, report, row):
+def test_the_list_has_what_the_reports_say(folders, report, row):
     """``both`` takes the paper over from ``gamma``."""
-    (place / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
-    (place / "project/experiments/both.yaml").write_text("extends: gamma\npaper: {claim: another}")
-    (place / "project/reports/gamma").mkdir(parents=True)
+    (folders / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
+    (folders / "project/experiments/both.yaml").write_text("extends: gamma\npaper: {claim: another}")
+    (folders / "project/reports/gamma").mkdir(parents=True)
     if report is not None:
-        (place / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
+        (folders / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
     assert list_experiments() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
 
 
-def test_a_file_without_a_paper_is_told(place):
-    (place / "project/experiments/both.yaml").write_text("a: 1")
+def test_a_file_without_a_paper_is_an_error(folders):
+    (folders / "project/experiments/both.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
         list_experiments()
 
 
 @pytest.mark.parametrize("argv", [["--list"], ["armt_ablation_gamma", "--list"]])
-def test_the_command_lists_all_experiments(argv, capsys):
+def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "list_experiments", LIST_ONCE)
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if not line.startswith("  ")]  # a long item has a second line

@@ -10,13 +10,15 @@ import yaml
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
+from lit_memory.plan.measured import check_report
+from lit_memory.report.curves import curve_metrics
 from lit_memory.run.engine import run_one
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 
 
-def test_of_a_run_worked_values():
+def test_curve_metrics_worked_values():
     """The first step that is good enough, and the spread of the changes of the loss in the second half."""
     values, losses = {30: 40.0, 10: 90.0, 20: 50.0, 40: 55.0}, {10: 9.0, 20: 5.0, 30: 4.0, 40: 4.5, 50: 3.0, 60: 3.0}
     assert curve_metrics(values, losses, lambda v: v <= 50) == {
@@ -65,11 +67,11 @@ def experiment(tree):
     return tree
 
 
-def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
+def test_a_report_along_the_training(unsaved_figures, experiment, root, tmp_path, capsys):
     """The curves of the validations as they were logged, what follows from them, and the test at the end."""
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(experiment))
-    tracker, specs = Tracker(root), parse(experiment, "tiny.yaml").plan()
+    tracker, specs = Tracker(root), parse(experiment, "tiny.yaml").at().plan()
     for spec in specs:
         run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), {}, lambda message: None)
     assert main([str(path), "--root", str(root), "--report"]) == 0
@@ -122,16 +124,16 @@ def test_a_report_along_the_training(experiment, root, tmp_path, capsys):
 def test_what_such_a_report_does_not_allow(experiment, settings, report, message):
     experiment["base"]["train"] |= settings
     experiment["report"] |= report
-    found = parse(experiment, "tiny.yaml")
+    found = parse(experiment, "tiny.yaml").at()
     with pytest.raises(ConfigError, match=message):
-        found.check_report(found.plan())
+        check_report(found, found.plan())
 
 
 def test_arms_have_the_same_validations(experiment):
     """Several stages have one after the last step of each."""
-    found = parse(experiment | {"arms": {"tarm": {}, "still": {"train.steps": 11}}}, "tiny.yaml")
+    found = parse(experiment | {"arms": {"tarm": {}, "still": {"train.steps": 11}}}, "tiny.yaml").at()
     with pytest.raises(ConfigError, match="has not the same values in every arm"):
-        found.check_report(found.plan())
+        check_report(found, found.plan())
     experiment["base"]["train"]["stages"] = [{"steps": 4}, {"steps": 6}]
     experiment["base"]["train"]["valid_every"] = 3
-    assert parse(experiment, "tiny.yaml").plan()[0].validations == [3, 4, 7, 10]
+    assert parse(experiment, "tiny.yaml").at().plan()[0].validations == [3, 4, 7, 10]

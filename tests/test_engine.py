@@ -17,7 +17,7 @@ from test_pretrained import make_bert, make_decoder
 from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.finite import NonFinite
 from lit_memory.lit.callbacks.progress import Progress
-from lit_memory.lit.callbacks.timing import Stopwatch
+from lit_memory.lit.callbacks.timing import TestTimer
 from lit_memory.lit.modules import LitMemory
 from lit_memory.plan.experiment import parse
 from lit_memory.registry import load_class
@@ -125,7 +125,7 @@ def whole(make_spec, make_root):
 def stop_at(monkeypatch):
     """``stop_at(event, step)``: a ``send`` that is interrupted there, as by Ctrl-C. Training steps are told one by
     one."""
-    monkeypatch.setattr(Progress, "on_train_batch_end", lambda self, trainer, *args: self.tell(trainer))
+    monkeypatch.setattr(Progress, "on_train_batch_end", lambda self, trainer, *args: self.report(trainer))
     handler = signal.getsignal(signal.SIGINT)
 
     def make(event, step=None):
@@ -375,29 +375,27 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
     conditions = [(2, make_task(2)), (8, make_task(8))]
     data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0)
     module = SimpleNamespace(
-        device=torch.device("cpu"), data=data, loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
+        device=torch.device("cpu"), loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
     )
-    watch = Stopwatch(timed_steps=2)
-    watch.on_test_start(
-        SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=contextlib.nullcontext)), module
-    )
+    timer = TestTimer(timed_steps=2)
+    precision = SimpleNamespace(forward_context=contextlib.nullcontext)
+    timer.on_test_start(SimpleNamespace(precision_plugin=precision, datamodule=data), module)
     assert sizes == [6, 1]  # of 120 tokens
-    assert watch.rows == [("train_tokens_per_s", 2, 60.0), ("train_tokens_per_s", 8, 160.0)]
+    assert timer.rows == [("train_tokens_per_s", 2, 60.0), ("train_tokens_per_s", 8, 160.0)]
 
 
 def test_seconds_are_per_context(monkeypatch):
     """Of all batches of an x, however large each is; what is between them does not count."""
     clock = iter([10.0, 13.0, 20.0, 21.0, 30.0, 30.5])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    module = SimpleNamespace(
-        device=torch.device("cpu"), data=SimpleNamespace(test_conditions=[(50, None), (100, None)])
-    )
-    watch = Stopwatch()
+    module = SimpleNamespace(device=torch.device("cpu"))
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(test_conditions=[(50, None), (100, None)]))
+    timer = TestTimer()
     for i, (size, loader) in enumerate([(6, 0), (2, 0), (5, 1)]):
         batch = SimpleNamespace(ids_BT=torch.zeros(size, 3))
-        watch.on_test_batch_start(None, module, batch, i, loader)
-        watch.on_test_batch_end(None, module, None, batch, i, loader)
-    assert watch.rows == [("seconds", 50, 0.5), ("seconds", 100, 0.1)]
+        timer.on_test_batch_start(trainer, module, batch, i, loader)
+        timer.on_test_batch_end(trainer, module, None, batch, i, loader)
+    assert timer.rows == [("seconds", 50, 0.5), ("seconds", 100, 0.1)]
 
 
 @pytest.mark.parametrize("cut", ["[]", "[0]", "[5, 1]"])
@@ -410,7 +408,7 @@ def test_a_test_tells_what_share_it_has_read(make_spec, cut, monkeypatch):
     L.Trainer(
         accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False
     ).test(module, data, verbose=False)
-    assert progress.read == progress.total > 0
+    assert progress.tokens_read == progress.test_tokens > 0
 
 
 # Stages
@@ -710,7 +708,7 @@ def test_parts_that_only_one_of_two_models_has(tree, tmp_path):
     start = {"train.init": {"run": "a"}}
     arms = {"a": {"model.temporal": "none"}, "b": start, "c": start | {"model": lines | {"name": "larimar"}}}
     tree |= {"arms": arms, "report": {"x": "test_tokens"}, "expect": []}
-    a, b, c = parse(tree, "tiny.yaml").plan()
+    a, b, c = parse(tree, "tiny.yaml").at().plan()
     module, data = build(a)
     make_trainer(
         a, tmp_path, False, Curriculum(a.stages, a.train["valid_every"]), RunCheckpoint(a.folder(tmp_path))

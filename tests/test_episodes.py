@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_memory.lit.data import LIT_DATA
+from lit_memory.lit import LIT_DATA
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import load_class
 from lit_memory.tasks.lines import Lines, cut_sentences

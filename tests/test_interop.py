@@ -261,7 +261,7 @@ def test_fresh_armt_is_the_backbone_on_tokens_and_memory(backbone):
     for segment in IDS.split(4, dim=1):
         with torch.no_grad():
             rows = torch.cat([plain.decoder.tokens(segment), armt.memory.expand(2, -1, -1)], dim=1)
-            expected, x = theirs(inputs_embeds=rows).logits[:, :4], plain.decoder.place(rows)
+            expected, x = theirs(inputs_embeds=rows).logits[:, :4], plain.decoder.add_positions(rows)
             for layer in plain.layers:
                 x = layer.block(x)
             hidden, state = armt.step(state, segment)

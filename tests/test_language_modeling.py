@@ -15,12 +15,11 @@ import torch
 import yaml
 from torch.nn import functional as F
 
+from lit_memory import LanguageModelingData, LitTransformer
 from lit_memory.cli import main
-from lit_memory.lit import modules
+from lit_memory.lit import losses
 from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress
-from lit_memory.lit.data import LanguageModelingData
-from lit_memory.lit.modules import LitTransformer
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.recurrence import SegmentRecurrent
@@ -238,28 +237,26 @@ def test_bits_per_byte_are_those_of_the_split(source, tmp_path):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_loss_in_parts(monkeypatch, reduction):
-    """Equal to that of all logits at once, and so is its gradient."""
-    results = []
+    """Equal to that of all logits at once, and so is its gradient; so are predictions."""
+    results, targets_N = [], torch.arange(11)
     for most in (2**25, 259 * 4):
-        monkeypatch.setattr(modules, "MOST_LOGITS", most)
-        module = LitTransformer(width=16, layers=1)
-        module.model = bigram(requires_grad=True)
+        monkeypatch.setattr(losses, "MAX_LOGITS", most)
+        model = bigram(requires_grad=True)
         hidden_ND = torch.randn(
             11, 259, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True
         )
-        loss = module.cross_entropy(hidden_ND, torch.arange(11), reduction)
+        loss = losses.hidden_loss(model, hidden_ND, targets_N, reduction)
         loss.square().sum().backward()
-        results.append((loss, hidden_ND.grad, module.model.table_VV.grad))
+        predicted_N = losses.predict(model, hidden_ND.detach(), targets_N)
+        results.append((loss, hidden_ND.grad, model.table_VV.grad, predicted_N))
     assert results[0][0].shape == (() if reduction == "mean" else (11,))
     for whole, parts in zip(*results, strict=True):
         torch.testing.assert_close(whole, parts, atol=1e-12, rtol=0)
-    monkeypatch.setattr(modules, "MOST_LOGITS", 3)
+    monkeypatch.setattr(losses, "MAX_LOGITS", 3)
     calls = []
-    monkeypatch.setattr(
-        module.model, "logits", lambda hidden: calls.append(len(hidden)) or hidden @ module.model.table_VV
-    )
+    monkeypatch.setattr(model, "logits", lambda hidden: calls.append(len(hidden)) or hidden @ model.table_VV)
     with torch.no_grad():
-        module.cross_entropy(hidden_ND, torch.arange(11), reduction)
+        losses.hidden_loss(model, hidden_ND, targets_N, reduction)
     assert calls == [1] * 11
 
 
@@ -537,11 +534,9 @@ def test_less_perplexity_selects_a_grid_point(experiment, tree, y, best):
 def test_progress_of_a_test_knows_how_much_there_is(source):
     """Fewer windows than ``test_size``."""
     data = make_data(source, test_segments=[1, 3], test_size=60)
-    module, told = (
-        LitTransformer(width=16, layers=1),
-        Progress(lambda message: None, SimpleNamespace(), "perplexity"),
-    )
+    module = LitTransformer(width=16, layers=1)
+    progress = Progress(lambda message: None, SimpleNamespace(), "perplexity")
     L.Trainer(
-        accelerator="cpu", callbacks=[told], logger=False, enable_checkpointing=False, enable_progress_bar=False
+        accelerator="cpu", callbacks=[progress], logger=False, enable_checkpointing=False, enable_progress_bar=False
     ).test(module, data, verbose=False)
-    assert told.read == told.total == 60 * 16 + 26 * 48
+    assert progress.tokens_read == progress.test_tokens == 60 * 16 + 26 * 48

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.memory import episodic
-from lit_memory.models.decoder import Decoder, attention_mask
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic import larimar
+from lit_memory.models.episodic.encoder import group_by_width
 from lit_memory.models.episodic.larimar import Larimar
-from lit_memory.models.episodic.lines import by_width
 from lit_memory.recurrence import state_tensors, unroll
 
 N = 5  # tokens per line
@@ -85,9 +86,9 @@ def test_lines_that_repeat_are_encoded_and_decoded_once(monkeypatch):
     model = make(pad_id=0)
     ids_XT = ids_of(5, N)[[0, 1, 0, 2, 1, 0, 3, 4]]
     mask_XT = torch.arange(N) < torch.tensor([5, 3, 5, 2, 3, 4, 0, 0])[:, None]
-    seen, decode, encoder = [], model.decode_begun, model.encoder.forward
+    seen, decode, encoder = [], model.decode_with_bos, model.encoder.forward
     monkeypatch.setattr(model.encoder, "forward", lambda tokens, mask: seen.append(len(mask)) or encoder(tokens, mask))
-    monkeypatch.setattr(model, "decode_begun", lambda ids, *rest: seen.append(len(ids)) or decode(ids, *rest))
+    monkeypatch.setattr(model, "decode_with_bos", lambda ids, *rest: seen.append(len(ids)) or decode(ids, *rest))
     found = model.autoencoding(ids_XT, mask_XT)
     found.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -139,7 +140,7 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
     model, T = make(pad_id=0), 20
     ids_XT, lengths = ids_of(6, T).clamp(min=1), [20, 3, 8, 9, 0, 16]
     mask_XT = torch.arange(T) < torch.tensor(lengths)[:, None]
-    assert [(numbers.tolist(), width) for numbers, width in by_width(mask_XT)] == [
+    assert [(numbers.tolist(), width) for numbers, width in group_by_width(mask_XT)] == [
         ([1, 2, 4], 8),
         ([3, 5], 16),
         ([0], 20),
@@ -157,7 +158,8 @@ def test_lines_are_as_wide_as_they_need(monkeypatch):
 
     found = measured()
     monkeypatch.setattr(
-        "lit_memory.models.episodic.lines.by_width", lambda mask: [(torch.arange(len(mask)), mask.shape[1])]
+        "lit_memory.models.episodic.line_recurrent.group_by_width",
+        lambda mask: [(torch.arange(len(mask)), mask.shape[1])],
     )
     assert all(close(a, b) for a, b in zip(found, measured(), strict=True))
 
@@ -170,11 +172,11 @@ def test_lar_past(family):
     plain = Decoder(model.config).double()
     plain.load_state_dict({name.replace(".block.", "."): weight for name, weight in model.decoder.state_dict().items()})
     rows = F.pad(plain.tokens(ids), (0, 0, 1, 0))
-    rows, mask = plain.place(rows)[:, 1:], attention_mask(torch.ones(2, N + 1, dtype=torch.bool), N)
+    rows, mask = plain.add_positions(rows)[:, 1:], attention_mask(torch.ones(2, N + 1, dtype=torch.bool), N)
     for block in plain.layers:
         rows = block.attend(rows, mask, (torch.zeros(2, 2, 1, 8).double(),) * 2)[0]
     with_slot, hidden = plain.norm(rows), model.decode(ids, torch.zeros(2, 8).double())
-    assert close(hidden, with_slot) and not close(hidden, plain.run(plain.place(plain.tokens(ids))), 1e-3)
+    assert close(hidden, with_slot) and not close(hidden, plain.run(plain.add_positions(plain.tokens(ids))), 1e-3)
     model.to_past.weight.data.zero_()
     assert close(model.decode(ids, torch.randn(2, 8).double()), with_slot)
 
@@ -185,9 +187,9 @@ def test_conditioning_without_a_slot():
     d = model.decoder
     assert torch.equal(
         model.decode(ids, torch.zeros_like(latent)),
-        d.norm(d.layers[1](d.layers[0](d.place(d.tokens(ids)), None, None), None, None)),
+        d.norm(d.layers[1](d.layers[0](d.add_positions(d.tokens(ids)), None, None), None, None)),
     )
-    rows = d.place(d.tokens(ids) + model.to_rows(latent)[:, None])
+    rows = d.add_positions(d.tokens(ids) + model.to_rows(latent)[:, None])
     assert close(model.decode(ids, latent), d.norm(d.layers[1].block(d.layers[0].block(rows))))
     mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
     assert close(model.decode(ids, latent, mask)[:, :3], model.decode(ids[:, :3], latent))

@@ -44,7 +44,7 @@ OUTSIDE = {
     "plan": "omegaconf yaml",
     "report": "",
     "hf": "torch safetensors transformers",
-    "lit": "torch lightning",
+    "lit": "torch lightning torchmetrics",
     "run": "torch lightning filelock",
     "run/tracking.py": "mlflow filelock sqlalchemy",
     "run/display.py": "rich",

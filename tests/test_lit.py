@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 import lit_memory
-from lit_memory.lit import LIT_MODULES, modules
-from lit_memory.lit.data import LIT_DATA, LitData
+from lit_memory.lit import LIT_DATA, LIT_MODULES, modules
+from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
-from lit_memory.models.decoder import rotary_table
+from lit_memory.models.attention import rotary_table
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, TASKS, load_class
 from lit_memory.tasks.mixins import ContinuousTokens, FreeSegments, LossScored
@@ -346,7 +346,7 @@ def test_frozen_parts_keep_their_weights():
 )
 def test_learning_rates(options, span, expected):
     module = lit_memory.LitRMT(lr=1.0, **options)
-    module.span = span
+    module.set_stage(*span)
     assert {step: module.learning_rate(step) for step in expected} == pytest.approx(expected)
 
 
@@ -433,11 +433,14 @@ def test_a_stage_changes_training_and_validation_but_not_the_test(data):
     samples = make_data(data)
     before = next(iter(samples.test_dataloader()[1]))
     axis, (first, last) = samples.task.test_axis()
-    samples.set_task(samples.whole_task.at(**{axis: first - 1}))
+    samples.set_stage({axis: first - 1}, batch_size=3, epoch_steps=5)
+    assert [len(batch.ids_BT) for batch in samples.train_dataloader()] == [3] * 5
     assert {
         int(b.meta[axis][0]) for loader in (samples.train_dataloader(), samples.val_dataloader()) for b in loader
     } == {first - 1}
     assert equal(before, next(iter(samples.test_dataloader()[1]))) and int(before.meta[axis][0]) == last
+    samples.set_stage({}, batch_size=4, epoch_steps=2)
+    assert samples.task is samples.whole_task
 
 
 def test_babi_is_babilong_without_noise():
@@ -516,9 +519,3 @@ def test_workers_reach_the_training_loader_only(data):
 def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
     settings = {name for name, p in inspect.signature(LitData.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
-
-
-@pytest.mark.parametrize("cls", [LitMemory, LitData, lit_memory.LitLarimar, lit_memory.LitMemReasoner])
-def test_every_argument_is_documented(cls):
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        assert name == "self" or parameter.kind is parameter.VAR_KEYWORD or name in cls.__doc__, name

@@ -154,7 +154,7 @@ def test_auxiliary_lines_are_auto_encoded(cls):
 def test_auto_encoding_alone_reads_nothing():
     module, batch = make(answer_loss=0.0, order_loss=0.0, autoencoding_loss=2.0), make_batch()
     expected = make(autoencoding_loss=2.0).losses(batch)["autoencoding"]
-    module.read = None
+    module.read_context = None
     assert list(module.losses(batch)) == ["autoencoding"] and close(module.loss(batch), 2 * expected)
 
 
@@ -202,7 +202,7 @@ def test_evaluation(tails):
     for b in range(B):
         for h, ids in enumerate(batch.ids_BT[b].view(tails, T)):
             latent = found[b].latents_BHC[:, h if tails == 2 else -1]
-            alone = generate(module.model, ids[None, :2], 3, state=module.model.found(latent), stop=18)
+            alone = generate(module.model, ids[None, :2], 3, state=module.model.state_from_latents(latent), stop=18)
             assert torch.equal(task.said_BN[b, 3 * h : 3 * h + 3], alone[0])
     assert metrics["hop1_support"] == (1.0, 2) and metrics["hop2_support"] == (0.0, 2)
     assert close(metrics["loss"][0], make(order_loss=0.0).loss(batch)) and metrics["loss"][1] == B
@@ -227,21 +227,22 @@ def test_larimar():
     cls, batch = lit_memory.LitLarimar, make_batch(1)
     weights = {"memory_loss": 1.0, "autoencoding_loss": 2.0, "language_loss": 3.0, "keys_loss": 0.5}
     module = make(cls, answer_loss=0.0, **weights)
-    module.read = None  # nothing is read where no answer counts
-    ids, mask = module.lines(batch)
+    module.read_context = None  # nothing is read where no answer counts
+    ids, mask = module.written_lines(batch)
     assert ids.shape == mask.shape == (B, 8, L)
     found = module.model.losses(ids, mask)
     assert close(module.loss(batch), sum(weights[f"{name}_loss"] * loss for name, loss in found.items()))
     text = torch.randint(1, V, (2, 3 * L))
     written = Batch(text, text, L)
-    assert torch.equal(module.lines(written)[0], text.view(2, 3, L)) and module.lines(written)[1].all()
+    assert torch.equal(module.written_lines(written)[0], text.view(2, 3, L)) and module.written_lines(written)[1].all()
     ragged = Batch(
         text[:, :L], text[:, :L], L, 1, context=(text[:1, :L], (text[:, L:], torch.ones(2, 2 * L, dtype=torch.bool)))
     )
-    assert module.lines(ragged)[1].any(-1).tolist() == [[True] * 3, [False, True, True]]
+    assert module.written_lines(ragged)[1].any(-1).tolist() == [[True] * 3, [False, True, True]]
     loose = make(cls, line_tokens=0)
     assert (
-        loose.lines(Batch(text, text, 6))[0].shape == (2, 3, 6) and loose.lines(Batch(text, text, 6))[1].sum() == 6 * L
+        loose.written_lines(Batch(text, text, 6))[0].shape == (2, 3, 6)
+        and loose.written_lines(Batch(text, text, 6))[1].sum() == 6 * L
     )
     both = make(cls, autoencoding_loss=2.0)
     assert close(both.loss(batch), make(cls).loss(batch) + 2 * found["autoencoding"])
@@ -277,4 +278,4 @@ def test_bad_input():
         make().loss(make_batch(support=SUPPORT.clone().index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(6))))
     ids = torch.ones(1, T, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"lines: expected a batch that has the model write some"):
-        make().lines(Batch(ids, ids, T, read_only=1))
+        make().written_lines(Batch(ids, ids, T, read_only=1))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import episodic
 from lit_memory.models.episodic.larimar import Larimar
-from lit_memory.models.episodic.lines import Episode
+from lit_memory.models.episodic.episode import Episode
 from lit_memory.models.episodic.memreasoner import MemReasoner, sinusoids
 from lit_memory.recurrence import generate, unroll
 
@@ -130,10 +130,10 @@ def test_mr_proj(solver):
     Z = state.lines_BNE[:, 1:-1]
     projection = torch.linalg.pinv(Z) @ Z
     asked = state.lines_BNE[:, -1]
-    reads, _ = model.reads(asked, Z, state.real_BN[:, 1:-1])
+    reads, _ = model.read_hops(asked, Z, state.real_BN[:, 1:-1])
     assert close(reads[:, 0], (asked.unsqueeze(1) @ projection)[:, 0], 1e-7)
     for i in range(5):
-        assert close(model.reads(Z[:, i], Z, state.real_BN[:, 1:-1])[0][:, 0], Z[:, i], 1e-7)
+        assert close(model.read_hops(Z[:, i], Z, state.real_BN[:, 1:-1])[0][:, 0], Z[:, i], 1e-7)
         again = state._replace(lines_BNE=torch.cat([state.lines_BNE[:, :-1], Z[:, i : i + 1]], dim=1))
         assert model.readouts(again).nearest_BH.tolist() == [[5 - i]] * 2
 
@@ -144,9 +144,9 @@ def test_mr_hopscale(temporal):
     turns."""
     model, state = make(temporal=temporal, alpha=3.0, hops=3), episode(5)
     Z, real = state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1]
-    turned, _ = model.reads(state.lines_BNE[:, -1], Z, real)
+    turned, _ = model.read_hops(state.lines_BNE[:, -1], Z, real)
     model.W_q.data = torch.eye(C).double()
-    reads, _ = model.reads(state.lines_BNE[:, -1], Z, real)
+    reads, _ = model.read_hops(state.lines_BNE[:, -1], Z, real)
     assert close(reads[:, 1:], 4 * reads[:, :-1]) and F.cosine_similarity(turned[:, 0], turned[:, 1]).max() < 0.99
 
 
@@ -156,7 +156,7 @@ def test_one_hop_without_order_is_larimar():
     model.W_q.data = torch.eye(C).double()
     larimar.M_0.data = model.M_0.data = torch.randn(12, C).double()
     assert close(
-        model.reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0][:, 0],
+        model.read_hops(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0][:, 0],
         larimar.read(state),
     )
     found = larimar.readouts(state)
@@ -172,7 +172,7 @@ def test_tolerance():
     state = episode(5)
     state.lines_BNE[1, -1] *= 0.01
     moving, stopped = (
-        make(hops=4, tolerance=tau).reads(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0]
+        make(hops=4, tolerance=tau).read_hops(state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])[0]
         for tau in (0.0, 0.1)
     )
     steps = (moving[:, 1:] - moving[:, :-1]).norm(dim=-1)
@@ -186,10 +186,10 @@ def test_alpha_of_the_test():
     state = episode(5)
     plain, both = make(alpha=1.0), make(alpha=1.0, test_alpha=8.0)
     asked = (state.lines_BNE[:, -1], state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1])
-    assert torch.equal(plain.reads(*asked)[0], both.reads(*asked)[0]) and torch.equal(
-        plain.reads(*asked)[0], plain.eval().reads(*asked)[0]
+    assert torch.equal(plain.read_hops(*asked)[0], both.read_hops(*asked)[0]) and torch.equal(
+        plain.read_hops(*asked)[0], plain.eval().read_hops(*asked)[0]
     )
-    assert torch.equal(both.eval().reads(*asked)[0], make(alpha=8.0).reads(*asked)[0])
+    assert torch.equal(both.eval().read_hops(*asked)[0], make(alpha=8.0).read_hops(*asked)[0])
 
 
 # --- order
@@ -201,7 +201,7 @@ def test_mr_order(temporal):
     found."""
     model, state, order = make(temporal=temporal), episode(5), torch.tensor([3, 0, 4, 2, 1])
     Z, real = state.lines_BNE[:, 1:-1], state.real_BN[:, 1:-1]
-    kept, moved = model.ordered(Z, real)[:, order], model.ordered(Z[:, order], real)
+    kept, moved = model.encode_order(Z, real)[:, order], model.encode_order(Z[:, order], real)
     assert close(kept, moved) == (temporal == "none")
     if temporal == "none":
         shuffled = state._replace(
@@ -217,7 +217,7 @@ def test_mr_fromend():
     real = torch.ones(1, 7, dtype=torch.bool)
     for temporal, same in (("sinusoidal_from_end", True), ("sinusoidal", False)):
         model = make(temporal=temporal)
-        long, short = model.ordered(Z, real), model.ordered(Z[:, 3:], real[:, 3:])
+        long, short = model.encode_order(Z, real), model.encode_order(Z[:, 3:], real[:, 3:])
         assert torch.equal(long[:, 3:], short) == same
         assert torch.equal(long[:, :4], short) != same
     assert sinusoids(torch.tensor([[0]]), 5, torch.float64).tolist() == [[[0, 1, 0, 1, 0]]]
@@ -287,7 +287,7 @@ def test_all_hops_are_found_again():
     model, ids = make(), ids_of(2, 6)
     latents = model.readouts(unroll(model, ids).state).latents_BHC
     for h in range(2):
-        state = model.found(latents[:, h])
+        state = model.state_from_latents(latents[:, h])
         assert torch.equal(model.read(state), latents[:, h]) and torch.equal(
             model.readouts(state).latents_BHC[:, -1], latents[:, h]
         )
@@ -436,7 +436,7 @@ def test_more_lines_than_slots(temporal):
     model = make(temporal=temporal, slots=3)
     asked, state = torch.randn(20, C).double(), episode(40, batch=1)
     lines, real = state.lines_BNE[:, 1:-1].expand(20, -1, -1), state.real_BN[:, 1:-1].expand(20, -1)
-    reads, _ = model.reads(asked, lines, real)
+    reads, _ = model.read_hops(asked, lines, real)
     assert reads.isfinite().all() and torch.linalg.matrix_rank(reads[:, 0], rtol=1e-9) <= 3
     assert model.readouts(state).nearest_BH.min() >= 1
 
@@ -464,8 +464,8 @@ def test_lines_that_are_alike(solver):
     found, real = model.readouts(alike), state.real_BN[:, 1:-1]
     assert close(found.latents_BHC, Z.expand(-1, 2, -1)) and found.nearest_BH.tolist() == [[6, 6]] * 2
     many, one = (
-        model.reads(alike.lines_BNE[:, -1], Z.expand(-1, 6, -1), real)[0],
-        model.reads(alike.lines_BNE[:, -1], Z, real[:, :1])[0],
+        model.read_hops(alike.lines_BNE[:, -1], Z.expand(-1, 6, -1), real)[0],
+        model.read_hops(alike.lines_BNE[:, -1], Z, real[:, :1])[0],
     )
     assert close(many, one, 1e-5)
 

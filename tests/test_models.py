@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.models.armt import ARMT
-from lit_memory.models.decoder import BackboneConfig, Decoder, attention_mask, rotate
+from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.decoder import BackboneConfig, Decoder, import_decoder
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS, load_class
 
@@ -170,7 +171,7 @@ def test_window_slow_twin(build, tokens, window):
 def test_rmt_m0(build, tokens):
     """T-RMT-m0: without memory tokens RMT reads every segment by itself."""
     model, ids = build("rmt", memory_tokens=0), tokens(2, 3 * N)
-    apart = [model.decoder.run(model.decoder.place(model.decoder.tokens(part))) for part in ids.split(N, dim=1)]
+    apart = [model.decoder.run(model.decoder.add_positions(model.decoder.tokens(part))) for part in ids.split(N, dim=1)]
     assert torch.equal(unroll(model, ids, N).hidden_BTD, torch.cat(apart, dim=1))
 
 
@@ -322,7 +323,9 @@ def test_armt_zero_init(build, tokens, family):
     model, ids = build("armt", family=family, value_std=0.0), tokens(2, 4 * N)
     apart = []
     for part in ids.split(N, dim=1):
-        rows = model.decoder.place(torch.cat([model.decoder.tokens(part), model.memory.expand(2, -1, -1)], dim=1))
+        rows = model.decoder.add_positions(
+            torch.cat([model.decoder.tokens(part), model.memory.expand(2, -1, -1)], dim=1)
+        )
         for layer in model.layers:
             rows = layer.block(rows)
         apart.append(model.decoder.norm(rows)[:, :N])
@@ -620,7 +623,11 @@ def observe(name, model, training=True):
     torch.manual_seed(1)
     logits = model.logits(unroll(model, ids, N).hidden_BTD)
     gradient = torch.cat([g.flatten() for g in grads(weighted(logits[:, -N:]), model.parameters())])
-    return [(p.shape, name in model.undecayed) for name, p in model.named_parameters()], logits, gradient
+    return (
+        [(p.shape, name in getattr(model, "no_weight_decay", ())) for name, p in model.named_parameters()],
+        logits,
+        gradient,
+    )
 
 
 @functools.cache

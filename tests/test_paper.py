@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_memory.plan import paper
+from lit_memory.plan.paper import PAPER_VALUES, paper_rows
+from lit_memory.report.paper import IMAGE, section
 
 SHARED = Path(__file__).parents[2] / "shared" / "spec" / "paper_values"
 
@@ -16,31 +17,31 @@ def test_paper_values_are_those_of_the_specification():
     """All but the notes, which say here what a number is, and not where somebody found it."""
     if not SHARED.is_dir():
         pytest.skip("../shared is absent")
-    for path in paper.PAPER_VALUES.glob("*.csv"):
+    for path in PAPER_VALUES.glob("*.csv"):
         ours, theirs = (
             list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) for file in (path, SHARED / path.name)
         )
         assert ours and [row | {"note": ""} for row in ours] == [row | {"note": ""} for row in theirs]
 
 
-@pytest.mark.parametrize("path", sorted(paper.PAPER_VALUES.glob("*.csv")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PAPER_VALUES.glob("*.csv")), ids=lambda path: path.stem)
 def test_notes_say_what_a_number_is(path):
     """Not in whose files it was found; and what is printed as an image has none."""
-    rows = paper.paper_rows(path.stem)
+    rows = paper_rows(path.stem)
     assert not [
         row["note"]
         for row in rows
         if re.search(r"\bseed \d|read_file|GitHub|text copy|this machine|dash in", row["note"])
     ]
-    assert not [row for row in rows if row["value"] and row["note"].startswith(paper.IMAGE)]
+    assert not [row for row in rows if row["value"] and row["note"].startswith(IMAGE)]
 
 
 def paper_page(monkeypatch, tmp_path, rows):
     """What a report shows of these rows: table, arm, condition, metric, value, std, note."""
     with (tmp_path / "made.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["table", "arm", "condition", "metric", "value", "std", "note"], *rows])
-    monkeypatch.setattr(paper, "PAPER_VALUES", tmp_path)
-    lines = paper.section(paper.paper_rows("made")).splitlines()
+    monkeypatch.setattr("lit_memory.plan.paper.PAPER_VALUES", tmp_path)
+    lines = section(paper_rows("made")).splitlines()
     return [
         [cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else line
         for line in lines
@@ -97,6 +98,6 @@ def test_what_is_no_grid_stays_a_list(monkeypatch, tmp_path, rows):
 
 
 def test_an_image_is_told_once(monkeypatch, tmp_path):
-    assert paper_page(monkeypatch, tmp_path, [["Table 3", arm, "all", "", "", "", paper.IMAGE] for arm in "abc"]) == [
+    assert paper_page(monkeypatch, tmp_path, [["Table 3", arm, "all", "", "", "", IMAGE] for arm in "abc"]) == [
         "- Table 3: printed only as an image."
     ]

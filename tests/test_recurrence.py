@@ -13,8 +13,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lit_memory.models.decoder import Decoder
-from lit_memory.models.episodic.lines import LineRecurrent
-from lit_memory.recurrence import LayerRecurrent, choose, generate, pack, segment_lengths, state_tensors, unroll
+from lit_memory.recurrence import (
+    LayerRecurrent,
+    SegmentRecurrent,
+    SeparateWrite,
+    generate,
+    pack,
+    sample_token,
+    segment_lengths,
+    state_tensors,
+    unroll,
+)
 from lit_memory.registry import MODELS, load_class
 
 N = 5  # tokens per segment
@@ -279,17 +288,17 @@ def test_inference_mode_leaves_no_trace(build, tokens):
 
 
 def test_state_floats(model, tokens):
-    """``state_floats`` counts what one sample really carries; that grows by ``state_growth`` a segment, which is 0 but
-    for RMT-R and the readers of lines."""
+    """``state_floats`` counts what one sample really carries. It grows by ``state_growth`` a segment in RMT-R and in
+    the line-reading models, and in no other."""
     short, long = (unroll(model, tokens(3, segments * N), N).state for segments in (1, 9))
     real = sum(t.numel() for t in state_tensors(long) if t.is_floating_point())
     assert model.state_floats(long) * 3 == real and all(len(t) == 3 for t in state_tensors(long))
-    fresh = model.state_floats(model.init_state(1))
+    fresh, growth = model.state_floats(model.init_state(1)), getattr(model, "state_growth", 0)
     assert (model.state_floats(short), model.state_floats(long)) == (
-        fresh + model.state_growth,
-        fresh + 9 * model.state_growth,
+        fresh + growth,
+        fresh + 9 * growth,
     )
-    assert bool(model.state_growth) == (type(model).__name__ in ("RMTR", "Larimar", "MemReasoner"))
+    assert bool(growth) == (type(model).__name__ in ("RMTR", "Larimar", "MemReasoner"))
 
 
 def test_reorder(model, tokens):
@@ -410,22 +419,23 @@ def test_keep(model, tokens, read_only):
 
 
 def test_advance(model, tokens):
-    """``advance`` gives the state that ``step`` gives, and ``unroll`` uses it for all that is not kept: a reader of
-    lines decodes nothing there."""
+    """A ``SeparateWrite`` model gives the state that ``step`` gives, and ``unroll`` uses that for all segments that are
+    not kept: a line-reading model decodes nothing there."""
     ids, mask, seen = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool), []
     mask[0, 2:N] = mask[1, 3 * N + 1 :] = False
     state = unroll(model, ids[:, :N], N, mask_BT=mask[:, :N]).state
     following = ids[:, N : 2 * N], mask[:, N : 2 * N]
-    assert same(model.advance(state, *following), model.step(state, *following)[1], 0)
+    if isinstance(model, SeparateWrite):
+        assert same(model.advance(state, *following), model.step(state, *following)[1], 0)
     expected = [unroll(model, ids, N, mask_BT=mask, keep=keep) for keep in (None, 1)]
     model.decoder.layers[0].register_forward_pre_hook(lambda *_: seen.append(1))
     for keep, decoded in ((0, 0), (1, 1), (3, 3), (None, 4)):
         seen.clear()
         assert same(unroll(model, ids, N, mask_BT=mask, keep=keep).state, expected[0].state, 0)
-        assert len(seen) == (decoded if isinstance(model, LineRecurrent) else 4)
+        assert len(seen) == (decoded if isinstance(model, SeparateWrite) else 4)
     seen.clear()
     unroll(model, iter(ids.split(N, dim=1)), keep=0)
-    assert len(seen) == (0 if isinstance(model, LineRecurrent) else 4)
+    assert len(seen) == (0 if isinstance(model, SeparateWrite) else 4)
     assert same(expected[1].hidden_BTD, expected[0].hidden_BTD[:, LAST], 0)
 
 
@@ -588,7 +598,7 @@ def test_generate_samples(build, tokens):
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     for top_k, kept in ((None, [0, 1, 2, 3]), (2, [1, 2])):
         drawn = (
-            choose(logits.expand(40_000, -1), 1.5, top_k, torch.Generator().manual_seed(0)).bincount(minlength=4)
+            sample_token(logits.expand(40_000, -1), 1.5, top_k, torch.Generator().manual_seed(0)).bincount(minlength=4)
             / 40_000
         )
         expected = torch.zeros(4).index_copy(0, torch.tensor(kept), (logits[kept] / 1.5).softmax(0))
@@ -652,3 +662,15 @@ def test_iterator_errors(build, tokens, options):
     """What needs the number of segments is refused for an iterator."""
     with pytest.raises(ValueError, match="iterator"):
         unroll(build("armt"), iter([tokens(1, N)]), **options)
+
+
+# --- the protocol
+
+
+def test_the_base_class_has_what_every_model_must_have():
+    """What only some models need is a mixin, so that a reader of the base class sees no more than this."""
+    members = {name for name in vars(SegmentRecurrent) if not name.startswith("_")}
+    assert members | set(SegmentRecurrent.__annotations__) == {
+        *("config", "decoder", "init_state", "step", "logits", "state_floats", "reorder"),
+        *("generate", "from_pretrained", "save_pretrained"),
+    }

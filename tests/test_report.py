@@ -1,4 +1,4 @@
-"""Reports: verdicts, tables, figures, pages, and that nothing is ever half-written."""
+"""Reports: verdicts, tables, pages, and that nothing is ever half-written."""
 
 import argparse
 import csv
@@ -13,15 +13,20 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from report_data import ARMS, EXPECT, PAPER, XS, make_frame, make_plan
 
 from lit_memory.plan.experiment import load
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report import render as report
+from lit_memory.report import figures
 from lit_memory.report.render import render
+from lit_memory.report.settings import arm_settings
+from lit_memory.report.tables import wilson_interval
 from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
-from lit_memory.run.job import Job
+from lit_memory.util import files
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture
@@ -30,6 +35,23 @@ def undrawn(monkeypatch):
     monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
 
 
+@pytest.fixture
+def png_only(monkeypatch):
+    """Figures as small PNGs alone, for tests that compare their bytes."""
+    monkeypatch.setattr(figures, "METADATA", {"png": figures.METADATA["png"]})
+    monkeypatch.setattr(figures, "DPI", 50)
+
+
+WITH_STATE = ReportConfig(chance=0.0625, state_x=200)
+
+
+@pytest.fixture(scope="session")
+def complete(tmp_path_factory):
+    """The files of a report with all its figures, rendered once."""
+    return render(make_plan(config=WITH_STATE), make_frame(), tmp_path_factory.mktemp("report")).paths
+
+
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("drop", "missing", "verdict"),
     [
@@ -99,6 +121,7 @@ def test_the_verdict_for_programs(tmp_path):
     }
 
 
+@pytest.mark.usefixtures("png_only")
 def test_rows_outside_the_plan_change_nothing_and_twice_is_an_error(tmp_path):
     frame, other = make_frame(), make_frame(arms=["other"], seeds=[7], xs=[7])
     render(make_plan(), frame, tmp_path / "a")
@@ -109,29 +132,23 @@ def test_rows_outside_the_plan_change_nothing_and_twice_is_an_error(tmp_path):
         render(make_plan(), pd.concat([frame, frame[:1]]), tmp_path)
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path):
-    plan = make_plan(config=ReportConfig(chance=0.0625, state_x=200))
-    changed = make_plan(
-        config=plan.config,
-        provenance={"date": "tomorrow"},
-        runs=[run | {"run_id": "x", "seconds": 3.0} for run in plan.runs],
-    )
-    first, second = (
-        render(plan, make_frame(), tmp_path / "a").paths,
-        render(changed, make_frame(), tmp_path / "b").paths,
-    )
-    assert [name for name in first if first[name].read_bytes() != second[name].read_bytes()] == [
-        "verdict.json",
-        "README.md",
-    ]
-    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_report as t; "
-    program += "t.render(t.make_plan(config=t.ReportConfig(chance=0.0625, state_x=200)), "
-    subprocess.run(
-        [sys.executable, "-c", program + f"t.make_frame(), {str(tmp_path / 'c')!r})"],
-        check=True,
-        env=os.environ | {"PYTHONHASHSEED": "5"},
-    )
-    assert all((tmp_path / "c" / name).read_bytes() == path.read_bytes() for name, path in first.items())
+def test_the_same_results_give_the_same_bytes(complete, tmp_path):
+    """In another process too; what the page and the verdict alone show changes no other file."""
+    plan = make_plan(config=WITH_STATE)
+    runs = [run | {"run_id": "x", "seconds": 3.0} for run in plan.runs]
+    changed = dataclasses.replace(plan, provenance={"date": "tomorrow"}, runs=runs)
+    paths = render(changed, make_frame(), tmp_path / "changed").paths
+    differing = [name for name, path in complete.items() if path.read_bytes() != paths[name].read_bytes()]
+    assert differing == ["verdict.json", "README.md"]
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from report_data import ReportConfig, make_frame, make_plan
+from lit_memory.report.render import render
+render(make_plan(config=ReportConfig(chance=0.0625, state_x=200)), make_frame(), {str(tmp_path / "again")!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONHASHSEED": "5"})
+    assert all((tmp_path / "again" / name).read_bytes() == path.read_bytes() for name, path in complete.items())
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -172,12 +189,13 @@ def test_a_state_that_grows_says_so(tmp_path):
     assert rows[2:] == ["18,720", "18,720 + 1,024 a segment"]
     plan.config.state_x, plan.runs[3]["segments"] = 200, 200
     assert "| 18,720 + 1,024 a segment (223,520 at 200) |" in render(plan, make_frame(), tmp_path).table
-    assert (plan.state("gamma"), plan.state("no_gamma")) == (18720, 18720 + 200 * 1024)
+    assert (plan.state_size("gamma"), plan.state_size("no_gamma")) == (18720, 18720 + 200 * 1024)
     assert "A state that grows is counted as it is when that test asks." in (tmp_path / "README.md").read_text()
     del plan.runs[3]["segments"]
-    assert plan.state("no_gamma") is None
+    assert plan.state_size("no_gamma") is None
 
 
+@pytest.mark.usefixtures("png_only")
 def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     times = make_frame(["gamma"], xs=[50, 100], metric="seconds", value=lambda arm, seed, x: x * (1 + seed) / 1000)
     frame = pd.concat([make_frame(), times])
@@ -261,7 +279,7 @@ def test_the_page(tmp_path):
     assert "MODIFIED" not in page and "Notes" not in page and "No values of the paper" in page
 
 
-def test_a_failure_leaves_the_old_report(tmp_path, monkeypatch):
+def test_a_failure_leaves_the_old_report(unsaved_figures, tmp_path, monkeypatch):
     render(make_plan(), make_frame(), tmp_path)
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(old) == ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
@@ -271,9 +289,35 @@ def test_a_failure_leaves_the_old_report(tmp_path, monkeypatch):
 
     for broken in ("fsync", "replace"):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-            patch.setattr(report.files.os, broken, fail)
+            patch.setattr(files.os, broken, fail)
             render(make_plan(scale="gpu"), make_frame(seeds=[0]), tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+def test_the_state_figure_is_a_file(complete):
+    assert {"state.png", "state.pdf"} <= complete.keys()
+    assert all(path.stat().st_size > 1000 for name, path in complete.items() if "state" in name)
+
+
+def test_the_state_figure_comes_and_goes(unsaved_figures, tmp_path):
+    without = render(make_plan(), make_frame(), tmp_path).paths
+    page = (tmp_path / "README.md").read_text()
+    assert "state.p" not in page
+    with_state = render(make_plan(config=ReportConfig(state_x="last")), make_frame(), tmp_path).paths
+    assert sorted(with_state.keys() - without) == ["state.pdf", "state.png"]
+    shown = (tmp_path / "README.md").read_text()
+    wanted = [
+        "(figure.png)",
+        "(state.png)",
+        "carries from segment to segment; key-value pairs written: 500.",
+        "## Numbers",
+        "[state.pdf](state.pdf)",
+    ]
+    positions = [shown.find(text) for text in wanted]
+    assert positions == sorted(positions) and positions[0] > 0
+    render(make_plan(), make_frame(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(without)
+    assert (tmp_path / "README.md").read_text() == page
 
 
 def test_the_section_of_the_yaml_is_strict():
@@ -324,7 +368,8 @@ def test_a_verdict_says_how_far_it_reaches(tmp_path):
         ).read_text() and found.text.endswith(f"\nREPRODUCED{scope}")
 
 
-def test_arms_in_the_words_of_the_yaml(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("undrawn")
+def test_arms_in_the_words_of_the_yaml(tmp_path):
     """What all arms share is left out, values are those of the runs, a run that weights come from is named."""
     model = {"name": "armt", "gamma": "clip", "layers": 2, "heads": 4}
     models = {"armt": model, "raw": model | {"gamma": "raw"}, "mamba": {"name": "mamba", "layers": 4, "state_dim": 16}}
@@ -336,13 +381,12 @@ def test_arms_in_the_words_of_the_yaml(tmp_path, monkeypatch):
     ]
     own = {"armt": {}, "raw": {"train.init": inits["raw"], "model.gamma?": "raw", "task.pairs": 8}}
     own["mamba"] = {"model": models["mamba"], "train.init": inits["mamba"]}
-    settings = report.arm_settings(own, runs)
+    settings = arm_settings(own, runs)
     assert (
         settings["armt"] == "`model.name: armt`"
         and settings["raw"] == "`model.name: armt, model.gamma: raw`, starts from `e/armt`"
     )
     assert settings["mamba"] == "`model.name: mamba, model.layers: 4, model.state_dim: 16, train.init: {decoder: gpt2}`"
-    monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
     render(make_plan(settings=settings), make_frame(), tmp_path)
     section = (
         (tmp_path / "README.md").read_text().partition("## Arms\n\n")[2].partition("\n\n## Numbers")[0].splitlines()
@@ -367,7 +411,7 @@ def test_importing_report_loads_nothing_heavy():
 )
 def test_wilson_intervals(share, n, low, high):
     """By hand: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
-    assert report.wilson(share, n) == pytest.approx((low, high), abs=2e-4)
+    assert wilson_interval(share, n) == pytest.approx((low, high), abs=2e-4)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -378,30 +422,33 @@ def test_the_table_of_intervals(tmp_path):
     frame = make_frame()
     render(plan, frame[~((frame.arm == "no_gamma") & (frame.seed == 2))], tmp_path)
     page = (tmp_path / "README.md").read_text()
-    low, high = report.wilson(0.991, 600)
+    low, high = wilson_interval(0.991, 600)
     assert f"| gamma    | {low:.3f} to {high:.3f} |" in page and "200 x 3 seeds" in page and "200 x 2 seeds" in page
     assert "| samples |" not in (tmp_path / "table.md").read_text()
     render(make_plan(), frame, tmp_path)
     assert "Wilson" not in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_fewer_samples_at_some_values(tmp_path):
     """Intervals count those of their own value, and both tables say how many there are."""
     plan = make_plan(config=ReportConfig(intervals=True))
     plan = dataclasses.replace(plan, runs=[run | {"samples": [200, 200, 50, 10]} for run in plan.runs])
     table = render(plan, make_frame(), tmp_path).table
     page = (tmp_path / "README.md").read_text()
-    cells = ["{:.3f} to {:.3f}".format(*report.wilson(0.991, 3 * n)) for n in (200, 200, 50, 10)]
+    cells = ["{:.3f} to {:.3f}".format(*wilson_interval(0.991, 3 * n)) for n in (200, 200, 50, 10)]
     assert f"| gamma    | {' | '.join(cells)} | 200, 200, 50, 10 x 3 seeds |" in page
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]
 
 
-def test_what_an_experiment_tells_its_report(tmp_path):
+def test_the_plan_that_a_report_gets(tmp_path):
     """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
 
-    def told(name, scale):
-        whole = load(Path(report.__file__).parents[1] / "experiments" / f"{name}.yaml")
+    from lit_memory.run.job import Job
+
+    def report_plan(name, scale):
+        whole = load(EXPERIMENTS / f"{name}.yaml")
         specs = whole.at(scale).plan()
         job = Job(
             whole,
@@ -415,14 +462,14 @@ def test_what_an_experiment_tells_its_report(tmp_path):
         )
         return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
 
-    plan = told("memreasoner_babilong", "cpu")
+    plan = report_plan("memreasoner_babilong", "cpu")
     assert (
         plan.paper_x == 128000
         and plan.settings["memreasoner_iu"]
         == "`model.name: memreasoner, model.update_lines: 6`, starts from `memreasoner_babi/memreasoner`"
     )
-    assert told("armt_rwkv", "paper").paper_x is None is told("tarm_stability", "cpu").paper_x
-    assert told("armt_rwkv", "cpu").settings == {
+    assert report_plan("armt_rwkv", "paper").paper_x is None is report_plan("tarm_stability", "cpu").paper_x
+    assert report_plan("armt_rwkv", "cpu").settings == {
         "shared": "`model.name: rwkv`",
         "tuned": "`model.name: rwkv, train.lr: 0.003`",
     }

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from test_faults import assert_same, die, forked, outcome, train
 from test_language_modeling import bigram, make, make_data, measure, source  # noqa: F401  (a fixture)
 
-from lit_memory.lit import LIT_MODULES, modules
+from lit_memory.lit import LIT_MODULES, diagnostics
 from lit_memory.plan.errors import ConfigError
 from lit_memory.recurrence import detach, map_state, state_tensors, unroll
 from lit_memory.run import checkpoint, saving
@@ -314,7 +314,7 @@ def test_a_stream_has_one_device(source):  # noqa: F811
 @pytest.mark.parametrize(("stream", "most", "count"), [(True, 64, 13), (True, 5, 7), (False, 64, 4)])
 def test_diagnostics_follow_the_stream(source, tmp_path, monkeypatch, stream, most, count):  # noqa: F811
     """Over the batches of a stream as if they were one, and over the first windows; up to so many memories."""
-    monkeypatch.setattr(modules, "MOST_TRACED", most)
+    monkeypatch.setattr(diagnostics, "MAX_MEMORIES", most)
     module, data = (
         LIT_MODULES["rmt"](width=16, layers=1, heads=2, memory_tokens=2),
         make_data(source, stream=stream, valid_size=16, eval_batch_size=4),

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import lit_memory
 from lit_memory.lit import LIT_MODULES
-from lit_memory.lit.modules import first_of
+from lit_memory.lit.diagnostics import written_segments
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
-from lit_memory.models.decoder import rotate
+from lit_memory.models.attention import rotate
 from lit_memory.models.titans.memory import L2_EPS, l2_normalized
 from lit_memory.models.titans.models import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll
@@ -553,14 +553,14 @@ def test_what_is_diagnosed():
     ids, mask = torch.arange(24).view(2, 12), torch.ones(2, 6, dtype=torch.bool)
     context = (ids[:1, :6], (ids[:, 6:], mask))
     batch = Batch(ids, ids, 6, read_only=1, context=context)
-    first, (second, real), third = first_of(batch, 1)
+    first, (second, real), third = written_segments(batch, 1)
     assert (
         torch.equal(first, ids[:1, :6])
         and torch.equal(second, ids[:1, 6:])
         and torch.equal(real, mask[:1])
         and torch.equal(third, ids[:1, :6])
     )
-    (alone,) = first_of(replace(batch, context=(), read_only=2), 2)
+    (alone,) = written_segments(replace(batch, context=(), read_only=2), 2)
     assert torch.equal(alone, ids[:, :6])
 
 

@@ -1,66 +1,59 @@
-"""A LightningModule per architecture.
+"""``LitMemory``: the LightningModule of every architecture.
 
-``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the optimizer's settings as keyword arguments. All
-modules share
-``LitMemory``: unroll over the batch's segments, cross-entropy (or, of numbers, squared error) on the positions that the
-    task scores, its own metric.
+``LitARMT(width=64, ...)`` takes the fields of ``ARMT.Config`` and the settings of the optimizer as keyword arguments.
 
 Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from lit_memory.lit.describe import KeywordSignature
+from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
+from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
+from lit_memory.lit.plain import TokenMetrics, as_batch
+from lit_memory.lit.schedule import relative_rate
 from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class, weights_of
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import ContinuousTokens, LossScored, Prompted
+from lit_memory.util.checks import FieldError
+from lit_memory.util.metrics import Condition, MetricName
 
-MOST_LOGITS = 2**25
-"""How many are held at a time where all that is wanted of them is the loss: 128 MB of fp32."""
-MOST_TRACED = 64
-"""Memories of a stream that are diagnosed; the last batch may bring some more."""
-
-
-def predicted(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """The likeliest ids (N,); or numbers (N, H), where the targets are that, of which a model may say more."""
-    return (
-        outputs_NV[:, : targets_N.shape[1]].to(targets_N.dtype)
-        if targets_N.is_floating_point()
-        else outputs_NV.argmax(-1)
-    )
-
-
-def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of ids (N,), or squared error of numbers (N, H); with ``reduction`` as in torch."""
-    if targets_N.is_floating_point():
-        return F.mse_loss(outputs_NV[:, : targets_N.shape[1]], targets_N.to(outputs_NV.dtype), reduction=reduction)
-    return F.cross_entropy(outputs_NV, targets_N, reduction=reduction)
+AnyBatch = Batch | Mapping[str, Tensor]
+"""A ``Batch``, or a dictionary with ``input_ids`` and ``labels`` (``as_batch``)."""
+Means = dict[str, tuple[Tensor, int]]
+"""Metric -> its mean over a batch, and the weight of the batch in a mean over batches."""
 
 
 class LitMemory(L.LightningModule):
-    """Trains one segment-recurrent model on the batches of a ``LitData``.
+    """Trains one segment-recurrent model: cross-entropy, or squared error of numbers, on the scored positions.
 
-    lr, weight_decay: of AdamW. schedule: "constant", "linear" or "cosine" (both to ``final_lr`` times lr at the last
-        step), all after a linear
-    warm-up over ``warmup`` steps or, if below 1, that share of the steps (``max_steps`` of the Trainer). frozen: parts
-    of the model that keep their weights, "encoder" or "decoder.tokens" (None: none). bptt: segments that gradients
-    cross (None: all).
-    unroll_schedule: "sequential" or "diagonal". All other arguments are fields of the model's ``Config``;
-        ``vocab_size`` and ``inputs``
-    are taken from the data if the former is not given. Raises TypeError for an argument that the model does not have;
-    its training raises ValueError for such a part.
+    It reads ``Batch``es, or dictionaries with ``input_ids`` and ``labels``, from any Lightning data source. A
+    ``LitData`` also gives its task, which scores predictions; without a task, a validation and a test log the loss, the
+    accuracy and the perplexity of single tokens. All other arguments are fields of the model's ``Config``. Raises
+    TypeError for an argument that the model does not have; the training raises ValueError for such a part in
+    ``frozen``.
+
+    lr: Learning rate of AdamW.
+    weight_decay: Weight decay of AdamW, on all weights that the model does not exempt.
+    schedule: "constant", "linear" or "cosine"; the last two fall to ``final_lr`` times lr at the last step.
+    warmup: Steps of a linear warm-up; below 1, a share of the steps (``max_steps`` of the Trainer, or a stage's).
+    final_lr: Learning rate at the last step, as a share of lr.
+    frozen: Parts of the model that keep their weights, "encoder" or "decoder.tokens"; None: no part.
+    bptt: Segments that gradients cross; None: all.
+    unroll_schedule: "sequential", or "diagonal" for models with recurrent layers.
+    segment_len: Tokens per segment of a dictionary's sequences; None: the whole sequence.
     """
 
     model_name: ClassVar[str]
+    __signature__ = KeywordSignature()
 
     def __init__(
         self,
@@ -73,6 +66,7 @@ class LitMemory(L.LightningModule):
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
         unroll_schedule: str = "sequential",
+        segment_len: int | None = None,
         **model: Any,
     ) -> None:
         super().__init__()
@@ -80,92 +74,106 @@ class LitMemory(L.LightningModule):
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         self.save_hyperparameters()
         self.model: Any = None
-        self.span: tuple[int, int] | None = None  # first step and number of steps of the stage, set by a curriculum
-        self.carried: dict[
-            bool, list[Tensor]
-        ] = {}  # training or not -> the state that the last batch of a stream has left
+        self.stage: tuple[int, int] | None = None
+        self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
+        self.diagnostics: Diagnostics | None = None
+        self.token_metrics: dict[int, TokenMetrics] = {}  # dataloader -> metrics where there is no task
         if model.get("vocab_size"):
             self.configure_model()
 
-    def configure_model(self) -> None:
-        """Build the model; a hook of Lightning that runs once the data is known."""
-        if self.model is None:
-            options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
-            if not options.get("vocab_size"):
-                options["vocab_size"] = self.hparams["vocab_size"] = self.data.task.vocab_size
-                if isinstance(self.data.task, ContinuousTokens):
-                    options["inputs"] = self.hparams["inputs"] = self.data.task.input_dim
-            self.model = self.model_class(self.model_class.Config(**options))
+    @classmethod
+    def config_class(cls) -> type | None:
+        """The ``Config`` of the model; None for a base class without a model."""
+        return load_class("model", cls.model_name).Config if hasattr(cls, "model_name") else None
 
-    @property
-    def data(self) -> Any:
-        """The ``LitData`` that the trainer runs on."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+    # The data
+
+    def conditions(self, split: str) -> list[tuple[Condition | None, Task]]:
+        """(test condition, task) of every dataloader of a split; [] for a data source that has no tasks."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        return data.conditions(split) if hasattr(data, "conditions") else []
+
+    def as_batch(self, batch: AnyBatch) -> Batch:
+        return as_batch(batch, self.hparams["segment_len"])
+
+    # The model, its optimizer and its learning rate
+
+    def configure_model(self) -> None:
+        """Build the model. Lightning calls it when the data is known."""
+        if self.model is not None:
+            return
+        options = {k: v for k, v in self.hparams.items() if k in self.model_class.Config.__dataclass_fields__}
+        if not options.get("vocab_size"):
+            tasks = [task for _, task in self.conditions("train")]
+            if not tasks:
+                raise FieldError("vocab_size", 0, "expected the number of token ids, as the data has no task")
+            options["vocab_size"] = self.hparams["vocab_size"] = tasks[0].vocab_size
+            if isinstance(tasks[0], ContinuousTokens):
+                options["inputs"] = self.hparams["inputs"] = tasks[0].input_dim
+        self.model = self.model_class(self.model_class.Config(**options))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
             weight.requires_grad_(False)
-        named, spared = {name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.model.undecayed
-        groups: list[dict[str, Any]] = [{"params": [p for name, p in named.items() if name not in spared]}]
-        if spared:
-            groups.append({"params": [named[name] for name in named if name in spared], "weight_decay": 0.0})
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        exempt: set[str] = getattr(self.model, "no_weight_decay", set())
+        groups: list[dict[str, Any]] = [{"params": [p for name, p in trained.items() if name not in exempt]}]
+        if exempt:
+            groups.append({"params": [p for name, p in trained.items() if name in exempt], "weight_decay": 0.0})
         return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of a global step; a schedule that falls, and a warm-up given as a share, restart with every
-        stage."""
-        h = self.hparams
-        first, steps = self.span or (0, self.trainer.estimated_stepping_batches)
-        if math.isinf(steps) and (h["schedule"] != "constant" or 0 < h["warmup"] < 1):
-            raise ValueError(
-                f"schedule={h['schedule']!r}, warmup={h['warmup']}: a share of the steps needs Trainer(max_steps=...) or max_epochs"
-            )
-        in_stage = step - first
-        done, warmup = (in_stage, h["warmup"] * steps) if h["warmup"] < 1 else (step, h["warmup"])
-        factor = min(1.0, (done + 1) / warmup) if warmup > 0 else 1.0
-        if h["schedule"] != "constant":
-            share = min(1.0, in_stage / steps)
-            fallen = share if h["schedule"] == "linear" else (1 - math.cos(math.pi * share)) / 2
-            factor *= 1 - (1 - h["final_lr"]) * fallen
-        return h["lr"] * factor
+    def set_stage(self, first_step: int, steps: int) -> None:
+        """Begin a stage of ``steps`` optimizer steps at ``first_step``: a schedule that falls, and a warm-up that is a
+        share, begin anew."""
+        self.stage = first_step, steps
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of an optimizer step, counted from the start of the run."""
+        h = self.hparams
+        first_step, steps = self.stage or (0, self.trainer.estimated_stepping_batches)
+        rate = relative_rate(step, first_step, steps, h["schedule"], h["warmup"], h["final_lr"])
+        return h["lr"] * rate
+
+    def on_train_batch_start(self, batch: AnyBatch, batch_idx: int) -> None:
+        # No LambdaLR: Lightning steps it before the validation that ends a stage, and old checkpoints have no state of
+        # one. A rate that depends on step and stage alone is exact after both.
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate(self.trainer.global_step)
 
+    # The state that a stream carries from batch to batch
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["carried"] = [
-            tensor.clone() for tensor in self.carried.get(True, [])
-        ]  # of a slice, all that it is cut from would be saved
+        # Cloned: of a slice, torch would save all that it is cut from.
+        checkpoint["carried"] = [tensor.clone() for tensor in self.carried.get(True, [])]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.carried = {True: checkpoint.get("carried", [])}
 
-    def resume(self, batch: Batch) -> Any:
-        """The state that the batch before has left, detached, where this one goes on from it. Validations and tests
-        have a stream of their own."""
+    def carried_state(self, batch: Batch) -> Any:
+        """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
+        Validations and tests have a stream of their own."""
+        if not batch.continues:
+            return None
         carried = iter(self.carried.get(self.training, []))
-        return (
-            map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
-            if batch.continues
-            else None
-        )
+        return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
 
-    def read(self, batch: Batch) -> Any:
-        """The state after the batch's context, or that a stream goes on from; None without one."""
+    # Reading a batch
+
+    def read_context(self, batch: Batch) -> Any:
+        """The state after the batch's context, or the carried one of a stream; None without both."""
         if batch.context == ():
-            return self.resume(batch)
+            return self.carried_state(batch)
         if not isinstance(batch.context, tuple):
             return unroll(self.model, batch.context, keep=0).state
         bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
         return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
 
-    def answers(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states (N, D) that predict the scored positions, the targets (N,), and where those lie in (B, T);
-        ``state`` is that of ``read``."""
+    def read_targets(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor]:
+        """Hidden states (N, D) that predict the scored positions, and their targets (N,). state: after the context."""
+        in_stream = batch.continues is not None
         out = unroll(
             self.model,
-            batch.ids_BT if batch.continues is None else batch.ids_BT[:, :-1],
+            batch.ids_BT[:, :-1] if in_stream else batch.ids_BT,
             batch.segment_len,
             state=state,
             read_only=batch.read_only,
@@ -174,234 +182,116 @@ class LitMemory(L.LightningModule):
             schedule=self.hparams["unroll_schedule"],
         )
         scored_BT = batch.scored_BT
-        if batch.continues is not None:
+        if in_stream:
             self.carried[self.training] = [tensor.detach() for tensor in state_tensors(out.state)]
-            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT], scored_BT
-        tail = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
-        return out.hidden_BTD[:, :-1][tail[:, 1:]], batch.targets_BT[scored_BT], scored_BT
+            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT]
+        tail_BT = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
+        return out.hidden_BTD[:, :-1][tail_BT[:, 1:]], batch.targets_BT[scored_BT]
 
-    def cross_entropy(self, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
-        """The mean loss, or with ``reduction`` "none" every loss (N,). Where there are more than ``MOST_LOGITS``
-        logits, they are computed part by part, and once more in the backward pass."""
-
-        def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
-            if targets_N.is_floating_point():
-                return loss_of(self.model.logits(hidden_ND), targets_N, reduction)
-            return self.model.cross_entropy(hidden_ND, targets_N, reduction)
-
-        rows = max(1, MOST_LOGITS // self.model.scores)
-        if len(targets_N) <= rows:
-            return loss(hidden_ND, targets_N, reduction)
-        part = "sum" if reduction == "mean" else "none"
-        pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-        losses = [
-            checkpoint(loss, hidden, targets, part, use_reentrant=False, preserve_rng_state=False)
-            for hidden, targets in pairs
-        ]
-        return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
+    # Training
 
     def loss(self, batch: Batch) -> Tensor:
-        """What training minimises."""
-        hidden_ND, targets_N, _ = self.answers(batch, self.read(batch))
-        return self.cross_entropy(hidden_ND, targets_N)
+        """The loss that training minimises."""
+        hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
+        return hidden_loss(self.model, hidden_ND, targets_N)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
+        batch = self.as_batch(batch)
         loss = self.loss(batch)
         self.log("train/loss", loss, batch_size=len(batch.ids_BT))
         return loss
 
-    def evaluate(self, batch: Batch, task: Task) -> dict[str, tuple[Tensor, int]]:
-        """Loss and the task's metrics: means over the batch, and the weights that they have in a mean over batches. Of
-        a batch with prompts, what the model says by itself, token after token, is scored as well; where both scores
-        have a name, that one counts."""
-        state = self.read(batch)
-        hidden_ND, targets_N, scored_BT = self.answers(batch, state)
+    # Validation and test
+
+    def evaluate(self, batch: Batch, task: Task) -> Means:
+        """Loss and the task's metrics.
+
+        If the batch has prompts, the model also answers them freely; a metric of the same name from these answers
+        replaces the one from single predictions.
+        """
+        state = self.read_context(batch)
+        hidden_ND, targets_N = self.read_targets(batch, state)
+        scored_BT = batch.scored_BT
         if isinstance(task, LossScored):
-            losses_N = self.cross_entropy(hidden_ND, targets_N, "none")
+            losses_N = hidden_loss(self.model, hidden_ND, targets_N, "none")
             loss_BT = losses_N.new_full(scored_BT.shape, math.nan)
             loss_BT[scored_BT] = losses_N
             values = task.score_losses(loss_BT, batch)
             return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
         logits_NV = self.model.logits(hidden_ND)
         predicted_BT = batch.targets_BT.clone()
-        predicted_BT[scored_BT] = predicted(logits_NV, targets_N)
+        predicted_BT[scored_BT] = predictions(logits_NV, targets_N)
         scores = task.score(predicted_BT, batch)
         if batch.prompt_B is not None and isinstance(task, Prompted):
-            scores |= task.score_text(self.say(batch, state, task), batch)
+            scores |= task.score_text(self.generate_answers(batch, state, task), batch)
         means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
-        return {name: (value, len(batch.ids_BT)) for name, value in means.items()} | self.diagnose(batch, state)
+        return {name: (mean, len(batch.ids_BT)) for name, mean in means.items()} | self.memory_metrics(batch, state)
 
-    def say(self, batch: Batch, state: Any, task: Prompted) -> Tensor:
-        """What the model says after the prompts of a batch, token after token, (B, new_tokens); ``state`` is that of
-        ``read``."""
+    def generate_answers(self, batch: Batch, state: Any, task: Prompted) -> Tensor:
+        """Tokens that the model generates after the prompts of a batch, (B, new_tokens). state: after the context."""
         assert batch.prompt_B is not None
         mask_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.prompt_B[:, None]
         options = {"segment_len": batch.segment_len, "mask_BT": mask_BT, "state": state, "stop": task.stop_id}
         return self.model.generate(batch.ids_BT, task.new_tokens, **options)
 
-    def diagnose(self, batch: Batch, state: Any) -> dict[str, tuple[Tensor, int]]:
-        """More that ``evaluate`` returns, about what the model does with a batch. Default: nothing."""
+    def memory_metrics(self, batch: Batch, state: Any) -> Means:
+        """Metrics of the memory itself, which ``evaluate`` adds to the task's. Default: none."""
         return {}
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, (value, weight) in self.evaluate(batch, self.data.task).items():
-            if "[" not in name:  # curves are for the test
-                self.log(f"valid/{name}", value, batch_size=weight)
+    def evaluate_tokens(self, batch: Batch, loader: int) -> None:
+        """Add a batch without a task to the metrics of its dataloader."""
+        if loader not in self.token_metrics:
+            self.token_metrics[loader] = TokenMetrics(self.model.config.vocab_size, self.device)
+        hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
+        losses_N = hidden_loss(self.model, hidden_ND, targets_N, "none")
+        self.token_metrics[loader].update(losses_N, predict(self.model, hidden_ND, targets_N), targets_N)
 
-    def on_validation_epoch_end(self) -> None:
-        self.log_summary(self.data.task, "valid/")
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Logs ``test/<metric>@<x>`` for every condition x of the test."""
-        x, task = self.data.test_conditions[dataloader_idx]
+    def log_batch(self, batch: AnyBatch, split: str, loader: int) -> None:
+        """Log ``split/metric``, with ``@condition`` for a condition of a test."""
+        batch, conditions = self.as_batch(batch), self.conditions(split)
+        if not conditions:
+            self.evaluate_tokens(batch, loader)
+            return
+        condition, task = conditions[loader]
         for name, (value, weight) in self.evaluate(batch, task).items():
-            self.log(f"test/{name}@{x}", value, batch_size=weight, add_dataloader_idx=False)
+            metric = MetricName.parse(name)._replace(split=split, condition=condition)
+            if split == "test" or metric.place is None:  # curves along a context are for the test
+                self.log(str(metric), value, batch_size=weight, add_dataloader_idx=False)
 
-    def on_test_epoch_end(self) -> None:
-        for x, task in self.data.test_conditions:
-            self.log_summary(task, "test/", f"@{x}")
-
-    def log_summary(self, task: Task, prefix: str, suffix: str = "") -> None:
-        """Log those of the task's metrics that follow from the means over a split, which have been logged under such
-        names."""
-        logged = {
-            name: float(value)
-            for name, value in self.trainer.callback_metrics.items()
-            if name.startswith(prefix) and name.endswith(suffix)
-        }
-        found = task.summarize(
-            {name.removeprefix(prefix).removesuffix(suffix): value for name, value in logged.items()}
-        )
-        self.log_dict({f"{prefix}{name}{suffix}": found[name] for name in task.metrics if name in found})
-
-
-class LitTransformer(LitMemory):
-    """Transformer without memory, or with a window of cached keys."""
-
-    model_name = "transformer"
-
-
-class LitXL(LitMemory):
-    """Transformer-XL."""
-
-    model_name = "xl"
-
-
-class LitTokenMemory(LitMemory):
-    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model over the first segments of a
-    validation.
-
-    They are not computed without a logger.
-    """
+    def log_split(self, split: str) -> None:
+        """Log the metrics of a task that follow from its means over the split; without a task, the means of tokens."""
+        for condition, task in self.conditions(split):
+            named = [(MetricName.parse(name), value) for name, value in self.trainer.callback_metrics.items()]
+            means = {
+                str(metric._replace(split="", condition=None)): float(value)
+                for metric, value in named
+                if (metric.split, metric.condition) == (split, condition)
+            }
+            added = task.summarize(means)
+            names = [name for name in task.metrics if name in added]
+            self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names})
+        for loader, metrics in self.token_metrics.items():
+            condition = loader if len(self.token_metrics) > 1 else None
+            for name, value in metrics.compute().items():
+                self.log(str(MetricName(name, split, condition)), value)
+        self.token_metrics = {}
 
     def on_validation_epoch_start(self) -> None:
-        self.traced: tuple[list[Tensor], Any] = [], None
+        self.diagnostics = diagnostics_of(self.model) if self.loggers else None
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        memories, state = self.traced
-        read = batch.ids_BT.shape[1] - (batch.read_only * (batch.segment_len or 0) if batch.continues is None else 1)
-        if self.loggers and read and len(memories) < MOST_TRACED and (batch_idx == 0 or batch.continues):
-            more, state = self.model.trace(batch.ids_BT[:16, :read], batch.segment_len, state)
-            self.traced = memories + more[bool(memories) :], state
+    def validation_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        batch = self.as_batch(batch)
+        self.log_batch(batch, "valid", dataloader_idx)
+        if self.diagnostics and dataloader_idx == 0:
+            self.diagnostics.update(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        if len(self.traced[0]) > 2 and self.traced[0][0].numel():
-            self.log_dict({f"valid/{name}": value for name, value in self.model.diagnostics(self.traced[0]).items()})
+        self.log_split("valid")
+        if self.diagnostics:
+            self.log_dict({str(MetricName(n, "valid")): value for n, value in self.diagnostics.compute().items()})
 
+    def test_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log_batch(batch, "test", dataloader_idx)
 
-class LitRMT(LitTokenMemory):
-    """Recurrent memory transformer."""
-
-    model_name = "rmt"
-
-
-class LitRMTXL(LitTokenMemory):
-    """RMT or TARM on a Transformer-XL."""
-
-    model_name = "rmt_xl"
-
-
-class LitRMTR(LitMemory):
-    """RMT with retrieval over its past memory states."""
-
-    model_name = "rmt_r"
-
-
-class LitPRMT(LitMemory):
-    """Parallel-memory RMT."""
-
-    model_name = "prmt"
-
-
-class LitARMT(LitMemory):
-    """Associative recurrent memory transformer."""
-
-    model_name = "armt"
-
-
-class LitTARM(LitTokenMemory):
-    """RMT with an average over its memory tokens."""
-
-    model_name = "tarm"
-
-
-class LitMamba(LitMemory):
-    """Selective state-space model."""
-
-    model_name = "mamba"
-
-
-class LitRWKV(LitMemory):
-    """RWKV-5: linear attention with a decay per channel."""
-
-    model_name = "rwkv"
-
-
-class LitTitans(LitMemory):
-    """A ``LitMemory`` that logs, as ``valid/<name>``, the ``diagnostics`` of its model on the first contexts of a
-    validation.
-
-    They are not computed without a logger.
-    """
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        if batch_idx == 0 and self.loggers:
-            found = self.model.diagnostics(first_of(batch, 16))
-            self.log_dict({f"valid/{name}": value for name, value in found.items()}, batch_size=1)
-
-
-def first_of(batch: Batch, samples: int) -> tuple:
-    """The segments that the first ``samples`` of a batch write, for ``unroll``; where they write none, the one that is
-    read."""
-    segments = batch.written() or [batch.ids_BT[:, : batch.segment_len]]
-    return tuple(
-        tuple(part[:samples] for part in segment) if isinstance(segment, tuple) else segment[:samples]
-        for segment in segments
-    )
-
-
-class LitLMM(LitTitans):
-    """Titans' neural memory without attention."""
-
-    model_name = "lmm"
-
-
-class LitMAC(LitTitans):
-    """Titans, memory as context."""
-
-    model_name = "mac"
-
-
-class LitMAG(LitTitans):
-    """Titans, memory as gate."""
-
-    model_name = "mag"
-
-
-class LitMAL(LitTitans):
-    """Titans, memory as layer."""
-
-    model_name = "mal"
+    def on_test_epoch_end(self) -> None:
+        self.log_split("test")

@@ -103,7 +103,8 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
         (product.square().sum((-2, -1)) < 2 * min(rows, columns)).all()
     ):  # its eigenvalues are in [0, 1], or unbounded
         raise ValueError(
-            "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', or shorter latents"
+            "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', "
+            "or shorter latents"
         )
     return X_XDR
 
@@ -208,7 +209,8 @@ def check(W_BNK: Tensor, Z_BNC: Tensor) -> None:
     if not bool(finite_BN.all()):
         episode, line = (~finite_BN).nonzero()[0].tolist()
         raise ValueError(
-            f"line {line} of episode {episode}: expected a finite latent and key to write; check the encoder and the noise"
+            f"line {line} of episode {episode}: expected a finite latent and key to write; "
+            "check the encoder and the noise"
         )
 
 

@@ -29,8 +29,9 @@ from torch.nn import functional as F
 
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent, full_precision
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
+from lit_memory.recurrence import LayerRecurrent, SharedRead, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -62,8 +63,8 @@ class ARMTLayer(nn.Module):
     def recall(self, rows_BTD: Tensor, state: AssociativeState, memory_tokens: int) -> Tensor:
         """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``.
 
-        Where several samples in a row read the memory of one (``share``), their rows are read together: one matrix
-        product, and no copy of the matrix.
+        Where several samples in a row read the memory of one (``SharedRead``), their rows are read together: one
+        matrix product, and no copy of the matrix.
         """
         c = self.config
         asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
@@ -95,7 +96,7 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-class ARMT(LayerRecurrent):
+class ARMT(SharedRead, LayerRecurrent):
     """Transformer with an associative memory in every layer."""
 
     @dataclass
@@ -146,17 +147,14 @@ class ARMT(LayerRecurrent):
 
     def init_state(self, batch, device=None, dtype=None):
         c = self.config
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return tuple(associative.empty(batch, 2 * c.nu * c.memory_dim, c.width, **options) for _ in self.layers)
-
-    def share(self, state, readers):
-        return state  # ``ARMTLayer.recall`` lets them read one matrix
 
     def embed(self, ids_BT, write=True):
         rows_BTD = self.decoder.tokens(ids_BT)
         if write:
             rows_BTD = torch.cat([rows_BTD, self.memory.expand(len(rows_BTD), -1, -1)], dim=1)
-        return self.decoder.place(rows_BTD, after=self.config.memory_tokens if write else 0)
+        return self.decoder.add_positions(rows_BTD, after=self.config.memory_tokens if write else 0)
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)

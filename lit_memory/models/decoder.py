@@ -8,10 +8,9 @@ Reference: the Hugging Face implementations; ``lit_memory/hf`` imports their wei
 Deviations
 1. Queries, keys and values come from one matrix, its rows in this order and each ordered (heads, head width), in all
    families; the import permutes and joins.
-2. Rotary tables are computed in fp64 and rounded to the activations' type, and RMS norms in the activations' type or
-   above (Hugging Face computes both in fp32, fp64 models included).
-3. ``embedding_std`` sets the init of token and position embeddings apart from that of the other weights. Default:
-   ``init_std``.
+2. Rotary tables are computed in fp64 and rounded to the activations' type, RMS norms in the activations' type or above
+   (Hugging Face computes both in fp32, fp64 models included).
+3. ``embedding_std`` is the init of token and position embeddings; default: that of the other weights, ``init_std``.
 4. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
    only).
 
@@ -21,26 +20,27 @@ head width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.models.attention import attention_mask, rotate
 from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.fields import added
 
 
 @dataclass
 class BackboneConfig:
-    """Sizes of the decoder. The defaults are the tiny GPT-NeoX of the ARMT paper's associative retrieval (spec 1)."""
+    """Sizes of the decoder. Defaults: the tiny GPT-NeoX of the ARMT paper's associative retrieval (spec 1)."""
 
     family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
     inputs: int = added(0)
-    """Numbers that a token is made of, where the task has no token ids, but numbers; 0 takes the task's."""
+    """Numbers per token, in a task of numbers in place of token ids; 0 takes the task's."""
     layers: int = 4
     width: int = 128
     heads: int = 4
@@ -49,15 +49,13 @@ class BackboneConfig:
     qkv_bias: bool | None = None
     """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them)."""
     ff_mult: float = 4.0
-    """Feed-forward width over width, the product rounded. The paper's "about 500k parameters" fits 2, its code has
-    4."""
+    """Feed-forward width over width, rounded. The paper's "about 500k parameters" fits 2, its code has 4."""
     positions: int = 1024
     """Rows of the position table (gpt2 only): the longest segment, memory rows included."""
     wrap_pos: bool = False
-    """Tokens start at position 0, and memory rows get rows of their own behind the ``positions`` of the table (gpt2
-    only)."""
+    """Tokens start at position 0, and memory rows have own rows of the table, behind ``positions`` (gpt2 only)."""
     rotary_fraction: float | None = None
-    """Share of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, all of it for llama."""
+    """Fraction of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, 1 for llama."""
     rotary_base: float = 10_000.0
     """Channel pair i of n turns by rotary_base^(-i/n) per position ("rope_theta"; not gpt2)."""
     tie_embeddings: bool | None = None
@@ -105,18 +103,18 @@ class BackboneConfig:
 
     @property
     def rotary_dims(self) -> int:
-        """Channels of a head that are rotated. Of an odd number one more is, at the frequencies of the odd one (as in
-        Hugging Face)."""
+        """Channels of a head that are rotated. An odd number is rounded up, at its own frequencies (as in Hugging
+        Face)."""
         default = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}[self.family]
         share = default if self.rotary_fraction is None or self.family == "gpt2" else self.rotary_fraction
         return int(self.head_width * share)
 
     def rows(self, segment_len: int) -> int:
-        """Rows that one segment occupies, memory included."""
+        """Rows that one segment occupies, memory rows included."""
         return segment_len
 
     def check_segment(self, segment_len: int) -> None:
-        """Raise ValueError if a segment does not fit the position table."""
+        """Raise FieldError if a segment does not fit the position table."""
         rows = segment_len if self.wrap_pos else self.rows(segment_len)
         if self.family == "gpt2" and rows > self.positions:
             raise FieldError(
@@ -126,39 +124,8 @@ class BackboneConfig:
             )
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a table first made during validation must serve training as well
-def rotary_table(
-    length: int, dims: int, base: float, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0..length-1, each (length, dims). Source: Su et al. 2021, arXiv 2104.09864."""
-    frequency = base ** (-torch.arange(0, dims, 2, device=device, dtype=torch.float64) / dims)
-    angle = torch.arange(length, device=device, dtype=torch.float64)[:, None] * frequency.repeat(2)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x_BHTK: Tensor, dims: int, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding of the first ``dims`` channels at positions 0..T-1."""
-    cos, sin = rotary_table(x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype)
-    dims = cos.shape[-1]  # rounded up to even
-    head, rest = x_BHTK[..., :dims], x_BHTK[..., dims:]
-    left, right = head.chunk(2, dim=-1)
-    return torch.cat([head * cos + torch.cat([-right, left], dim=-1) * sin, rest], dim=-1)
-
-
-def attention_mask(mask_BS: Tensor, rows: int) -> Tensor:
-    """(B, 1, T, S) mask for the last ``rows`` of S causal rows whose keys are valid where ``mask_BS`` is True.
-
-    Every row may see itself, so that rows of pure padding stay finite.
-    """
-    keys = mask_BS.shape[1]
-    causal = torch.ones(rows, keys, dtype=torch.bool, device=mask_BS.device).tril(keys - rows)
-    itself = torch.eye(keys, dtype=torch.bool, device=mask_BS.device)[keys - rows :]
-    return (causal & mask_BS[:, None, None, :]) | itself
-
-
 class Attention(nn.Module):
-    """Causal self-attention; keys that were cached by the caller come in front of its own."""
+    """Causal self-attention. Keys that the caller has cached come in front of its own."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -178,7 +145,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output (B, T, D), and all keys and values (B, G, S, K), unrotated, for the caller to cache.
 
-        ``mask``: from ``attention_mask``; None is plain causal attention.
+        mask: that of ``attention_mask``; None is plain causal attention. past: cached keys and values.
         """
         q, k, v = (
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -190,11 +157,8 @@ class Attention(nn.Module):
         if self.rotary:  # cached keys are rotated anew: only differences of positions count
             old = k.shape[2] - q.shape[2]
             k = rotate(k, self.rotary, self.base)
-            q = (
-                rotate(F.pad(q, (0, 0, old, 0)), self.rotary, self.base)[:, :, old:]
-                if old
-                else rotate(q, self.rotary, self.base)
-            )
+            q = F.pad(q, (0, 0, old, 0)) if old else q
+            q = rotate(q, self.rotary, self.base)[:, :, old:]
         drop = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=drop, enable_gqa=self.grouped
@@ -206,13 +170,15 @@ ACTIVATIONS = {"gpt2": partial(nn.GELU, "tanh"), "gpt_neox": nn.GELU, "llama": n
 
 
 def norm(config: BackboneConfig) -> nn.Module:
-    """A norm of the family: RMS for llama, else mean and variance."""
+    """The norm of the family: RMS norm for llama, else layer norm."""
     return (nn.RMSNorm if config.family == "llama" else nn.LayerNorm)(config.width, config.norm_eps)
 
 
 class Block(nn.Module):
-    """Pre-norm transformer layer: attention, then the feed-forward; GPT-NeoX adds both to the same input. Llama's
-    feed-forward is gated."""
+    """Pre-norm transformer layer: attention, then the feed-forward.
+
+    GPT-NeoX adds both to the same input. Llama's feed-forward is gated.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -229,9 +195,8 @@ class Block(nn.Module):
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.norm2(x_BTD)
-        inner = (
-            self.activation(self.up(x_BTD)) if self.gate is None else self.activation(self.gate(x_BTD)) * self.up(x_BTD)
-        )
+        up = self.up(x_BTD)
+        inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
         return self.dropout(self.down(inner))
 
     def attend(
@@ -240,29 +205,31 @@ class Block(nn.Module):
         """``forward`` that also returns keys and values."""
         y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
         y = self.dropout(y)
-        out = x_BTD + y + self.feed_forward(x_BTD) if self.parallel else (h := x_BTD + y) + self.feed_forward(h)
-        return out, keys, values
+        if self.parallel:
+            return x_BTD + y + self.feed_forward(x_BTD), keys, values
+        x_BTD = x_BTD + y
+        return x_BTD + self.feed_forward(x_BTD), keys, values
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.attend(x_BTD, mask, None)[0]
 
 
 class Numbers(nn.Linear):
-    """The embedding of tokens that are numbers, (B, T, N) -> (B, T, D)."""
+    """Embedding of tokens of N numbers: (B, T, N) -> (B, T, D)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.to(self.weight.dtype))
 
 
 def embedding(config: Any) -> nn.Embedding | Numbers:
-    """Rows (B, T, D) of token ids (B, T), or of ``config.inputs`` numbers per token, (B, T, N)."""
+    """Embedding of token ids (B, T), or of ``config.inputs`` numbers per token (B, T, N)."""
     return Numbers(config.inputs, config.width) if config.inputs else nn.Embedding(config.vocab_size, config.width)
 
 
 class Decoder(nn.Module):
     """Embeddings, layers, final norm and head. Architectures wire its parts; ``forward`` is the plain model.
 
-    ``layer`` builds one layer from the configuration: a ``Block``, or a module that contains one.
+    layer: builds one layer from the configuration: a ``Block``, or a module that contains one.
     """
 
     def __init__(self, config: BackboneConfig, layer: Callable[[Any], nn.Module] = Block) -> None:
@@ -296,34 +263,32 @@ class Decoder(nn.Module):
         nn.init.normal_(self.head.weight, std=self.config.init_std)
 
     def memory_tokens(self, count: int) -> nn.Parameter:
-        """A new (count, D) parameter, N(0, s) with s the standard deviation of the token embeddings (the reference's
-        init)."""
+        """A new parameter (count, D), N(0, s), s the standard deviation of the token embeddings (as the reference)."""
         table = self.tokens.weight.detach()
         return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * table.std())
 
-    def place(self, rows_BTD: Tensor, before: int = 0, after: int = 0) -> Tensor:
-        """Add positions 0..T-1 where the family has absolute ones. Raises ValueError beyond the table.
+    def add_positions(self, rows_BTD: Tensor, before: int = 0, after: int = 0) -> Tensor:
+        """Rows with positions 0..T-1, if the family has absolute ones, and dropout. Raises ValueError beyond the table.
 
         before, after: how many of the first and of the last rows are memory, which matters with ``wrap_pos``.
         """
         if self.positions is not None:
-            table, last = self.positions.weight, self.config.positions
+            table, size = self.positions.weight, self.config.positions
             before, after = (before, after) if self.config.wrap_pos else (0, 0)
             count = rows_BTD.shape[1] - before - after
-            if count > last:
+            if count > size:
                 raise ValueError(
-                    f"{count} rows in one segment, but the position table has {last}: use shorter segments"
+                    f"{count} rows in one segment, but the position table has {size}: use shorter segments"
                 )
-            places_TD = table[:count]
+            positions_TD = table[:count]
             if before + after:
-                places_TD = torch.cat(
-                    [table[last : last + before], places_TD, table[last + before : last + before + after]]
-                )
-            rows_BTD = rows_BTD + places_TD
+                wrapped = table[size : size + before + after]
+                positions_TD = torch.cat([wrapped[:before], positions_TD, wrapped[before:]])
+            rows_BTD = rows_BTD + positions_TD
         return self.dropout(rows_BTD)
 
     def run(self, rows_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """All blocks and the final norm on rows that are already embedded."""
+        """All layers and the final norm on embedded rows."""
         mask = None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])
         for layer in self.layers:
             rows_BTD = layer(rows_BTD, mask)
@@ -331,4 +296,4 @@ class Decoder(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the plain decoder."""
-        return self.head(self.run(self.place(self.tokens(ids_BT)), mask_BT))
+        return self.head(self.run(self.add_positions(self.tokens(ids_BT)), mask_BT))

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
-from lit_memory.recurrence import full_precision
+from lit_memory.recurrence import NoWeightDecay, full_precision, state_options
 from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)
@@ -99,7 +99,7 @@ class MambaLayer(nn.Module):
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 
-class Mamba(TokenRecurrent):
+class Mamba(NoWeightDecay, TokenRecurrent):
     """Language model of Mamba layers."""
 
     @dataclass
@@ -141,11 +141,11 @@ class Mamba(TokenRecurrent):
             self.decoder.head.weight = self.decoder.tokens.weight
 
     @property
-    def undecayed(self):
+    def no_weight_decay(self):
         spared = () if self.config.wd_all else (".A_log", ".D", ".dt_proj.bias")
         return {name for name, _ in self.named_parameters() if name.endswith(spared)}
 
     def init_state(self, batch, device=None, dtype=None):
-        c, options = self.config, self.state_options(device, dtype)
+        c, options = self.config, state_options(self, device, dtype)
         conv_BJE = torch.zeros(batch, c.conv_taps - 1, c.channels, **options)
         return tuple(MambaState(conv_BJE, torch.zeros(batch, c.channels, c.state_dim, **options)) for _ in self.layers)

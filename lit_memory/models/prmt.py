@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
+from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import at_least
 
 
@@ -68,12 +69,12 @@ class PRMT(LayerRecurrent):
         return [layer.get_parameter("memory") for layer in self.layers]
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return tuple(memory.to(**options).expand(batch, -1, -1) for memory in self.memories())
 
     def embed(self, ids_BT, write=True):
         before, after = self.config.memory_tokens, self.config.memory_tokens if write else 0
-        return self.decoder.place(F.pad(self.decoder.tokens(ids_BT), (0, 0, before, after)), before, after)
+        return self.decoder.add_positions(F.pad(self.decoder.tokens(ids_BT), (0, 0, before, after)), before, after)
 
     def finish(self, rows_BTD, write=True):
         m = self.config.memory_tokens

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Decoder
-from lit_memory.recurrence import SegmentRecurrent, State, state_tensors
+from lit_memory.recurrence import Diagnosed, State, state_options, state_tensors
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -34,7 +34,7 @@ def check_alpha(alpha: float) -> None:
         raise FieldError("alpha", alpha, "expected a number above 0, up to 1 (RMT)")
 
 
-class TokenMemory(SegmentRecurrent):
+class TokenMemory(Diagnosed):
     """A model whose state begins with memory tokens (B, M, D): E_s = alpha * M_s + (1 - alpha) * E_(s-1) with M_s that
     segment s wrote; RMT has alpha 1."""
 
@@ -95,7 +95,7 @@ class RMT(TokenMemory):
         self.memory = self.decoder.memory_tokens(config.memory_tokens)
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return self.memory.to(**options).expand(batch, -1, -1)
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
@@ -111,7 +111,7 @@ class RMT(TokenMemory):
         rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
         start, written = read_BMD.shape[1], write_BMD.shape[1]
         mask = None if mask_BT is None else F.pad(mask_BT, (start, written), value=True)
-        hidden_BTD = self.decoder.run(self.decoder.place(rows_BTD, start, written), mask)
+        hidden_BTD = self.decoder.run(self.decoder.add_positions(rows_BTD, start, written), mask)
         end = hidden_BTD.shape[1] - written
         return hidden_BTD[:, start:end], hidden_BTD[:, end:]
 

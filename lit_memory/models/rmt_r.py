@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.rmt import RMT
-from lit_memory.recurrence import full_precision
+from lit_memory.recurrence import GrowingState, full_precision, state_options
 from lit_memory.util.checks import at_least
 
 
@@ -105,7 +105,7 @@ class Retrieval(nn.Module):
         return r_BMD + self.feed_forward(r_BMD)
 
 
-class RMTR(RMT):
+class RMTR(GrowingState, RMT):
     """RMT that also reads what its last memory finds among all earlier ones."""
 
     @dataclass
@@ -131,7 +131,7 @@ class RMTR(RMT):
         self.state_growth = 2 * config.memory_tokens * config.width
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         memory_BMD = self.memory[: self.config.memory_tokens].expand(batch, -1, -1)
         past_BPE = self.retrieval.keys_values(memory_BMD if self.config.formula == "paper" else memory_BMD[:, :0])
         return RetrievalState(
@@ -160,12 +160,12 @@ class RMTR(RMT):
             return first_BMD
         return torch.where(state.valid_BP.any(1)[:, None, None], self.retrieval(*state), first_BMD)
 
-    def choose(self, live_B, new, old):
+    def select_state(self, live_B, new, old):
         memory_BMD = torch.where(live_B[:, None, None], new.memory_BMD, old.memory_BMD)
         added_BP = live_B[:, None].expand(-1, new.valid_BP.shape[1] - old.valid_BP.shape[1])
         return RetrievalState(memory_BMD, new.past_BPE, torch.cat([old.valid_BP, added_BP], dim=1))
 
-    def join(self, state, others):
+    def append_samples(self, state, others):
         missing = state.valid_BP.shape[1] - others.valid_BP.shape[1]  # what the samples of ``state`` have written
         past_BPE = torch.cat([state.past_BPE, F.pad(others.past_BPE, (0, 0, 0, missing)).to(state.past_BPE.dtype)])
         memory_BMD = torch.cat([state.memory_BMD, others.memory_BMD.to(state.memory_BMD.dtype)])

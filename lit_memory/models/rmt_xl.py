@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.rmt import TokenMemory, check_alpha
-from lit_memory.models.xl import XL, AdaptiveRecurrent, XLDecoder, XLState, empty_cache
+from lit_memory.models.xl import XL, XLDecoder, XLState, empty_cache
+from lit_memory.recurrence import state_options
 from lit_memory.util.checks import at_least
 
 
@@ -43,7 +44,7 @@ class RMTXLState(NamedTuple):
     caches: tuple[XLState, ...]
 
 
-class RMTXL(TokenMemory, AdaptiveRecurrent):
+class RMTXL(TokenMemory):
     """Transformer-XL that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass
@@ -70,7 +71,7 @@ class RMTXL(TokenMemory, AdaptiveRecurrent):
         self.memory = nn.Parameter(torch.randn(config.width).repeat(config.memory_tokens, 1))
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return RMTXLState(self.memory.to(**options).expand(batch, -1, -1), empty_cache(self.config, batch, **options))
 
     def step(self, state, ids_BT, mask_BT=None, write=True):

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, keep
+from lit_memory.recurrence import state_options
 from lit_memory.util.checks import FieldError, at_least
 
 DIVISOR = 8
@@ -167,7 +168,7 @@ class RWKV(TokenRecurrent):
         nn.init.orthogonal_(self.decoder.head.weight, gain=0.5 * max(1.0, math.sqrt(c.vocab_size / c.width)))
 
     def init_state(self, batch, device=None, dtype=None):
-        c, options = self.config, self.state_options(device, dtype)
+        c, options = self.config, state_options(self, device, dtype)
         last_B1D = torch.zeros(batch, 1, c.width, **options)
         memory_BHKV = torch.zeros(batch, c.heads, c.width // c.heads, c.width // c.heads, **options)
         return tuple(RWKVState(last_B1D, last_B1D, memory_BHKV) for _ in self.layers)

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder, attention_mask
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import BackboneConfig, Block, Decoder
+from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import FieldError
 
 
@@ -78,14 +79,14 @@ class Transformer(LayerRecurrent):
         self.decoder = Decoder(config, WindowLayer)
 
     def init_state(self, batch, device=None, dtype=None):
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         c = self.config
         keys = torch.zeros(batch, c.kv_heads or c.heads, c.window, c.head_width, **options)
         mask = torch.zeros(batch, c.window, dtype=torch.bool, device=options["device"])
         return tuple(WindowState(keys, keys, mask) for _ in self.layers)
 
     def embed(self, ids_BT, write=True):
-        return self.decoder.place(self.decoder.tokens(ids_BT))
+        return self.decoder.add_positions(self.decoder.tokens(ids_BT))
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD)

@@ -38,8 +38,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.decoder import attention_mask, embedding
-from lit_memory.recurrence import LayerRecurrent, SegmentRecurrent
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.decoder import embedding
+from lit_memory.recurrence import LayerRecurrent, LossHead, state_options
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 
@@ -153,24 +154,24 @@ class XLLayer(nn.Module):
         )
 
 
-class AdaptiveHead(nn.AdaptiveLogSoftmaxWithLoss):
-    """A head whose loss takes the scores of frequent tokens, which have the lowest ids, and for a rare one those of its
-    cluster alone.
+class AdaptiveHead(LossHead, nn.AdaptiveLogSoftmaxWithLoss):
+    """Adaptive softmax: clusters of rare tokens, which have the highest ids, behind one logit each.
 
-    Called with hidden states (..., D) it returns the log-probabilities (..., V) of all tokens. Source: Grave et al.
-    2017, arXiv 1609.04309.
+    The loss needs the logits of the frequent tokens and, for a rare one, those of its cluster. Called with hidden
+    states (..., D), the head returns the log-probabilities (..., V) of all tokens. Source: Grave et al. 2017, arXiv
+    1609.04309.
     """
 
     def __init__(self, width: int, vocab_size: int, cutoffs: list[int]) -> None:
         if cutoffs[-1] >= vocab_size:
             raise FieldError("cutoffs", cutoffs, f"expected ids below vocab_size={vocab_size}")
         super().__init__(width, vocab_size, cutoffs, div_value=1.0)
+        self.logits_per_token = self.head_size
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
         return self.log_prob(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
 
-    def losses(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Cross-entropy (N,) of the targets."""
+    def losses(self, hidden_ND, targets_N):
         return -super().forward(hidden_ND, targets_N).output
 
 
@@ -211,21 +212,7 @@ def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLStat
     return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
 
 
-class AdaptiveRecurrent(SegmentRecurrent):
-    """A model whose head may be adaptive."""
-
-    @property
-    def scores(self) -> int:
-        return self.decoder.head.head_size if self.config.cutoffs else super().scores
-
-    def cross_entropy(self, hidden_ND, targets_N, reduction="mean"):
-        if not self.config.cutoffs:
-            return super().cross_entropy(hidden_ND, targets_N, reduction)
-        losses_N = self.decoder.head.losses(hidden_ND, targets_N)
-        return losses_N if reduction == "none" else losses_N.sum() if reduction == "sum" else losses_N.mean()
-
-
-class XL(AdaptiveRecurrent, LayerRecurrent):
+class XL(LayerRecurrent):
     """Transformer with relative positions and a cache of the hidden states before the segment."""
 
     @dataclass
@@ -283,7 +270,7 @@ class XL(AdaptiveRecurrent, LayerRecurrent):
         self.decoder = XLDecoder(config)
 
     def init_state(self, batch, device=None, dtype=None):
-        return empty_cache(self.config, batch, **self.state_options(device, dtype))
+        return empty_cache(self.config, batch, **state_options(self, device, dtype))
 
     def embed(self, ids_BT, write=True):
         return self.decoder.embed(ids_BT)

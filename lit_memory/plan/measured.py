@@ -59,12 +59,12 @@ def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]
     models = [load_class("model", name) for name in dict.fromkeys(spec.model["name"] for spec in specs)]
     if axis == STEP:
         tested = [f"test_{name}" for name in (*task.metrics, "loss")]
-        diagnosed = dict.fromkeys(name for model in models for name in model.diagnosed)
+        diagnosed = dict.fromkeys(name for model in models for name in getattr(model, "diagnosed", ()))
         return [*task.metrics, "loss", *tested, *OF_A_RUN, *diagnosed]
     curves = getattr(task, "curves", {})
     if axis in curves:
         return [*curves[axis], "steps"]
-    tested = dict.fromkeys(name for model in models for name in model.tested)
+    tested = dict.fromkeys(name for model in models for name in getattr(model, "tested", ()))
     return [*task.metrics, *task.derived, "loss", "steps", *tested]
 
 

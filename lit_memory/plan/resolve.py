@@ -95,11 +95,12 @@ class Resolver:
 
     def check_losses(self, train: TrainConfig, model_class: Any) -> None:
         """Check the weights of the losses against the losses of the model."""
+        loss_names = getattr(model_class, "loss_names", ())
         for name, weight in train.losses.items():
-            if name not in model_class.loss_names:
+            if name not in loss_names:
                 known = f"{model_class.__name__} has one loss; expected none"
-                if model_class.loss_names:
-                    known = nearest(name, model_class.loss_names)
+                if loss_names:
+                    known = nearest(name, loss_names)
                 raise self.error("train", f"losses.{name}", f"unknown loss; {known}")
             if type(weight) not in (int, float) or not 0 <= weight < math.inf:
                 raise self.error("train", f"losses.{name}", f"{weight}: expected a finite number, 0 or more")

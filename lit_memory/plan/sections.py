@@ -126,7 +126,7 @@ class ReportConfig:
     y: str = "exact_match"
     """Metric of the figure, and of ``arm[x]`` in ``expect``."""
     x_label: str = ""
-    """Words and units of the axis; "" takes them from figures.LABELS, or else the name of the field."""
+    """Words and units of the axis; "" takes them from report.labels.LABELS, or else the name of the field."""
     y_label: str = ""
     log_x: bool = False
     """A logarithmic axis, which begins with a linear part where 0 is on it."""

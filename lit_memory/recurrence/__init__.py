@@ -1,35 +1,60 @@
-"""The protocol of segment-recurrent models, their states, and the only loops over segments."""
+"""The protocol of segment-recurrent models, their states, and the only loops over segments.
 
-from lit_memory.recurrence.unroll import (
+This package is the one door: import from ``lit_memory.recurrence``, not from its files.
+"""
+
+from lit_memory.recurrence.generate import Prompts, generate, pack, sample_token
+from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
+from lit_memory.recurrence.protocol import (
+    Diagnosed,
+    GrowingState,
     LayerRecurrent,
-    Prompts,
+    NoWeightDecay,
     SegmentRecurrent,
+    SeparateWrite,
+    SeveralLosses,
+    SharedRead,
+)
+from lit_memory.recurrence.state import (
     State,
-    Unrolled,
-    choose,
+    append_samples,
+    batch_size,
     detach,
     full_precision,
-    generate,
     map_state,
-    pack,
-    segment_lengths,
+    select_state,
+    state_options,
     state_tensors,
-    unroll,
 )
+from lit_memory.recurrence.unroll import Unrolled, expand_state, segment_lengths, unroll
 
 __all__ = [
+    "Diagnosed",
+    "GrowingState",
     "LayerRecurrent",
+    "LossHead",
+    "NoWeightDecay",
     "Prompts",
     "SegmentRecurrent",
+    "SeparateWrite",
+    "SeveralLosses",
+    "SharedRead",
     "State",
     "Unrolled",
-    "choose",
+    "append_samples",
+    "batch_size",
+    "cross_entropy",
     "detach",
+    "expand_state",
     "full_precision",
     "generate",
+    "logits_per_token",
     "map_state",
     "pack",
+    "sample_token",
     "segment_lengths",
+    "select_state",
+    "state_options",
     "state_tensors",
     "unroll",
 ]

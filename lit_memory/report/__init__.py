@@ -1,1 +1,1 @@
-"""Finished runs to figure, tables and verdict."""
+"""The report of finished runs: figures, tables, verdict and page."""

@@ -10,7 +10,7 @@ from lit_memory.report.verdict import std
 def curve_metrics(
     values: Mapping[int, float], losses: Mapping[int, float], reached: Callable[[float], bool]
 ) -> dict[str, float]:
-    """``sections.OF_A_RUN`` from the validations of one run, step -> value.
+    """``plan.sections.OF_A_RUN`` from the validations of one run, step -> value.
 
     steps_to: the first step at which ``values``, those of the figure, have ``reached`` the report's threshold; NaN if
         never.

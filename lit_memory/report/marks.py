@@ -208,8 +208,7 @@ def has_marks(path: Path) -> bool:
 def _tested_values(experiment: ScaledExperiment) -> list[float]:
     """The values of the report's x axis; one run shows them, as all arms are tested alike."""
     arm, overrides = next(iter(experiment.arms.items()))
-    one = replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1])
-    return x_values(experiment, one.plan())
+    return x_values(experiment, replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan())
 
 
 def thresholds(line: Mapping[str, Any], mark: str, arm: str) -> list[str]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from lit_memory.lit import LIT_MODULES
-from lit_memory.lit.data import LIT_DATA, LitData
+from lit_memory.lit import LIT_DATA, LIT_MODULES
+from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint

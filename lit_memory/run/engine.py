@@ -15,7 +15,7 @@ from filelock import Timeout
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress, Send
-from lit_memory.lit.callbacks.timing import Stopwatch
+from lit_memory.lit.callbacks.timing import TestTimer
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.run import checkpoint
@@ -56,7 +56,7 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
     logger = TrackingLogger(tracker, run_id)
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
-    timer = Stopwatch(spec.train["timed_steps"])
+    timer = TestTimer(spec.train["timed_steps"])
     saver = RunCheckpoint(folder, logger)
     trainer = make_trainer(spec, folder, logger, curriculum, progress, timer, saver)
     newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))

@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_memory.lit.data import LitData
 from lit_memory.run.tracking import Row
+from lit_memory.util.metrics import Condition, MetricName
 
 
 @dataclass(frozen=True)
@@ -22,22 +23,28 @@ class Results:
     """Of the test and of timed steps, measured by the clock: no two runs of a key have the same."""
 
 
-def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, float, float]]:
-    """(metric, x, value) rows from Lightning's ``test/<metric>@<x>``, with what the task derives from them.
-    ``metric[place]`` is a value of a curve, whose x is its place; a test with several conditions has the curve of its
-    last one."""
-    out = []
+def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, Condition, float]]:
+    """(metric, x, value) rows of a test, with the metrics that the task derives from them.
+
+    metrics: Lightning's, by the text of a ``MetricName``. x: the test condition, or the place of a value on a curve; a
+    test with several conditions has the curve of its last one.
+    """
+    tested = [(MetricName.parse(name), float(value)) for name, value in metrics.items()]
+    last, _ = data.test_conditions[-1]
+    rows = []
     for x, task in data.test_conditions:
         means = {
-            name.removeprefix("test/").removesuffix(f"@{x}"): float(v)
-            for name, v in metrics.items()
-            if name.endswith(f"@{x}")
+            str(metric._replace(split="", condition=None)): value
+            for metric, value in tested
+            if (metric.split, metric.condition) == ("test", x)
         }
         for name, value in (means | task.summarize(means)).items():
-            metric, on_curve, place = name.removesuffix("]").partition("[")
-            if not on_curve or x == data.test_conditions[-1][0]:
-                out.append((metric, int(place) if on_curve else x, value))
-    return out
+            metric = MetricName.parse(name)
+            if metric.place is None:
+                rows.append((metric.name, x, value))
+            elif x == last:
+                rows.append((metric.name, metric.place, value))
+    return rows
 
 
 def peak_memory_mb() -> float:

@@ -57,6 +57,7 @@ from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
+from lit_memory.util.metrics import MetricName
 from lit_memory.util.provenance import cache_folder
 
 
@@ -210,8 +211,8 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         for i in self.curve_positions("segment"):
             columns = slice(i * s, (i + 1) * s)
             own = scored_BT[:, columns]
-            values[f"segment_loss[{i}]"] = loss_BT[:, columns][own]
-            values[f"segment_bits_per_byte[{i}]"] = bits_BT[:, columns][own]
+            values[str(MetricName("segment_loss", place=i))] = loss_BT[:, columns][own]
+            values[str(MetricName("segment_bits_per_byte", place=i))] = bits_BT[:, columns][own]
         return values
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""What a run does besides Lightning: its curriculum, its guards, its seeds, its progress and its clock."""
+"""Callbacks of a run: curriculum, guard against non-finite numbers, seeds, progress, timing."""

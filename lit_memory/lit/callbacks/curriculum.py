@@ -1,16 +1,19 @@
 """The stages of a run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 
-from lit_memory.lit.data import LitData
+from lit_memory.util.metrics import MetricName
 
 
 class Curriculum(L.Callback):
-    """Walks through the stages of a run: each changes fields of the task and ends after its steps, or as soon as a
-    validation reaches all metrics of its ``until``, from below or, if less is better, from above."""
+    """Trains through the stages of a run.
+
+    A stage changes fields of the task. It ends after its steps, or as soon as a validation reaches all metrics of its
+    ``until``: from below or, if less is better, from above. The data module has to be a ``LitData``.
+    """
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], valid_every: int) -> None:
         self.stages, self.valid_every = stages, valid_every
@@ -25,12 +28,12 @@ class Curriculum(L.Callback):
 
     @property
     def stage(self) -> int:
-        """How many stages have ended."""
+        """Number of stages that have ended."""
         return len(self.history)
 
     @property
     def bounds(self) -> list[int]:
-        """Steps between stages: where the first one began, and where each that has ended did."""
+        """First step of the first stage, and the step at which each ended stage ended."""
         return [0, *(entry["step"] for entry in self.history)]
 
     @property
@@ -38,33 +41,33 @@ class Curriculum(L.Callback):
         return self.stage >= len(self.stages)
 
     def enter(self, data: Any, module: Any, step: int) -> None:
-        """Set task, epoch length and schedule for what follows ``step``."""
-        stage = self.stages[self.stage]
-        data.set_task(data.whole_task.at(**stage["task"]) if stage["task"] else data.whole_task)
-        data.batch_size = stage["batch_size"]
-        began = self.bounds[-1]
-        data.epoch_steps = min(self.valid_every, stage["steps"] - (step - began))
-        module.span = (began, stage["steps"])
+        """Set up data and module for what follows ``step``, or for the rest of a stage that a resumed run is in."""
+        stage, first_step = self.stages[self.stage], self.bounds[-1]
+        steps_left = stage["steps"] - (step - first_step)
+        data.set_stage(stage["task"], stage["batch_size"], epoch_steps=min(self.valid_every, steps_left))
+        module.set_stage(first_step, stage["steps"])
 
-    def on_fit_start(self, trainer, pl_module):
+    def on_fit_start(self, trainer: Any, pl_module):
         if self.done:
             trainer.should_stop = True
         else:
-            self.enter(pl_module.data, pl_module, self.step)
+            self.enter(trainer.datamodule, pl_module, self.step)
 
-    def on_validation_end(self, trainer, pl_module):
+    def on_validation_end(self, trainer: Any, pl_module):
         self.step = trainer.global_step
-        stage, data = self.stages[self.stage], cast(LitData, pl_module.data)
-        reached = {name: float(trainer.callback_metrics[f"valid/{name}"]) for name in stage["until"]}
-        solved = bool(reached) and all(
-            data.task.better(name, reached[name], goal) for name, goal in stage["until"].items()
-        )
-        if solved or trainer.global_step - self.bounds[-1] >= stage["steps"]:
-            self.history = [
-                *self.history,
-                {"stage": self.stage, "task": stage["task"], "step": trainer.global_step, "solved": solved},
-            ]
+        stage = self.stages[self.stage]
+        solved = self.solved(trainer, stage["until"])
+        if solved or self.step - self.bounds[-1] >= stage["steps"]:
+            entry = {"stage": self.stage, "task": stage["task"], "step": self.step, "solved": solved}
+            self.history = [*self.history, entry]
         if self.done:
             trainer.should_stop = True
         else:
-            self.enter(pl_module.data, pl_module, trainer.global_step)
+            self.enter(trainer.datamodule, pl_module, self.step)
+
+    @staticmethod
+    def solved(trainer: Any, goals: Mapping[str, float]) -> bool:
+        """Whether the last validation has reached every goal; False without any."""
+        values = {name: float(trainer.callback_metrics[str(MetricName(name, "valid"))]) for name in goals}
+        better = trainer.datamodule.task.better
+        return bool(goals) and all(better(name, values[name], goal) for name, goal in goals.items())

@@ -7,67 +7,70 @@ from typing import Any
 import lightning as L
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.tasks.batch import Segment
+from lit_memory.util.metrics import MetricName
 
 Send = Callable[[dict[str, Any]], None]
-"""Receives progress: {"event": "progress", "stage", "stages", "step", "steps", "loss", "metric"}, the event "testing",
-at first alone, then with "share", "tokens" and "tokens_per_s", and the events "waiting" (another process trains the
-same key) and "warning" with its "message"."""
+"""Receives messages about a run, dictionaries with an "event":
+
+"progress" with "stage", "stages", "step", "steps", "total_step", "loss", "metric", "metric_name"; "testing", at first
+alone, then with "share", "tokens", "tokens_per_s"; "waiting" while another process trains the same key; "warning" with
+a "message".
+"""
+TRAINING_SECONDS = 0.5
+"""Least time between two messages of a training."""
+TEST_SECONDS = 1.0
+"""Least time between two messages of a test, and before the first one."""
 
 
 class Progress(L.Callback):
-    """Tells the parent process how far the run is, at every validation and a few times in between; of a test, how much
-    it has read."""
+    """Reports the progress of a run: at every validation, between validations, and what share of a test is read."""
 
     def __init__(self, send: Send, curriculum: Curriculum, metric: str) -> None:
-        self.send, self.curriculum, self.metric, self.last = send, curriculum, metric, 0.0
+        self.send, self.curriculum, self.metric = send, curriculum, metric
+        self.last = 0.0  # when the last message was sent
+        self.tokens_read = self.test_tokens = 0
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if time.monotonic() - self.last > 0.5:
-            self.tell(trainer, loss=float(outputs["loss"]))  # type: ignore[index]
+        if time.monotonic() - self.last > TRAINING_SECONDS:
+            self.report(trainer, loss=float(outputs["loss"]))  # type: ignore[index]
 
     def on_validation_end(self, trainer, pl_module):
         metrics = trainer.callback_metrics
-        self.tell(
-            trainer, metric=float(metrics.get(f"valid/{self.metric}", float("nan"))), loss=float(metrics["valid/loss"])
-        )
+        metric = metrics.get(str(MetricName(self.metric, "valid")), float("nan"))
+        self.report(trainer, metric=float(metric), loss=float(metrics[str(MetricName("loss", "valid"))]))
+
+    def setup(self, trainer: Any, pl_module, stage):
+        if stage == "test":
+            trainer.datamodule.on_test_segment = self.count
 
     def on_test_start(self, trainer, pl_module):
-        data: Any = pl_module.data
-        self.read, self.began = 0, time.monotonic()
+        self.tokens_read, self.began = 0, time.monotonic()
         loaders: Any = trainer.test_dataloaders
-        read = zip(loaders, data.test_conditions, strict=True)
-        self.total = sum(loader.dataset.samples * task.tokens for loader, (_, task) in read)
-
-    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
-        if not isinstance(batch.context, tuple):
-            batch.context = map(self.count, batch.context)
+        self.test_tokens = sum(loader.dataset.samples * loader.dataset.task.tokens for loader in loaders)
 
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-        for part in (*(batch.context if isinstance(batch.context, tuple) else ()), batch.ids_BT):
-            self.count(part)
+        if isinstance(batch.context, tuple):  # otherwise its segments were counted one by one
+            for segment in batch.context:
+                self.count(segment)
+        self.count(batch.ids_BT)
 
-    def count(self, segment):
-        """Pass on a segment of a test, and tell about once a second what share has been read and how fast."""
-        self.read += int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel()
+    def count(self, segment: Segment) -> None:
+        """Add the tokens of a segment of a test, and report about once a second."""
+        self.tokens_read += int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel()
         now = time.monotonic()
-        if now - self.last > 1 and now - self.began > 1:
+        seconds = now - self.began
+        if now - self.last > TEST_SECONDS and seconds > TEST_SECONDS:
             self.last = now
-            self.send(
-                {
-                    "event": "testing",
-                    "share": min(1.0, self.read / self.total),
-                    "tokens": self.read,
-                    "tokens_per_s": self.read / (now - self.began),
-                }
-            )
-        return segment
+            share = min(1.0, self.tokens_read / self.test_tokens)
+            speed = {"tokens": self.tokens_read, "tokens_per_s": self.tokens_read / seconds}
+            self.send({"event": "testing", "share": share, **speed})
 
-    def tell(self, trainer, **values):
+    def report(self, trainer, **values):
         self.last = time.monotonic()
-        c = self.curriculum
-        stage = min(c.stage, len(c.stages) - 1)
-        step = trainer.global_step - c.bounds[stage]  # of the last stage also when it has ended
-        place = {"stage": stage + 1, "stages": len(c.stages), "step": step, "steps": c.stages[stage]["steps"]}
-        self.send(
-            {"event": "progress", "metric_name": self.metric, "total_step": trainer.global_step, **place, **values}
-        )
+        stages, bounds = self.curriculum.stages, self.curriculum.bounds
+        stage = min(self.curriculum.stage, len(stages) - 1)
+        step = trainer.global_step - bounds[stage]  # of the last stage also when it has ended
+        where = {"stage": stage + 1, "stages": len(stages), "step": step, "steps": stages[stage]["steps"]}
+        run = {"metric_name": self.metric, "total_step": trainer.global_step}
+        self.send({"event": "progress", **run, **where, **values})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.decoder import rotate
+from lit_memory.models.attention import rotate
 from lit_memory.models.titans.memory import MemoryState, NeuralMemory, RMSNorm
 from lit_memory.models.token_recurrent import keep
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
+from lit_memory.memory.neural_chunk import by_chunk
 from lit_memory.models.token_recurrent import keep
 from lit_memory.recurrence import full_precision
 
@@ -165,7 +166,7 @@ class NeuralMemory(nn.Module):
             form: dict[str, Any] = {"activation": c.memory_activation, "residual": c.memory_residual}
             real_XT = None if mask_BT is None else mask_BT.repeat_interleave(c.memory_heads, dim=0)
             normalized = c.normalized and c.memory_depth > 1  # it leaves a matrix with keys of unit length as it is
-            read = neural.by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, real_XT=real_XT, **form)
+            read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, real_XT=real_XT, **form)
             o_XTK = read.o_XTV if causal else neural.recall(old.M, q, **form)
         o_BTD = self.out_norm(joined(o_XTK, c.memory_heads))
         gate = F.silu if c.output_gate == "silu" else torch.sigmoid

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
 from lit_memory.models.titans.memory import Remembered, RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
-from lit_memory.recurrence import map_state, unroll
+from lit_memory.recurrence import Diagnosed, NoWeightDecay, map_state, state_options, unroll
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 
@@ -141,7 +141,7 @@ class AttentionConfig(TitansConfig):
             )
 
 
-class Titans(TokenRecurrent):
+class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
     """What the four share: the stack of layers, the initial state and the diagnostics."""
 
     layer_class: ClassVar[type[LMMLayer]]
@@ -155,12 +155,12 @@ class Titans(TokenRecurrent):
             self.decoder.head.weight = self.decoder.tokens.weight
 
     @property
-    def undecayed(self):
+    def no_weight_decay(self):
         return {name for name, _ in self.named_parameters() if name.endswith(".to_gates.bias")}
 
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers
-        options = self.state_options(device, dtype)
+        options = state_options(self, device, dtype)
         return tuple(
             map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
         )

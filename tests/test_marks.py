@@ -8,35 +8,35 @@ import yaml
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
-from lit_memory.report import marks as module
-from lit_memory.report.marks import Summary
+from lit_memory.report.marks import Summary, has_marks
+from lit_memory.report.marks_page import render_marks
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 ROOT = Path(__file__).parents[1]
-SUMMARIES = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if Summary.wanted(str(path))]
+SUMMARIES = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if "\nmarks:" in path.read_text()]
 
 
 @pytest.fixture
-def place(tree, tmp_path, monkeypatch):
+def folder(tree, root, monkeypatch):
     """An experiment ``tiny`` with arms a and b, its report for two seeds, and a summary of it; nothing comes with the
     project."""
-    monkeypatch.setattr(module, "PROJECT", tmp_path / "project")
+    monkeypatch.setattr("lit_memory.report.marks.PROJECT", root / "project")
     tree |= {"experiment": "tiny", "seeds": [0, 1]}
     tree["base"]["task"]["test_pairs"] = [2, 4]
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    (root / "tiny.yaml").write_text(yaml.safe_dump(tree))
     rows = [
         "arm,x,metric,mean,std,n,seed_0,seed_1",
         "a,2,exact_match,0.95,0,2,0.9,1.0",
         "a,4,exact_match,0.9,0,2,0.9,0.9",
     ]
     rows += ["b,2,exact_match,0.5,0,2,0.4,0.6", "b,4,exact_match,0.5,0,1,0.5,"]
-    (tmp_path / "reports" / "tiny").mkdir(parents=True)
-    (tmp_path / "reports" / "tiny" / "table.csv").write_text("\n".join(rows) + "\n")
-    return tmp_path
+    (root / "reports" / "tiny").mkdir(parents=True)
+    (root / "reports" / "tiny" / "table.csv").write_text("\n".join(rows) + "\n")
+    return root
 
 
-def write(place, **changes):
+def write(folder, **changes):
     abilities = {
         "Working Memory": {"experiment": "tiny", "+": "model[2] >= 0.4", "++": ["model[2] >= 0.9", "model[4] >= 0.9"]},
         "Length extrapolation": {"experiment": "tiny", "+": "model[last] >= 0.8"},
@@ -47,13 +47,13 @@ def write(place, **changes):
         "paper": {"title": "A paper", "item": "Table 2", "claim": "a has more"},
         "marks": marks | changes,
     }
-    (place / "marks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    return str(place / "marks.yaml")
+    (folder / "marks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    return str(folder / "marks.yaml")
 
 
-def test_a_mark_is_the_strongest_whose_lines_hold(place):
-    found = Summary.load(write(place), place)
-    cells = {(a, arm): found.cell(a, arm) for a in found.config.abilities for arm in "ab"}
+def test_a_mark_is_the_strongest_whose_lines_hold(folder):
+    found = Summary.load(write(folder), folder)
+    cells = {(a, arm): found.mark(a, arm) for a in found.config.abilities for arm in "ab"}
     assert {key: (cell.mark, cell.paper, cell.agrees) for key, cell in cells.items()} == {
         ("Working Memory", "a"): ("++", "+", False),
         ("Working Memory", "b"): ("+", "+", True),
@@ -72,14 +72,14 @@ def test_a_mark_is_the_strongest_whose_lines_hold(place):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_verdict_compares_with_the_paper(place, capsys, least, verdict):
+def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, least, verdict):
     """Through the command, which trains nothing; the report lies on the disk and in MLflow."""
-    path = write(place, abilities={"Working Memory": {"experiment": "tiny"} | least})
-    assert main([path, "--root", str(place)]) == 0
+    path = write(folder, abilities={"Working Memory": {"experiment": "tiny"} | least})
+    assert main([path, "--root", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "marks (scale default): from 1 report, 0 missing" in out and verdict in out.splitlines()
-    folder = place / "reports" / "marks"
-    assert {p.name for p in folder.iterdir()} == {
+    written = folder / "reports" / "marks"
+    assert {p.name for p in written.iterdir()} == {
         "README.md",
         "figure.png",
         "figure.pdf",
@@ -87,16 +87,17 @@ def test_the_verdict_compares_with_the_paper(place, capsys, least, verdict):
         "table.md",
         "verdict.json",
     }
-    assert json.loads((folder / "verdict.json").read_text())["verdict"] == verdict
-    tracker = Tracker(place)
+    assert json.loads((written / "verdict.json").read_text())["verdict"] == verdict
+    tracker = Tracker(folder)
     assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict
 
 
-def test_a_report_that_does_not_exist_yet_is_named(place, capsys):
-    (place / "reports" / "tiny" / "table.csv").unlink()
-    assert main([write(place), "--root", str(place), "--dry-run"]) == 0
-    assert not (place / "reports" / "marks").exists()
-    done = Summary.load(write(place), place).report(place, "")
+def test_a_report_that_does_not_exist_yet_is_named(folder, capsys):
+    (folder / "reports" / "tiny" / "table.csv").unlink()
+    assert main([write(folder), "--root", str(folder), "--dry-run"]) == 0
+    assert not (folder / "reports" / "marks").exists()
+    done = render_marks(Summary.load(write(folder), folder), folder, "")
+    assert done.paths["figure.png"].read_bytes().startswith(b"\x89PNG")
     assert done.missing == ["reports/tiny: python run.py experiments/tiny.yaml"] and "? (+)" in done.table
 
 
@@ -115,21 +116,22 @@ def test_a_report_that_does_not_exist_yet_is_named(place, capsys):
         ({"models": []}, "marks.models: "),
     ],
 )
-def test_wrong_files(place, changes, message):
+def test_wrong_files(folder, changes, message):
     with pytest.raises(ConfigError) as caught:
-        Summary.load(write(place, **changes), place)
+        Summary.load(write(folder, **changes), folder)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", [["--arms", "a"], ["--fresh"], ["train.lr=1"]])
-def test_flags_of_training_are_refused(place, capsys, flag):
-    assert main([write(place), "--root", str(place), *flag]) == 2
+def test_flags_of_training_are_refused(folder, capsys, flag):
+    assert main([write(folder), "--root", str(folder), *flag]) == 2
     assert "reads the reports of other experiments and trains nothing; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])
 @pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.stem)
 def test_every_summary_fits_its_experiments(path, scale, tmp_path):
+    assert has_marks(path)
     found = Summary.load(str(path), tmp_path, scale)
     conditions = {ability for ability, _ in found.paper_marks}
     assert found.name == path.stem and set(found.config.abilities) <= conditions

@@ -11,6 +11,7 @@ import pytest
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import PaperConfig, TrainConfig
 from lit_memory.plan.strict import strict
+from lit_memory.util.checks import FieldError
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Section:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"count={self.count}: expected at least 1")
+            raise FieldError("count", self.count, "expected at least 1")
         if self.count > 9:
             raise ValueError("too many\nof them")
 

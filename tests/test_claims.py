@@ -100,12 +100,17 @@ def test_std_is_that_of_a_sample():
     assert std([1.0, 2.0, 4.0]) == pytest.approx(pd.Series([1.0, 2.0, 4.0]).std(ddof=1))
 
 
-FORBIDDEN = """gamma > 1|gamma[50]|gamma[50] == 1|gamma[50] != 1|gamma[50] > 1 and no_gamma[50] > 1|not gamma[50] > 1|gamma[50] ** 2 > 1|gamma[50] % 2 > 1
-__import__('os').system('true') > 1|gamma.__class__.__base__[50] > 1|gamma[50].real > 1|(lambda: 1)() > gamma[50]|[x for x in (1,)] > gamma[50]
+FORBIDDEN = """gamma > 1|gamma[50]|gamma[50] == 1|gamma[50] != 1|gamma[50] > 1 and no_gamma[50] > 1|not gamma[50] > 1
+gamma[50] ** 2 > 1|gamma[50] % 2 > 1
+__import__('os').system('true') > 1|gamma.__class__.__base__[50] > 1|gamma[50].real > 1|(lambda: 1)() > gamma[50]
+[x for x in (1,)] > gamma[50]
 open('f')[50] > 1|reach(gamma[50]) > 1|reach(1, 0.9) > 1|reach(gamma[50], gamma[50]) > 1
-gamma[50:100] > 1|gamma[50, 100] > 1|gamma[no_gamma] > 1|gamma['50'] > 1|gamma[True] > 1|gamma[50] > True|gamma[50] > 'a'|gamma[50] > 1j|gamma[50] > 1e999
-std(gamma[50] + 1) > 1|std(1) > 1|abs() > 1|abs(gamma[50], 1) > 1|min(gamma[50]) > 1|max(*gamma[50]) > 1|abs(x=gamma[50]) > 1|round(gamma[50]) > 1
-(x := gamma[50]) > 1|gamma[50] > 1 if 1 else 2|gamma[50] is 1|gamma[50] in [1]|(gamma[50] > 1) > 0|f'{gamma[50]}' > 1|1 < 2||(gamma[50] > 1|gamma[50] = 1
+gamma[50:100] > 1|gamma[50, 100] > 1|gamma[no_gamma] > 1|gamma['50'] > 1|gamma[True] > 1|gamma[50] > True
+gamma[50] > 'a'|gamma[50] > 1j|gamma[50] > 1e999
+std(gamma[50] + 1) > 1|std(1) > 1|abs() > 1|abs(gamma[50], 1) > 1|min(gamma[50]) > 1|max(*gamma[50]) > 1
+abs(x=gamma[50]) > 1|round(gamma[50]) > 1
+(x := gamma[50]) > 1|gamma[50] > 1 if 1 else 2|gamma[50] is 1|gamma[50] in [1]|(gamma[50] > 1) > 0|f'{gamma[50]}' > 1
+1 < 2||(gamma[50] > 1|gamma[50] = 1
 gamma[50] > 1; gamma[50] > 2|gamma[50] > \0|await gamma[50] > 1""".replace("\n", "|").split("|")
 
 

@@ -1,0 +1,169 @@
+"""What a segment-recurrent model offers: one base class for all, and a mixin for each ability that only some have.
+
+``SegmentRecurrent`` is the contract of every model. ``LayerRecurrent`` keeps one state per layer, which allows the
+diagonal schedule. The mixins are optional:
+
+* ``GrowingState``   the state has a part per segment or line.
+* ``SharedRead``     several samples can read one state without a copy.
+* ``SeparateWrite``  a segment can be written without computing its hidden states.
+* ``Diagnosed``      diagnostics of the memory are logged.
+* ``SeveralLosses``  training weighs several losses.
+* ``NoWeightDecay``  some parameters are excluded from weight decay.
+
+Shape suffixes: B batch, T tokens, D width, V vocabulary.
+"""
+
+import os
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from lit_memory.recurrence.state import State, map_state, state_tensors
+from lit_memory.util.names import load
+
+
+class SegmentRecurrent(nn.Module):
+    """A model that reads one segment at a time and carries a state between segments.
+
+    The state is a pytree of tensors, batch first. It is passed in and returned, never kept on the module: that is what
+    makes data parallelism, activation checkpointing, beam search and tests work. A subclass defines ``init_state`` and
+    ``step``, and has a ``config`` and a ``decoder`` with a ``head``.
+    """
+
+    config: Any
+    """The ``Config`` that the model was built from."""
+    decoder: Any
+    """The backbone: embeddings, layers, norm and ``head``."""
+
+    def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
+        """The state of ``batch`` samples before their first segment.
+
+        Default device and dtype: those of the parameters, but never below fp32.
+        """
+        raise NotImplementedError
+
+    def step(
+        self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None, write: bool = True
+    ) -> tuple[Tensor, State]:
+        """Read one segment: hidden states (B, T, D) of its tokens, and the next state.
+
+        mask_BT: True at real tokens; default: all are real.
+        write: without, the state is returned unchanged.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Logits (B, T, V) of hidden states. Apart from ``step``, as on a long context only the answer needs them."""
+        return self.decoder.head(hidden_BTD)
+
+    def state_floats(self, state: State) -> int:
+        """Floats that one sample carries from segment to segment."""
+        return sum(t[0].numel() for t in state_tensors(state) if t.is_floating_point())
+
+    def reorder(self, state: State, idx: Tensor) -> State:
+        """The state of the samples ``idx``, which may repeat. For beam search, and for several readers of a memory."""
+        return map_state(lambda t: t.index_select(0, idx), state)
+
+    def generate(self, ids_BT: Tensor, max_new_tokens: int = 20, **options: Any) -> Tensor:
+        """Continuations (B, max_new_tokens) of prompts. ``options``: those of ``lit_memory.generate``."""
+        return load("lit_memory.recurrence.generate:generate")(self, ids_BT, max_new_tokens, **options)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, revision: str | None = None, **flags: Any) -> Self:
+        """The model in a folder that ``save_pretrained`` wrote, or a new one around a pretrained decoder.
+
+        Arguments and errors: those of ``lit_memory.hf.pretrained.from_pretrained``.
+        """
+        return load("lit_memory.hf.pretrained:from_pretrained")(cls, source, revision=revision, **flags)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], segment_len: int | None = None) -> None:
+        """Write config.json and model.safetensors to a folder.
+
+        Arguments and errors: those of ``lit_memory.hf.pretrained.save_pretrained``.
+        """
+        load("lit_memory.hf.pretrained:save_pretrained")(self, folder, segment_len)
+
+
+class LayerRecurrent(SegmentRecurrent):
+    """A model whose recurrence lies inside each layer of its ``decoder``.
+
+    The layers are modules of equal structure, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, and
+    the state is a tuple with one entry per layer.
+    """
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.decoder.layers
+
+    def embed(self, ids_BT: Tensor, write: bool = True) -> Tensor:
+        """Rows that enter the first layer. Without ``write``, rows that only write memory are left out."""
+        raise NotImplementedError
+
+    def finish(self, rows_BTD: Tensor, write: bool = True) -> Tensor:
+        """Hidden states of the tokens, after the final norm, from the rows that leave the last layer."""
+        raise NotImplementedError
+
+    def step(self, state, ids_BT, mask_BT=None, write=True):
+        rows = self.embed(ids_BT, write)
+        states = []
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            rows, layer_state = layer(rows, layer_state, mask_BT, write)
+            states.append(layer_state)
+        return self.finish(rows, write), tuple(states)
+
+
+class GrowingState(SegmentRecurrent):
+    """A model whose state grows with what it reads, so that states of different ages have different shapes."""
+
+    state_growth: int = 0
+    """Floats that one ``growth_unit`` adds to the state of a sample."""
+    growth_unit: ClassVar[str] = "segment"
+
+    def select_state(self, live_B: Tensor, new: State, old: State) -> State:
+        """``select_state`` of a state ``new`` that may be larger than the state ``old`` before it."""
+        raise NotImplementedError
+
+    def append_samples(self, state: State, others: State) -> State:
+        """``append_samples`` of ``others`` that have just begun, and so are smaller."""
+        raise NotImplementedError
+
+
+class SharedRead(SegmentRecurrent):
+    """A model whose ``step`` without ``write`` accepts one state for several samples in a row, uncopied.
+
+    The batch of its ids is then a multiple of that of the state.
+    """
+
+
+class SeparateWrite(SegmentRecurrent):
+    """A model that writes a segment at less cost than ``step``, if its hidden states are not needed."""
+
+    def advance(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
+        """The state after one segment: that of ``step``."""
+        raise NotImplementedError
+
+
+class Diagnosed(SegmentRecurrent):
+    """A model with diagnostics of its memory, which are logged beside the metrics of a task."""
+
+    diagnosed: ClassVar[tuple[str, ...]] = ()
+    """Diagnostics logged at every validation; a report may plot them."""
+    tested: ClassVar[tuple[str, ...]] = ()
+    """Diagnostics also logged for every test condition."""
+
+
+class SeveralLosses(SegmentRecurrent):
+    """A model that is trained on a weighted sum of losses."""
+
+    loss_names: ClassVar[tuple[str, ...]] = ()
+    """Losses that ``train.losses`` may weigh; "answer" is that of the task."""
+
+
+class NoWeightDecay(SegmentRecurrent):
+    """A model that excludes some of its parameters from weight decay."""
+
+    @property
+    def no_weight_decay(self) -> set[str]:
+        """Names of these parameters."""
+        raise NotImplementedError

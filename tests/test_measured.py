@@ -1,0 +1,64 @@
+"""What a plan will measure: its x axis, its metrics, and claims about both."""
+
+import contextlib
+
+import pytest
+from plans import change
+
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import parse
+from lit_memory.plan.measured import check_report
+from lit_memory.registry import load_class
+
+
+def test_the_x_axis_is_what_the_test_varies(tree):
+    task = {"name": "babilong", "eval_set": "a/b", "test_eval_length": [0, 1000], "test_segments": [2]}
+    experiment = parse(
+        tree | {"base": tree["base"] | {"task": task}, "report": {"x": "test_segments"}, "expect": []}, "tiny.yaml"
+    ).at()
+    with pytest.raises(
+        ConfigError,
+        match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_eval_length",
+    ):
+        check_report(experiment, experiment.plan())
+
+
+def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
+    monkeypatch.setattr(load_class("task", "associative_retrieval"), "any_segments", False)
+    with pytest.raises(
+        ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"
+    ):
+        make_spec("train.test_cuts=[3]")
+
+
+def test_claims_may_be_about_time(tree):
+    for claim, message in (("a.seconds[2] < 9", ""), ("a.second[2] < 9", "did you mean 'seconds'")):
+        experiment = parse(tree | {"expect": [claim]}, "tiny.yaml").at()
+        with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+            check_report(experiment, experiment.plan())
+
+
+def test_claims_may_be_about_the_memory(tree):
+    """What a model tells of its memory in every test is a metric of its experiments, and of no others; some of it
+    validations alone have."""
+    task, claim = (
+        {"name": "passkey", "layout": "lines", "test_tokens": [100, 200]},
+        "a.hop1_support[last] >= a.lines[first] / 99",
+    )
+    edits = {
+        "base/task": task,
+        "base/model": {"width": 16, "heads": 2, "layers": 1},
+        "report": {"x": "test_tokens", "y": "lines"},
+        "expect": [claim],
+    }
+    for name, right in (("larimar", True), ("memreasoner", True), ("transformer", False)):
+        experiment = parse(
+            change(tree, {**edits, "base/model/name": name, "scales": {"cpu": {}}, "arms": {"a": {}}}), "tiny.yaml"
+        ).at()
+        with (
+            contextlib.nullcontext()
+            if right
+            else pytest.raises(ConfigError, match=r"report\.y: unknown metric 'lines'")
+        ):
+            check_report(experiment, experiment.plan())
+    assert load_class("model", "rmt").diagnosed and not load_class("model", "rmt").tested

@@ -1,0 +1,168 @@
+"""Files: what is no experiment, what extends what, and that any YAML library reads them."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from plans import change, check_message, plan
+
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load, parse
+
+FILES = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
+
+TEXTS = {
+    "": "FILE: experiment: missing",
+    "- a\n- b\n": "FILE: expected a mapping with the keys experiment, paper,",
+    "hello\n": "FILE: hello: unknown key",
+    "seeds: [0]\nseeds: [1]\n": "FILE:2: not valid YAML: found duplicate key seeds",
+    "base: {model: {layers: 1, layers: 2}}": "FILE:1: not valid YAML: found duplicate key layers",
+    "base:\n\tmodel: 1\n": "FILE:2: not valid YAML: found character … cannot start any token",
+    "seeds: [0\n": "FILE:2: not valid YAML:",
+    "seeds: *x\n": "FILE:1: not valid YAML: found undefined alias",
+    "a: 1\n---\nb: 2\n": "FILE:2: not valid YAML: but found another document",
+    "experiment: ${nothing}": "FILE: experiment: '${nothing}': '${' asks for an interpolation",
+    "grid: !!python/object/apply:os.mkdir [OWNED]\n": "FILE:1: not valid YAML: could not determine a constructor for",
+    bytes(range(256)): "FILE: not valid YAML: 'utf-8' codec can't decode",
+    "paper: \u00e9".encode("latin1"): "FILE: not valid YAML: 'utf-8' codec can't decode",
+    b'a: "\0"': "FILE: not valid YAML: unacceptable character",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_files_that_are_not_experiments(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    check_message(caught.value, TEXTS[text], path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_extends_another(tree, tmp_path):
+    """Sections, scales, paper and report key by key; arms, grid, seeds and claims as a whole, and what scales say of
+    the old arms goes."""
+    tree["scales"] = {"cpu": {"train.lr": 0.5, "model.width": 8, "arms.a.train.lr": 0.1}, "paper": {}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {
+        "extends": "one",
+        "experiment": "two",
+        "base": {"task": {"pairs": 1}},
+        "scales": {"cpu": {"train.lr": 0.25}},
+        "arms": {"c": {}},
+        "expect": [],
+    }
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    (tmp_path / "three.yaml").write_text(
+        yaml.safe_dump({"extends": "two", "experiment": "three", "seeds": [7], "paper": {"claim": "other"}})
+    )
+    whole = {**tree, "experiment": "three", "arms": {"c": {}}, "expect": [], "seeds": [7]}
+    whole["base"]["task"]["pairs"] = 1
+    whole["paper"]["claim"] = "other"
+    whole["scales"] = {"cpu": {"train.lr": 0.25, "model.width": 8}, "paper": {}}
+    assert load(tmp_path / "three.yaml") == parse(whole, str(tmp_path / "three.yaml"))
+
+
+def test_several_arms_at_once(tree, tmp_path):
+    """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this
+    one may change one of them."""
+    each = {
+        "arms.a.train.lr": 0.1,
+        "arms.b.train.lr": 0.1,
+        "grid": {"arms.a.train.steps": [1, 2], "arms.b.train.steps": [1, 2]},
+    }
+    both = {"arms.a, b.train.lr": 0.1, "grid": {"arms.a,b.train.steps": [1, 2]}}
+    for name, values in {"each": each, "both": both}.items():
+        (tmp_path / f"{name}.yaml").write_text(
+            yaml.safe_dump({**tree, "scales": {"cpu": values}, "grid": values["grid"]})
+        )
+        more = {"extends": name, "experiment": "more", "scales": {"cpu": {"arms.b.train.lr": 0.2}}}
+        (tmp_path / f"more_{name}.yaml").write_text(yaml.safe_dump(more))
+    for more, rates in {"": [0.1, 0.1], "more_": [0.1, 0.2]}.items():
+        ours, theirs = (load(tmp_path / f"{more}{name}.yaml") for name in ("both", "each"))
+        assert dataclasses.replace(ours, file="") == dataclasses.replace(theirs, file="")
+        assert [s.train["lr"] for s in ours.at("cpu").plan()[::2]] == rates
+
+
+def test_files_and_scales_that_do_not_exist(tmp_path, tree):
+    (tmp_path / "tiny.yaml").touch()
+    for name, expected in {"tinny.yaml": "did you mean", "no/such.yaml": "no such file"}.items():
+        with pytest.raises(ConfigError, match="no such file") as caught:
+            load(tmp_path / name)
+        assert expected in str(caught.value)
+    with pytest.raises(ConfigError, match=r"^tiny\.yaml: --scale: unknown scale 'cpuu'; did you mean 'cpu'"):
+        plan(tree, {"scales": {"cpu": {}, "paper": {}}}, scale="cpuu")
+
+
+def test_a_scale_that_extends_another(tree, tmp_path):
+    """Its settings lie over those of the other, key by key; seeds, claims and grid are settings as well. A file that
+    extends this one starts from the whole scale."""
+    cpu = {"train.lr": 0.5, "model.width": 8, "arms.a, b.train.steps": 9, "seeds": [3], "report": {"chance": 0.5}}
+    scales = {
+        "paper": {"extends": "gpu", "model.width": 32},
+        "gpu": {"extends": "cpu", "train.lr": 0.25, "arms.b.train.steps": 12},
+        "cpu": cpu,
+    }
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": scales}, sort_keys=False))
+    shared = {"arms.a.train.steps": 9, "seeds": [3], "report": {"chance": 0.5}}
+    expected = {
+        "paper": {"train.lr": 0.25, "model.width": 32, "arms.b.train.steps": 12} | shared,
+        "gpu": {"train.lr": 0.25, "model.width": 8, "arms.b.train.steps": 12} | shared,
+        "cpu": {"train.lr": 0.5, "model.width": 8, "arms.b.train.steps": 9} | shared,
+    }
+    one = load(tmp_path / "one.yaml")
+    assert one.scales == expected and one.default_scale == "paper"
+    assert [spec.train["lr"] for spec in one.at("gpu").plan()] == [0.25, 0.25]
+    two = {"extends": "one", "experiment": "two", "scales": {"cpu": {"model.width": 64}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    assert load(tmp_path / "two.yaml").scales == expected | {"cpu": expected["cpu"] | {"model.width": 64}}
+
+
+EXTENDS = {
+    "unknown scale": ({"a": {"extends": "b"}, "c": {}}, "FILE: scales.a.extends: no scale 'b' in this file; expected"),
+    "near scale": ({"cpu": {}, "a": {"extends": "cpuu"}}, "FILE: scales.a.extends: no scale 'cpuu' … 'cpu'?"),
+    "itself": ({"a": {"extends": "a"}}, "FILE: scales.a.extends: 'a' extends this scale; expected no circle"),
+    "circle": (
+        {"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "a"}},
+        "FILE: scales.c.extends: 'a' extends this scale; expected no circle",
+    ),
+    "list": ({"a": {"extends": ["b"]}, "b": {}}, "FILE: scales.a.extends: no scale ['b'] in this file"),
+    "scale that is text": ({"a": {"extends": "b"}, "b": "x"}, "FILE: scales.b: 'x': expected a mapping"),
+    "scale called 1": ({"a": {"extends": "b"}, 1: {}}, "FILE: scales.a.extends: no scale 'b' in this file"),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDS)
+def test_scales_that_extend_nothing(tree, tmp_path, name):
+    scales, expected = EXTENDS[name]
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(change(tree, {"scales": scales}), sort_keys=False))
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    check_message(caught.value, expected, path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_is_plain_yaml(path):
+    """For PyYAML's own loader, which knows less than libyaml: ``{a?: 1}`` needs quotes."""
+    assert yaml.load(path.read_text(), Loader=yaml.SafeLoader)["experiment"] == path.stem
+
+
+WITHOUT_LIBYAML = """
+import sys
+sys.modules["yaml._yaml"] = None
+import yaml
+from pathlib import Path
+from lit_memory.plan.reading import extended
+assert not yaml.__with_libyaml__
+print(*(extended(Path(path))["experiment"] for path in sys.argv[1:]))
+"""
+
+
+def test_files_are_read_without_libyaml():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LIBYAML, *map(str, FILES)], capture_output=True, text=True)
+    assert run.stdout.split() == [path.stem for path in FILES], run.stderr
