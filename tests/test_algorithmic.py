@@ -34,9 +34,9 @@ def test_oracle(name):
     task = make(name)
     for split in ("train", "valid", "test"):
         batch = task.batch(0, split, 0, 100)
-        given = batch.ids_BT[:, : task.prompt]
+        given = batch.ids_BT[:, : task.prompt_len]
         solved = torch.cat([given, torch.tensor([solve(task, ids) for ids in given.tolist()])], dim=1)
-        scores = task.score(solved, batch) | task.score_text(solved[:, task.prompt :], batch)
+        scores = task.score(solved, batch) | task.score_text(solved[:, task.prompt_len :], batch)
         assert scores.keys() == set(task.metrics) and all(bool((values == 1).all()) for values in scores.values())
 
 
@@ -67,16 +67,18 @@ def test_worked_examples(monkeypatch, name, config, segments, expected):
     is predicted from."""
     ids = torch.tensor([[int(n) for n in expected.split()]])
     task = make(name, **config)
-    monkeypatch.setattr(Algorithmic, "draw", lambda self, *_: (ids[:, : self.prompt - 1], ids[:, self.prompt :]))
+    monkeypatch.setattr(
+        Algorithmic, "draw", lambda self, *_: (ids[:, : self.prompt_len - 1], ids[:, self.prompt_len :])
+    )
     batch = task.batch(0, "test", 0, 1)
     assert torch.equal(batch.ids_BT, ids) and batch.targets_BT.tolist() == [
-        [-100] * task.prompt + ids[0, task.prompt :].tolist()
+        [-100] * task.prompt_len + ids[0, task.prompt_len :].tolist()
     ]
-    assert solve(task, ids[0, : task.prompt].tolist()) == ids[
-        0, task.prompt :
-    ].tolist() and batch.prompt_B.tolist() == [task.prompt]
+    assert solve(task, ids[0, : task.prompt_len].tolist()) == ids[
+        0, task.prompt_len :
+    ].tolist() and batch.prompt_B.tolist() == [task.prompt_len]
     assert [part.shape[1] for part in ids.split(task.segment_len, dim=1)] == segments
-    assert task.written == len(segments) - 1 - (segments[-1] == 1) and task.new_tokens == ids.shape[1] - task.prompt
+    assert task.written == len(segments) - 1 - (segments[-1] == 1) and task.new_tokens == ids.shape[1] - task.prompt_len
 
 
 @pytest.mark.parametrize(

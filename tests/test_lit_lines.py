@@ -133,17 +133,17 @@ def test_losses_slow_twin():
 
 
 @pytest.mark.parametrize("cls", [lit_memory.LitMemReasoner, lit_memory.LitLarimar])
-def test_lines_apart_are_auto_encoded(cls):
+def test_auxiliary_lines_are_auto_encoded(cls):
     """With those of the context, and they change nothing else; shorter ones, too."""
     batch = make_batch(1)
-    module, apart_BNL = (
+    module, extra_BNL = (
         make(cls, autoencoding_loss=1.0),
         torch.randint(1, V, (B, 2, L - 1), generator=torch.Generator().manual_seed(3)),
     )
     mask_BNL = torch.arange(L - 1) < torch.tensor([[2, 4], [3, 3], [4, 1]])[..., None]
-    both = replace(batch, apart=(apart_BNL, mask_BNL))
+    both = replace(batch, auxiliary_lines=(extra_BNL, mask_BNL))
     lines = [line for b in range(B) for line in sample_lines(batch, b)]
-    lines += [line[real] for line, real in zip(apart_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)]
+    lines += [line[real] for line, real in zip(extra_BNL.flatten(0, 1), mask_BNL.flatten(0, 1), strict=True)]
     expected = [term for line in lines for term in terms(module.model, line, module.model.encode(line[None])[0])]
     losses, without = module.losses(both), module.losses(batch)
     assert close(losses.pop("autoencoding"), torch.stack(expected).mean())

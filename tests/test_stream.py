@@ -112,7 +112,7 @@ def stream_of(count, size=2, segments=2, segment_len=4):
     task = make(stream=True, segments=segments, segment_len=segment_len)
     for k in range(count):
         part = ids[:, k * window : (k + 1) * window + 1].numpy()
-        yield task.joined(Stream(np.arange(9), 9), part, np.where(np.arange(window + 1) > 0, part, -100), k > 0)
+        yield task.make_batch(Stream(np.arange(9), 9), part, np.where(np.arange(window + 1) > 0, part, -100), k > 0)
 
 
 def module_of(name, **options):

@@ -1,1 +1,1 @@
-"""One file per task: a class derived from ``Task`` with its configuration as ``Config``."""
+"""Tasks: what all of them have (``base``), what some families add (``mixins``), and a file for every task."""

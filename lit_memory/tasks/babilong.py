@@ -81,8 +81,9 @@ class BABILong(PlantedFacts, ReadInOrder):
         leading_space: bool = True
         """Put a space in front of every fact and every sentence (the ARMT code does not)."""
         facts_from: float = 0.0
-        """Facts lie between this share of the context and ``facts_to``."""
+        """Share of the context after which facts may lie."""
         facts_to: float = 1.0
+        """Share of the context before which facts lie."""
         eval_set: str = added("")
         """Distributed set whose samples the test uses, on the hub (RMT-team/babilong) or local: see
         ``babilong_sets.load_set``. Default: the test draws its own samples."""

@@ -1,1 +1,1 @@
-"""bAbI: its world, a reader that answers from facts alone, and its files."""
+"""bAbI: a simulator of its stories, a reader that answers from the facts alone, and the distributed files."""

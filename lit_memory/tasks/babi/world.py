@@ -87,7 +87,7 @@ class World:
         raise NotImplementedError
 
     def ask(self) -> str | None:
-        """Draw a question; None if nothing can be asked yet."""
+        """Draw a question; None if there is none yet."""
         return getattr(self, self.task)()
 
     def step(self, unless: Callable[[Event], bool] = lambda event: False) -> None:
