@@ -51,9 +51,7 @@ def memory(expand: int, normalized: bool = True) -> Callable[[Tensor], Tensor]:
         M = tuple(W.expand(len(rows), -1, -1) for W in parts.M)
         state = neural.NeuralState(M, tuple(torch.zeros_like(W) for W in M))
         q, k, v = parts.heads(parts.qkv(x), rows.dtype)
-        return unfold_heads(
-            by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1
-        )
+        return unfold_heads(by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=normalized).o_XTV, 1)
 
     return run
 

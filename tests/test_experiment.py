@@ -302,7 +302,7 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     engine.quiet()
     module, data = build(spec)
     trainer = engine.make_trainer(
-        spec, tmp_path, False, Curriculum(spec.stages, spec.train["valid_every"]), Keeper(tmp_path)
+        spec, tmp_path, False, Curriculum(spec.stages, spec.train["valid_every"]), RunCheckpoint(tmp_path)
     )
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     trainer.fit(module, datamodule=data)

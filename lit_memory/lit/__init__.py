@@ -80,4 +80,4 @@ def __getattr__(name: str) -> type:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES, *_WRITTEN})
+    return sorted({*globals(), *lit_names(), *_WRITTEN})
