@@ -10,8 +10,7 @@ from typing import Any
 
 from lit_memory.registry import MODELS, TASKS
 
-_LIT = "lit_memory.lit"
-_FUNCTIONS_AND_SHELL = {
+_OTHERS = {
     "unroll": "lit_memory.recurrence:unroll",
     "generate": "lit_memory.recurrence:generate",
     "load_reference": "lit_memory.hf.reference:load_reference",
@@ -19,6 +18,7 @@ _FUNCTIONS_AND_SHELL = {
     "load_experiment": "lit_memory.plan.experiment:load",
     "LitMemoryConfig": "lit_memory.hf.auto:LitMemoryConfig",
     "LitMemoryForCausalLM": "lit_memory.hf.auto:LitMemoryForCausalLM",
+    "BabiData": "lit_memory.lit:BabiData",
 }
 _DATA_NAMES = {"BabiEpisodes": "MemReasonerData"}
 """Class of a task -> its data module, where that is not ``<class>Data``."""
@@ -26,14 +26,14 @@ _DATA_NAMES = {"BabiEpisodes": "MemReasonerData"}
 
 def _public() -> dict[str, str]:
     """Public name -> ``module:attribute``."""
-    public = {**_FUNCTIONS_AND_SHELL, "BabiData": f"{_LIT}:BabiData"}
+    public = dict(_OTHERS)
     for path in MODELS.values():
         name = path.partition(":")[2]
-        public |= {name: path, f"Lit{name}": f"{_LIT}:Lit{name}"}
+        public |= {name: path, f"Lit{name}": f"lit_memory.lit:Lit{name}"}
     for path in TASKS.values():
         name = path.partition(":")[2]
         data = _DATA_NAMES.get(name, f"{name}Data")
-        public |= {name: path, data: f"{_LIT}:{data}"}
+        public |= {name: path, data: f"lit_memory.lit:{data}"}
     return public
 
 
