@@ -19,7 +19,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.merging import folder_name
 from lit_memory.plan.trainer import OURS, trainer_arguments
-from lit_memory.run import engine, places
+from lit_memory.run import store, trainer
 from lit_memory.run.tracking import Tracker
 from lit_memory.tasks import babilong
 
@@ -191,7 +191,7 @@ def server():
 def test_a_server_that_does_not_work(place, server, monkeypatch, capsys, answer, why):
     uri = f"http://127.0.0.1:{server.server_port}"
     server.answer = answer
-    monkeypatch.setattr(places, "TIMEOUT", 0.3)
+    monkeypatch.setattr(store, "TIMEOUT", 0.3)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     start = time.monotonic()
     assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 2
@@ -274,8 +274,8 @@ def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
         seen.update(arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.L, "Trainer", spy)
-        engine.make_trainer(make_spec(), tmp_path, False)
+        patch.setattr(trainer.L, "Trainer", spy)
+        trainer.make_trainer(make_spec(), tmp_path, False)
     assert set(seen) - {"devices"} <= set(OURS) <= set(trainer_arguments()) and seen["default_root_dir"] == tmp_path
 
 

@@ -20,8 +20,11 @@ from lit_memory.plan.measured import check_report
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class, model_size
 from lit_memory.report.marks import Summary
-from lit_memory.run import checkpoint, engine
+from lit_memory.run import checkpoint
 from lit_memory.run.build import build
+from lit_memory.run.results import collect
+from lit_memory.run.saving import RunCheckpoint
+from lit_memory.run.trainer import make_trainer, silence_lightning
 
 EXPERIMENTS = [
     path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))
@@ -299,9 +302,9 @@ DISTINCT = {
 @pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
 def test_every_arm_trains_two_steps(spec, tmp_path):
     """With the engine's own modules, callbacks and trainer, without MLflow."""
-    engine.quiet()
+    silence_lightning()
     module, data = build(spec)
-    trainer = engine.make_trainer(
+    trainer = make_trainer(
         spec, tmp_path, False, Curriculum(spec.stages, spec.train["valid_every"]), RunCheckpoint(tmp_path)
     )
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -309,7 +312,7 @@ def test_every_arm_trains_two_steps(spec, tmp_path):
     assert trainer.global_step == 2 and [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000002.ckpt"]
     assert any(not torch.equal(p, before[name]) for name, p in module.named_parameters())
     trainer.test(module, datamodule=data, verbose=False)
-    rows = engine.collect(trainer.callback_metrics, data)
+    rows = collect(trainer.callback_metrics, data)
     assert {x for name, x, _ in rows if name in data.task.metrics} == {x for x, _ in data.test_conditions}
     if spec.model["name"] == "larimar":
         assert {(name, x) for name in module.model.tested for x, _ in data.test_conditions} <= {

@@ -425,6 +425,7 @@ def test_flags_reach_the_configuration():
     refused(ValueError, ("width=16", "leave it out"), load, weights, width=16)
     refused(ValueError, ("amrt", "armt"), load, weights, arch="amrt")
     refused(ValueError, ("gpt3", "gpt2"), load, weights, backbone="gpt3")
+    refused(ValueError, "state_dict: no weights", load, {})
 
 
 def test_precision_and_tying():

@@ -95,7 +95,7 @@ GLOBAL_RNG = (
 
 
 def imports(tree: ast.AST) -> list[tuple[str, bool]]:
-    """Modules that a file imports, as dotted names, and whether a function does it; what only a type checker reads counts."""
+    """Dotted names of the modules that a file imports, for type checkers too, and whether a function does it."""
     inside = {
         child
         for node in ast.walk(tree)
@@ -259,7 +259,8 @@ def test_the_checker_sees(file, code, offence):
 
 
 def test_imports_are_told_apart():
-    code = "import torch.nn as nn\nfrom lit_memory import report\nfrom lit_memory.tasks.base import Task\ndef f():\n    import mlflow"
+    code = "import torch.nn as nn\nfrom lit_memory import report\nfrom lit_memory.tasks.base import Task\n"
+    code += "def f():\n    import mlflow"
     assert sorted(imports(ast.parse(code))) == [
         ("lit_memory.report", False),
         ("lit_memory.tasks.base.Task", False),

@@ -1,6 +1,5 @@
 """Reports: verdicts, tables, pages, and that nothing is ever half-written."""
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -24,6 +23,10 @@ from lit_memory.report.render import render
 from lit_memory.report.settings import arm_settings
 from lit_memory.report.tables import wilson_interval
 from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.run import reporting
+from lit_memory.run.options import Options
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -445,22 +448,11 @@ def test_fewer_samples_at_some_values(tmp_path):
 def test_the_plan_that_a_report_gets(tmp_path):
     """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
 
-    from lit_memory.run.job import Job
-
     def report_plan(name, scale):
         whole = load(EXPERIMENTS / f"{name}.yaml")
         specs = whole.at(scale).plan()
-        job = Job(
-            whole,
-            whole.at(scale),
-            [],
-            specs,
-            specs,
-            {},
-            tmp_path,
-            argparse.Namespace(experiment=name, default_scale=True),
-        )
-        return job.report_plan([spec for spec in specs if spec.point in ("", "lr0.003")])
+        sweep = Sweep(Options(name), whole, whole.at(scale), specs, specs, {}, tmp_path)
+        return reporting.report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", "lr0.003")])
 
     plan = report_plan("memreasoner_babilong", "cpu")
     assert (

@@ -132,8 +132,8 @@ def build_model(
         weights of the memory are; default: there are none, and the memory keeps its fresh initialisation.
     """
     has_memory, layout = layout is not None, layout or Layout()
-    fixed = {**fixed, "tie_embeddings": _tie_head(weights, family, fixed["tie_embeddings"])}
     dtype = shared_dtype(weights)
+    fixed = {**fixed, "tie_embeddings": _tie_head(weights, family, fixed["tie_embeddings"])}
     names = weight_names(family.name, fixed["layers"], weights, layout)
     needed = {name for theirs in names.values() for name in theirs}
     check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")

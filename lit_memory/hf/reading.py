@@ -79,6 +79,8 @@ def check_model_type(model_type: Any, types: Sequence[str]) -> None:
 def shared_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     """The floating-point type that all weights have. Raises ValueError where they differ or hold no such numbers."""
     dtypes = {tensor.dtype for tensor in weights.values()}
+    if not dtypes:
+        raise ValueError("no weights: expected those of a model; check where they come from")
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
         types = preview(map(str, dtypes))
         raise ValueError(f"weights of type {types}: expected one floating-point type; convert them")

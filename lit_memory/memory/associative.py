@@ -113,16 +113,10 @@ def write(
     Source: the update equations of section 2.
     """
     if update == "sequential":
-        flags = {
-            "gamma": gamma,
-            "gamma_detach": gamma_detach,
-            "beta_on_z": beta_on_z,
-            "eps": eps,
-            "denom_floor": denom_floor,
-            "use_denom": use_denom,
-        }
-        for phi, v, beta in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
-            state = write(state, phi, v, beta, **flags)
+        flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps}
+        flags |= {"denom_floor": denom_floor, "use_denom": use_denom}
+        for token in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
+            state = write(state, *token, **flags)
         return state
     A_BKD, z_BK = state
     old_BMD = phi_BMK @ A_BKD  # v-bar: what the memory recalls under the keys now

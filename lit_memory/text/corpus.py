@@ -103,31 +103,30 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
     books = BOOKS.get(source) if books is None else books
     if books is not None and books < 1:
         raise FieldError("books", books, "expected at least 1")
+    name = f"{source}, split {split}"
     if source == "noise":
-        return Corpus(
-            content_key(noise_key(), split, books),
-            lambda: (noise(split, i) for i in range(books or 0)),
-            f"noise, split {split}",
-        )
+        key = content_key(noise_key(), split, books)
+        return Corpus(key, lambda: (noise(split, i) for i in range(books or 0)), name)
     if source in HUB:
-        return Corpus(
-            content_key(HUB[source], revision, split, books),
-            lambda: _fetch(source, split, books, revision),
-            f"{source}, split {split}",
-        )
+        key = content_key(HUB[source], revision, split, books)
+        return Corpus(key, lambda: _fetch(source, split, books, revision), name)
     if not Path(source).is_dir():
-        hint = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(source, SOURCES, 1))
+        hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(source, SOURCES, 1))
         raise FieldError(
             "source", source, f"no such folder; expected one with .txt books, or one of {', '.join(SOURCES)}{hint}"
         )
-    if wiki := next(
-        (path for end in ("tokens", "raw") if (path := Path(source, f"wiki.{split}.{end}")).is_file()), None
-    ):
+    return _load_folder(Path(source), split, books, name)
+
+
+def _load_folder(folder: Path, split: str, books: int | None, name: str) -> Corpus:
+    """The books of a folder, or the articles of WikiText's own files; see ``load_corpus``."""
+    wiki = next((path for end in ("tokens", "raw") if (path := folder / f"wiki.{split}.{end}").is_file()), None)
+    if wiki:
         key = content_key("wiki", files.digest(wiki), books)
-        return Corpus(key, lambda: islice(_articles(io.StringIO(_read(wiki, 0, 1))), books), f"{source}, split {split}")
-    parts = _parts(Path(source), split)[:books]
+        return Corpus(key, lambda: islice(_articles(io.StringIO(_read(wiki, 0, 1))), books), name)
+    parts = _parts(folder, split)[:books]
     key = content_key(*((files.digest(path), share) for path, share in parts))
-    return Corpus(key, lambda: (_read(path, *share) for path, share in parts), f"{source}, split {split}")
+    return Corpus(key, lambda: (_read(path, *share) for path, share in parts), name)
 
 
 Part = tuple[Path, tuple[float, float]]
