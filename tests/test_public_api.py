@@ -12,7 +12,8 @@ import pytest
 import lit_memory
 from lit_memory.registry import MODELS, TASKS
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PUBLIC = """
 ARMT Algorithmic AlgorithmicData AssociativeRetrieval AssociativeRetrievalData BABILong BABILongData BabiData
 BabiEpisodes DNA DNAData LMM LanguageModeling LanguageModelingData Larimar LitARMT LitLMM LitLarimar LitMAC LitMAG
@@ -59,9 +60,10 @@ def test_the_import_is_light():
     assert not {"torch", "numpy", "lightning", "transformers"} & set(run.stdout.split())
 
 
-def readme_imports() -> list[tuple[str, str]]:
-    """(module, name) of every import from our package in the README's Python."""
-    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def shown_imports() -> list[tuple[str, str]]:
+    """(module, name) of every import from our package in the Python of the README and docs/."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     shown = []
     for node in (node for snippet in snippets for node in ast.walk(ast.parse(snippet))):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lit_memory"):
@@ -69,8 +71,8 @@ def readme_imports() -> list[tuple[str, str]]:
     return shown
 
 
-def test_names_of_the_readme_exist():
-    shown = readme_imports()
+def test_names_on_the_pages_exist():
+    shown = shown_imports()
     assert ("lit_memory", "LitARMT") in shown and ("lit_memory", "unroll") in shown
     for module, name in shown:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
