@@ -19,7 +19,7 @@ from lit_memory.plan.experiment import load, parse
 from lit_memory.plan.measured import check_report
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class, model_size
-from lit_memory.report.marks import Summary
+from lit_memory.report.marks import has_marks
 from lit_memory.run import checkpoint
 from lit_memory.run.build import build
 from lit_memory.run.results import collect
@@ -27,7 +27,7 @@ from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.trainer import make_trainer, silence_lightning
 
 EXPERIMENTS = [
-    path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not Summary.wanted(str(path))
+    path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not has_marks(path)
 ]
 
 
