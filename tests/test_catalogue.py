@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lit_memory import cli
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
+from lit_memory.run import display
 
 ROOT = Path(__file__).parents[1]
 LIST_ONCE = functools.cache(list_experiments)
@@ -102,7 +102,7 @@ def test_a_file_without_a_paper_is_an_error(folders):
 
 @pytest.mark.parametrize("argv", [["--list"], ["armt_ablation_gamma", "--list"]])
 def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "list_experiments", LIST_ONCE)
+    monkeypatch.setattr(display, "list_experiments", LIST_ONCE)
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if not line.startswith("  ")]  # a long item has a second line

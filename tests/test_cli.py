@@ -300,7 +300,7 @@ def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path
     sweep = prepare(write(arms=arms, report={"x": "test_pairs", "state_x": state_x}), "--root", tmp_path)
     plan = report_plan(known(sweep), sweep.specs)
     assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(sweep.experiment.seeds)
-    assert plan.state_x == segments and plan.state("a") == (16 + segments * 32 if segments else None)
+    assert plan.state_x == segments and plan.state_size("a") == (16 + segments * 32 if segments else None)
     assert not any("segments" in run for run in plan.runs if run["arm"] == "b")
 
 

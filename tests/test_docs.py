@@ -11,6 +11,7 @@ import torch
 
 from lit_memory.cli import parser
 from lit_memory.plan.experiment import load
+from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
 from lit_memory.registry import MODELS, TASKS
 from lit_memory.run.engine import run_one
@@ -137,8 +138,8 @@ def test_the_experiment_plans(tmp_path):
     for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
         experiment = load(path).at(scale)
         specs = experiment.plan()
-        experiment.check_report(specs)
-        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and experiment.test_values(specs) == [
+        check_report(experiment, specs)
+        assert [spec.arm for spec in specs[::3]] == ["raw", "off", "rmt"] and x_values(experiment, specs) == [
             5,
             10,
             20,

@@ -166,7 +166,7 @@ def _warm(tmp_path_factory, _database):
     root = tmp_path_factory.mktemp("warm")
     shutil.copy(_database, root)
     tree = yaml.safe_load(TINY_EXPERIMENT)
-    train(parse(tree, "tiny.yaml").plan()[0], root)
+    train(parse(tree, "tiny.yaml").at().plan()[0], root)
     (root / "tiny.yaml").write_text(yaml.safe_dump(tree))
     assert main([str(root / "tiny.yaml"), "--root", str(root), "--report"]) == 0
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.hf.names import HEAD
 from lit_memory.hf.reference import LAYOUTS, load_reference
-from lit_memory.models import decoder as decoder_module
+from lit_memory.models import attention
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS
 
@@ -171,7 +171,7 @@ def test_golden_neox_differs_by_the_precision_of_rotary_tables_only(name, monkey
         angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency.repeat(2)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
-    monkeypatch.setattr(decoder_module, "rotary_table", table_in_fp32)
+    monkeypatch.setattr(attention, "rotary_table", table_in_fp32)
     compare_golden(name, 1e-10, 1e-10)
 
 

@@ -22,6 +22,7 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Progress
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
+from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.run.build import build
 from lit_memory.run.engine import run_one
@@ -426,9 +427,9 @@ def experiment():
 
 
 def plan(tree):
-    found = parse(tree, "tiny_lm.yaml")
+    found = parse(tree, "tiny_lm.yaml").at()
     specs = found.plan()
-    found.check_report(specs)
+    check_report(found, specs)
     return found, specs
 
 
@@ -511,7 +512,7 @@ def test_the_curve_knows_where_the_training_ended(experiment):
     for stages, last in [([], 4), ([{"task.segments": 2}, {"task.segments": 7}], 6)]:
         tree["base"]["train"]["stages"] = stages
         found, specs = plan(tree)
-        assert found.test_values(specs) == list(range(9)) and train_x("segment", specs) == last
+        assert x_values(found, specs) == list(range(9)) and train_x("segment", specs) == last
 
 
 @pytest.mark.parametrize(("goal", "solved"), [(1e9, True), (0.5, False)])
