@@ -272,7 +272,7 @@ def test_kill_9_at_twenty_random_times(make_spec, make_root, name):
 @pytest.mark.parametrize(
     "place",
     [
-        ("lit_memory.report.render:_table", 1),
+        ("lit_memory.report.render:main_table", 1),
         ("lit_memory.util.files:write", 1),
         ("lit_memory.util.files:write", 4),
         ("os:replace", 9),
@@ -858,7 +858,7 @@ def test_telemetry_is_off_as_mlflow_sees_it(given, disabled):
         [sys.executable, "-c", TELEMETRY], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == disabled
-    assert "MLFLOW_DISABLE_TELEMETRY" in (PROJECT / "README.md").read_text()
+    assert "MLFLOW_DISABLE_TELEMETRY" in (PROJECT / "docs/experiments.md").read_text()
 
 
 # Soak
