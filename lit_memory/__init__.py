@@ -5,10 +5,10 @@ Public names follow from the registry: for every model its class and ``Lit<class
 ``import lit_memory.hf`` registers our models with the Auto classes of transformers.
 """
 
-from importlib import import_module
 from typing import Any
 
 from lit_memory.registry import MODELS, TASKS, class_name, lit_names
+from lit_memory.util.names import load
 
 _LIT = "lit_memory.lit"
 _FUNCTIONS_AND_SHELL = {
@@ -35,8 +35,7 @@ def __getattr__(name: str) -> Any:
     path = _public().get(name)
     if path is None:
         raise AttributeError(f"module 'lit_memory' has no attribute {name!r}")
-    module, _, attribute = path.partition(":")
-    return getattr(import_module(module), attribute)
+    return load(path)
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         x_values=x_values(e, sweep.specs),
         config=e.report,
         expect=e.expect,
-        deviations=deviations(work),
+        deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
         provenance=origin(work.finished),
@@ -125,12 +125,15 @@ def paper_x(sweep: Sweep) -> float | None:
     return max(x_values(sweep.experiment, sweep.paper_specs))
 
 
-def deviations(work: WorkList) -> list[str]:
-    """Settings that differ from the scale "paper", remarks of the runs on their tests, and the selected grid points."""
+def deviations(work: WorkList, shown: Sequence[RunSpec]) -> list[str]:
+    """Settings that differ from the scale "paper", remarks of the runs on their tests, and the selected grid points.
+
+    shown: the runs of the selected grid points.
+    """
     sweep = work.sweep
     settings = differences(sweep.specs, sweep.paper_specs) if sweep.paper_specs else []
     remarks = [line for run in work.finished for line in run.tags.get("lit.remarks", "").splitlines()]
-    points = best_points(sweep.experiment, sweep.specs, work.runs)
+    points = {spec.arm: spec.point for spec in shown}
     chosen = [f"`{arm}`: {point}, chosen on validation data" for arm, point in points.items() if point]
     return [*settings, *dict.fromkeys(remarks), *chosen]
 
