@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from filelock import Timeout
 
@@ -32,15 +32,15 @@ PATIENCE = 3.0
 def away(error: BaseException) -> str | None:
     """Why the tracking store cannot be used, in a few words, if ``error`` says so; else None."""
     tracking = sys.modules.get("lit_memory.run.tracking")  # without it nobody has spoken to a store
-    if isinstance(error, ConfigError):
-        return str(error)
-    if tracking is None or not isinstance(error, tracking.Tracker.Error):
+    if not isinstance(error, ConfigError if tracking is None else (ConfigError, *tracking.Tracker.Error)):
         return None
     causes = list(files.chain(error))
     for cause in causes:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    return first_line(Exception(str(causes[-1]).rpartition("Caused by ")[2]))[:200]
+        if isinstance(cause, TimeoutError):
+            return "timed out"
+    return first_line(error if isinstance(error, ConfigError) else cast(Exception, causes[-1]))[:200]
 
 
 def away_line(error: BaseException) -> str | None:
