@@ -6,6 +6,7 @@ import http.server
 import json
 import math
 import os
+import random
 import signal
 import socket
 import sqlite3
@@ -357,7 +358,7 @@ class Relay(http.server.BaseHTTPRequestHandler):
         if mode == "hang":
             self.server.released.wait(60)
             self.close_connection = True
-            return
+            return  # the client has given up
         status, content = 500, b'{"error_code": "INTERNAL_ERROR", "message": "broken"}'
         if mode != "500":
             connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
@@ -368,11 +369,12 @@ class Relay(http.server.BaseHTTPRequestHandler):
         if mode == "lose":
             self.close_connection = True
             return
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(OSError):  # the client has given up
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = relay
 
@@ -486,28 +488,30 @@ def test_a_server_with_a_bad_time(undisturbed, make_root, relay, monkeypatch, mo
 
 @pytest.mark.slow
 def test_every_answer_may_be_lost(undisturbed, root, relay, monkeypatch):
-    """Every second one that changes something: all of it is done in the end, and once."""
+    """Of all that changes something, a third is done without an answer: in the end all of it is done, and once."""
     monkeypatch.setattr("lit_memory.run.outbox.FIRST_DELAY", 0.01)
     monkeypatch.setattr("lit_memory.run.outbox.LONGEST_DELAY", 0.01)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     spec, expected = undisturbed
-    counts: dict[str, int] = {}
+    draw, lost = random.Random(0), []
 
     def mode(path):
-        if not any(name in path for name in ("runs/create", "runs/log-batch", "runs/update", "runs/set-tag")):
+        changes = any(name in path for name in ("runs/create", "runs/log-batch", "runs/update", "runs/set-tag"))
+        if not changes or draw.random() > 1 / 3:
             return "pass"
-        counts[path] = counts.get(path, 0) + 1
-        return "lose" if counts[path] % 2 else "pass"
+        lost.append(path)
+        return "lose"
 
     relay.mode = mode
     uri = f"http://127.0.0.1:{relay.server_port}"
     train(spec, root, uri)
-    relay.mode = "pass"
     tracker = Tracker(root, uri)
-    deliver([spec], root, tracker)
+    for _ in range(50):
+        deliver([spec], root, tracker)
+    relay.mode = "pass"
     run = tracker.find(spec.key)
     assert run.status == "FINISHED" and comparable(rows_of(tracker, run)) == expected["rows"]
-    assert sum(counts.values()) > 4
+    assert lost and not waiting([spec], root)
 
 
 @pytest.fixture
