@@ -20,11 +20,12 @@ from lit_memory.report.catalogue import find_experiment
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
-from lit_memory.run.checkpoint import locked, saved
-from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, note_on_stages, plan_table
+from lit_memory.run.checkpoint import saved
+from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, names, note_on_stages, plan_table
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
 from lit_memory.run.options import Options
+from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting, within
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
-        message = root and disk_full(error, root)
+        message = root and (disk_full(error, root) or away_line(error))
         if message is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")
@@ -124,6 +125,8 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code."""
     options, work, tracker = sweep.options, WorkList(sweep), find_tracker(sweep.root)
     if tracker is not None:
+        if not options.dry_run:
+            send_waiting(work, tracker, console, errors)
         work.refresh(tracker)
     todo = work.todo()
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
@@ -142,9 +145,24 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
             work.retire(tracker, todo)
         code = Execution(work, tracker, todo, console, errors).run()
     if code < 128:
+        code = code or int(not send_waiting(work, tracker, console, errors))
         print_report(write_report(work, tracker), console)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
+
+
+def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: Console) -> bool:
+    """Send what ended runs have left on disk, and say so; returns whether nothing is left."""
+    root = work.sweep.root
+    before = waiting(work.specs, root)
+    reason = deliver(before, root, tracker) if before else ""
+    left = waiting(before, root)
+    if sent := [spec for spec in before if spec not in left]:
+        console.print(f"sent     what waited on disk: {names(sent)}", highlight=False, soft_wrap=True)
+    if left:
+        line = f"what waits on disk for the tracking store ({reason}): {names(left)}; the same command sends it"
+        errors.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
+    return not left
 
 
 def summarize(options: Options, console: Console) -> int:
@@ -195,7 +213,7 @@ class Execution:
         self, work: WorkList, tracker: "Tracker", todo: Sequence[RunSpec], console: Console, errors: Console
     ) -> None:
         self.work, self.tracker, self.console, self.errors = work, tracker, console, errors
-        self.failed = 0
+        self.failed, self.warnings = 0, set[str]()
         sweep, paper = work.sweep, work.sweep.experiment.paper
         tags = provenance() | {"paper": paper.arxiv or paper.title, "where": sweep.location}
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
@@ -220,9 +238,8 @@ class Execution:
                     self.show(child, event)
         except Interrupted as signum:
             self.launcher.stop()  # the signal may have come while a line was printed, outside of events()
-            for child in self.launcher.running:
-                self.close(child.spec, "KILLED")
-            self.tracker.end(self.parent, "KILLED")
+            specs = [child.spec for child in self.launcher.running]
+            within(PATIENCE, lambda: self.close(specs, "KILLED"))
             code = 128 + signum.number
             self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
             return code
@@ -233,6 +250,9 @@ class Execution:
         if event["event"] == "end":
             self.end(child)
         elif event["event"] == "warning":
+            if event["message"] in self.warnings:
+                return  # several runs notice the same
+            self.warnings.add(event["message"])
             self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
         elif event.get("news") and not self.console.is_terminal:
             line = "  ".join(column for column in self.lines.line(child) if column)
@@ -249,14 +269,14 @@ class Execution:
         reason = escape(child.failure or f"its process ended with code {child.process.exitcode}")
         log = short(child.spec.folder(self.work.sweep.root) / "log.txt")
         self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {reason} (log: {log})")
-        self.close(child.spec, "FAILED")
+        self.close([child.spec], "FAILED")
 
-    def close(self, spec: RunSpec, status: str) -> None:
-        """End a run in MLflow whose process could not do so itself."""
-        with contextlib.suppress(Exception):  # on a full disk; the next command closes it
-            run = self.tracker.find(spec.key)
-            if run is not None and run.status == "RUNNING" and not locked(spec.folder(self.work.sweep.root)):
-                self.tracker.end(run.run_id, status)
+    def close(self, specs: Sequence[RunSpec], status: str) -> None:
+        """End runs in MLflow whose processes could not do so themselves."""
+        with contextlib.suppress(Exception):  # a full disk, or no store; the next command closes them
+            deliver(specs, self.work.sweep.root, self.tracker, status)
+            if status == "KILLED":
+                self.tracker.end(self.parent, status)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
     assert rows == expected["rows"]
     assert history(root, finished.run_id) == expected["valid"]
     kept = [f"step-{n:08d}.ckpt{end}" for n in (7, 9) for end in ("", ".sha256")]
-    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["lock", *kept]
+    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["journal.jsonl", "lock", *kept]
 
 
 @pytest.mark.parametrize("step", [2, 3, 6, 7, 8])

@@ -200,7 +200,7 @@ PLACES = {
     "update of the weights": ("lit_memory.lit.callbacks.finite:FiniteGuard.on_before_optimizer_step", 8),
     "stage change": ("lit_memory.lit.callbacks.curriculum:Curriculum.enter", 2),
     "validation": ("lit_memory.lit.modules:LitMemory.validation_step", 2),
-    "validation is logged": ("lit_memory.run.tracking:Tracker.log", 3),
+    "validation is logged": ("lit_memory.run.journal:Journal.log", 3),
     "checkpoint begins": ("lit_memory.run.saving:save", 1),
     "checkpoint half written": ("lit_memory.run.checkpoint:Hashing.write", 40),
     "first checkpoint without its checksum": ("lit_memory.util.files:write", 1),
@@ -209,10 +209,12 @@ PLACES = {
     "old checkpoint is removed": ("lit_memory.run.checkpoint:remove", 1),
     "the last checkpoint": ("lit_memory.run.saving:save", 4),
     "the last checkpoint of two": ("lit_memory.run.saving:save", 2),
-    "training is over": ("lit_memory.run.tracking:Tracker.tag", 1),
+    "training is over": ("lit_memory.run.journal:Journal.tag", 1),
     "test": ("lit_memory.lit.modules:LitMemory.test_step", 2),
-    "test metrics are written": ("lit_memory.run.tracking:Tracker.finish", 1),
-    "before FINISHED": ("lit_memory.run.tracking:Tracker.end", 1),
+    "test metrics are written": ("lit_memory.run.journal:Journal.finish", 1),
+    "before FINISHED": ("lit_memory.run.journal:Journal.end", 1),
+    "metrics are sent": ("lit_memory.run.tracking:Tracker.write", 2),
+    "FINISHED is sent": ("lit_memory.run.tracking:Tracker.end", 1),
 }
 
 
@@ -430,8 +432,8 @@ def last_line(path):
 FULL = {
     "checkpoint": ("lit_memory.run.saving:save", 2, 20_000),
     "checksum": ("lit_memory.util.files:write", 2, 10),
-    "metrics": ("lit_memory.run.tracking:Tracker.log", 3, 10_000),
-    "test metrics": ("lit_memory.run.tracking:Tracker.finish", 1, 10_000),
+    "metrics": ("lit_memory.run.journal:Journal.log", 3, 10_000),
+    "test metrics": ("lit_memory.run.journal:Journal.finish", 1, 10_000),
 }
 
 

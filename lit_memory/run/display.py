@@ -27,6 +27,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def names(specs: Sequence[RunSpec]) -> str:
+    """a seed 0, b seed 0."""
+    return ", ".join(f"{spec.arm} {spec.point}".strip() + f" seed {spec.seed}" for spec in specs)
+
+
 def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     """What the command is about to do, in one line with rich's markup."""
     sweep = work.sweep

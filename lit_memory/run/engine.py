@@ -20,7 +20,9 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.run import checkpoint
 from lit_memory.run.build import build
+from lit_memory.run.journal import Journal
 from lit_memory.run.logger import TrackingLogger
+from lit_memory.run.outbox import Outbox, sending
 from lit_memory.run.results import Results, collect, peak_memory_mb
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.tracking import Tracker
@@ -36,36 +38,36 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
     """
     silence_lightning()
     with lock_of(spec, root, send):
-        tracker = Tracker(root, uri)
-        run = tracker.find(spec.key)
-        if run is not None and run.status == "FINISHED":
+        outbox = Outbox(spec, root, lambda: Tracker(root, uri), parent)
+        if outbox.finished():
             return
-        run_id = tracker.start(spec, run, parent, tags, parameters(spec))
-        with recording_errors(tracker, run_id):
-            check_start(spec, tracker)
-            results = train_and_test(spec, root, tracker, run_id, send)
-            tracker.finish(run_id, results.rows, results.totals, results.times)
+        with sending(outbox, send) as journal:
+            journal.begin(tags, parameters(spec))
+            with recording_errors(journal):
+                check_start(spec, root, uri)
+                results = train_and_test(spec, root, journal, send)
+                journal.finish(results.rows, results.totals, results.times)
 
 
-def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, send: Send) -> Results:
+def train_and_test(spec: RunSpec, root: Path, journal: Journal, send: Send) -> Results:
     """Train from the newest checkpoint through all stages, then test on the whole task."""
     torch.set_num_threads(spec.train["threads"])
     folder = spec.folder(root)
     files.remove_staged(folder)
     module, data = build(spec, root)
-    logger = TrackingLogger(tracker, run_id)
+    logger = TrackingLogger(journal)
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
     timer = TestTimer(spec.train["timed_steps"])
-    saver = RunCheckpoint(folder, logger)
+    saver = RunCheckpoint(folder, journal)
     trainer = make_trainer(spec, folder, logger, curriculum, progress, timer, saver)
     newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
     with saver.termination.handled():
         if spec.stages:
             trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
         train_seconds, steps = saver.seconds, trainer.global_step
-        record_stages(tracker, run_id, curriculum)
-        tracker.tag(run_id, {"remarks": "\n".join(data.whole_task.remarks())})
+        record_stages(journal, curriculum)
+        journal.tag({"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
         data.task = data.whole_task
         trainer.test(module, datamodule=data, verbose=False)
@@ -94,34 +96,31 @@ def lock_of(spec: RunSpec, root: Path, send: Send) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording_errors(tracker: Tracker, run_id: str) -> Iterator[None]:
+def recording_errors(journal: Journal) -> Iterator[None]:
     """Record what ends the block before it is raised: KILLED for a signal, else FAILED."""
     try:
         yield
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
         with contextlib.suppress(Exception):  # on a full disk nothing can be written; the error is raised all the same
-            tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})
-            tracker.end(run_id, status)
+            journal.tag({"error": f"{type(error).__name__}: {error}"[:5000]})
+            journal.end(status)
         raise
 
 
-def check_start(spec: RunSpec, tracker: Tracker) -> None:
+def check_start(spec: RunSpec, root: Path, uri: str) -> None:
     """Raise RuntimeError if the run that this one starts from has not finished."""
-    if spec.start is None:
-        return
-    found = tracker.find(spec.start.key)
-    if found is None or found.status != "FINISHED":
+    if spec.start is not None and not Outbox(spec.start, root, lambda: Tracker(root, uri)).finished():
         run = f"{spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}"
         raise RuntimeError(f"init: the run that it starts from, {run}, has not finished")
 
 
-def record_stages(tracker: Tracker, run_id: str, curriculum: Curriculum) -> None:
+def record_stages(journal: Journal, curriculum: Curriculum) -> None:
     """Record when each stage ended, whether it was solved, and its number of steps."""
     for entry in curriculum.history:
-        tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
+        journal.log({"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
     steps = [str(end - start) for start, end in pairwise(curriculum.bounds)]
-    tracker.tag(run_id, {"stage_steps": " ".join(steps)})
+    journal.tag({"stage_steps": " ".join(steps)})
 
 
 def parameters(spec: RunSpec) -> dict[str, Any]:

@@ -1,27 +1,19 @@
-"""Lightning's logger: metrics as rows of a run in MLflow."""
+"""Lightning's logger: metrics as rows of a run's journal."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 
-from lit_memory.run.tracking import Tracker
+from lit_memory.run.journal import Journal
 
 
 class TrackingLogger(Logger):
-    """Writes ``train/*`` and ``valid/*`` to one MLflow run; the results of the test are recorded at its end."""
+    """Logs ``train/*`` and ``valid/*``; the results of the test are recorded at the end of the run."""
 
-    def __init__(self, tracker: Tracker, run_id: str) -> None:
+    def __init__(self, journal: Journal) -> None:
         super().__init__()
-        self.tracker, self.run_id = tracker, run_id
-        self.rows: list[tuple[dict[str, float], int]] = []
-        """(values, step) of everything logged so far; checkpoints keep it."""
-
-    def restore(self, rows: list[tuple[dict[str, float], int]]) -> None:
-        """Log the rows of a checkpoint that MLflow does not have: the run may have been deleted there."""
-        self.rows = rows
-        for values, step in rows:
-            self.tracker.log(self.run_id, values, step)
+        self.journal = journal
 
     @property
     def name(self) -> str:
@@ -29,13 +21,12 @@ class TrackingLogger(Logger):
 
     @property
     def version(self) -> str:
-        return self.run_id
+        return self.journal.path.parent.name
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {k: float(v) for k, v in metrics.items() if k.startswith(("train/", "valid/"))}
         if values:
-            self.rows.append((values, (step or 0) + 1))  # Lightning passes the index of the last step
-            self.tracker.log(self.run_id, *self.rows[-1])
+            self.journal.log(values, (step or 0) + 1)  # Lightning passes the index of the last step
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the engine logs the whole configuration, of which Lightning would cut values to 250 characters."""

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_memory.run import checkpoint
 from lit_memory.run.checkpoint import CheckpointError, save
-from lit_memory.run.logger import TrackingLogger
+from lit_memory.run.journal import Journal
 from lit_memory.run.signals import Termination
 
 SAVE_SECONDS = 60.0
@@ -39,8 +39,8 @@ class RunCheckpoint(Checkpoint):
     Lightning calls a ``Checkpoint`` after all other callbacks, when their states are up to date.
     """
 
-    def __init__(self, folder: Path, logger: TrackingLogger | None = None) -> None:
-        self.folder, self.logger = folder, logger
+    def __init__(self, folder: Path, journal: Journal | None = None) -> None:
+        self.folder, self.journal = folder, journal
         self.started, self.seconds_before = time.monotonic(), 0.0
         self.saved = self.started
         self.termination = Termination()
@@ -56,12 +56,13 @@ class RunCheckpoint(Checkpoint):
         return self.seconds_before + time.monotonic() - self.started
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "rows": self.logger.rows if self.logger else []}
+        return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds_before = state_dict["seconds"]
-        if self.logger:
-            self.logger.restore(state_dict["rows"])
+        for values, step in state_dict.get("rows", []):  # version 0.1 had no journal
+            if self.journal:
+                self.journal.log(values, step)
 
     def on_train_start(self, trainer, pl_module):
         self.termination.reinstall()
@@ -81,6 +82,8 @@ class RunCheckpoint(Checkpoint):
 
     def save(self, trainer: L.Trainer) -> None:
         self.termination.defer(True)  # an exception in the middle of torch.save would come out as a broken file
+        if self.journal:
+            self.journal.sync()
         trainer.save_checkpoint(checkpoint.path_of(self.folder, trainer.global_step))
         self.saved = time.monotonic()
         self.termination.defer(False)

@@ -19,6 +19,11 @@ from typing import Any
 # MLflow 3 reports usage unless told otherwise, and configures itself at import.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # with the password of the URI
+# It would try a server that is away for minutes; ``outbox.py`` tries again, and nothing else waits.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -29,20 +34,21 @@ from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.journal import Row, TimedRow, merged, result_rows
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # else prints the traceback of what it raises
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
-Row = tuple[str, float, float]
-"""Metric, x, value."""
 TAG = "lit."
 """Prefix of our tags."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag, by which its pages nest runs."""
 LONGEST_PARAMETER = 6000
 """Characters that MLflow takes."""
+LARGEST_BATCH = 1000
+"""Metrics that MLflow takes in one call."""
 
 
 def default_uri(root: Path) -> str:
@@ -63,6 +69,9 @@ class Run:
 
 class Tracker:
     """Everything that the project writes to MLflow and reads from it."""
+
+    Error = (MlflowException, DatabaseError)
+    """What its methods raise where the store does not do what it is asked."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         """Open the store. Raises ConfigError where that fails.
@@ -156,6 +165,8 @@ class Tracker:
         """
         if run is not None:
             self._resume(run, tags)
+            if not run.params:
+                self._describe(run.run_id, spec, params)
             return run.run_id
         own = {
             "kind": "run",
@@ -168,35 +179,36 @@ class Tracker:
         }
         all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
         run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
-        self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
-        with self._storing(run_id):
-            self.client.log_dict(run_id, spec.config(), "config.yaml")
+        self._describe(run_id, spec, params)
         return run_id
 
+    def _describe(self, run_id: str, spec: RunSpec, params: Mapping[str, Any]) -> None:
+        """Store the configuration of a run; the parameters are its last part."""
+        with self._storing(run_id):
+            self.client.log_dict(run_id, spec.config(), "config.yaml")
+        self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
+
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
-        """Open an interrupted run. Tags keep old values beside new ones, "old; new", but for ``where``."""
+        """Open an interrupted run. Tags keep old values beside new ones, see ``merged``."""
         self.client.update_run(run.run_id, status="RUNNING")
-        merged = {}
-        for name, value in tags.items():
-            before = run.tags.get(f"{TAG}{name}", "")
-            merged[name] = value if name == "where" else before if value in before else f"{before}; {value}"
-        self.tag(run.run_id, merged)
+        before = {name.removeprefix(TAG): value for name, value in run.tags.items() if name.startswith(TAG)}
+        self.tag(run.run_id, {name: value for name, value in merged(before, tags).items() if name in tags})
         history = (m for name in run.metrics for m in self.client.get_metric_history(run.run_id, name))
         self.logged[run.run_id] = {(m.key, m.step) for m in history}
         if f"{TAG}error" in run.tags:
             self.client.delete_tag(run.run_id, f"{TAG}error")
 
-    def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of one step."""
-        self._log(run_id, ((name, step, value) for name, value in metrics.items()))
+    def write(self, run_id: str, rows: Iterable[TimedRow]) -> None:
+        """Log rows, but for those that the run logged before it was interrupted: they are the same."""
+        logged = self.logged.get(run_id, ())
+        new = [Metric(name, value, time, step) for name, step, value, time in rows if (name, step) not in logged]
+        for i in range(0, len(new), LARGEST_BATCH):
+            self.client.log_batch(run_id, new[i : i + LARGEST_BATCH])
 
-    def _log(self, run_id: str, rows: Iterable[tuple[str, int, float]]) -> None:
-        """Log (metric, step, value) rows, in one database transaction. Those that the run logged before it was
-        interrupted are the same and left out."""
-        now, logged = get_current_time_millis(), self.logged.get(run_id, ())
-        new = [Metric(name, value, now, step) for name, step, value in rows if (name, step) not in logged]
-        if new:
-            self.client.log_batch(run_id, new)
+    def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics of one step now, without a journal."""
+        now = get_current_time_millis()
+        self.write(run_id, [(name, step, value, now) for name, value in metrics.items()])
 
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         """Set tags, whose names get our prefix."""
@@ -205,10 +217,9 @@ class Tracker:
     def finish(
         self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()
     ) -> None:
-        """Write the rows of the test, the totals and the measured times at once, then FINISHED."""
-        rows = [(f"test/{name}", int(x), value) for name, x, value in results]
-        rows += [(f"time/{name}", int(x), value) for name, x, value in times]
-        self._log(run_id, rows + [(name, 0, value) for name, value in totals.items()])
+        """Log the results of a test and FINISHED now, without a journal."""
+        now = get_current_time_millis()
+        self.write(run_id, [(*row, now) for row in result_rows(results, totals, times)])
         self.end(run_id, "FINISHED")
 
     def end(self, run_id: str, status: str) -> None:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
-from lit_memory.run import checkpoint
+from lit_memory.run import checkpoint, journal
 from lit_memory.run.sweep import Sweep
 from lit_memory.util.provenance import PROJECT
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker
 
-STATUSES = ("finished", "running", "failed", "to resume", "new")
+STATUSES = ("finished", "to send", "running", "failed", "to resume", "new")
+
+DONE = ("finished", "to send")
+"""Statuses of runs that have nothing left to train."""
 
 
 @dataclass
@@ -24,9 +27,14 @@ class WorkList:
     runs: dict[str, "Run"] = field(default_factory=dict)
     """What MLflow knows: key -> run."""
 
+    @property
+    def specs(self) -> list[RunSpec]:
+        """The runs of the sweep and those that they start from, each once."""
+        return list({run.key: run for spec in self.sweep.specs for run in with_starts(spec)}.values())
+
     def refresh(self, tracker: "Tracker") -> None:
         """Read the runs of the sweep, and those that they start from, from MLflow."""
-        keys = list(dict.fromkeys(run.key for spec in self.sweep.specs for run in with_starts(spec)))
+        keys = [spec.key for spec in self.specs]
         found = zip(keys, tracker.find_all(keys), strict=True)
         self.runs = {key: run for key, run in found if run is not None}
 
@@ -36,12 +44,15 @@ class WorkList:
         return [run for run in self.runs.values() if run.status == "FINISHED"]
 
     def status(self, spec: RunSpec) -> str:
-        """One of ``STATUSES``; "running" means in another process. All runs but the finished ones are trained."""
+        """One of ``STATUSES``. "running" means in another process, "to send" complete on disk, which MLflow does not
+        know yet. All but these and the finished ones are trained."""
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
         if checkpoint.locked(folder):
             return "running"
+        if journal.complete(folder) and journal.waits(folder):
+            return "to send"
         if run is not None and run.status == "FAILED":
             return "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
@@ -58,10 +69,10 @@ class WorkList:
             return []
         todo: dict[str, RunSpec] = {}
         for spec in self.sweep.selected:
-            if self.status(spec) == "finished" and not options.fresh:
+            if self.status(spec) in DONE and not options.fresh:
                 continue
             for run in with_starts(spec):
-                if run is spec or self.status(run) != "finished":
+                if run is spec or self.status(run) not in DONE:
                     todo.setdefault(run.key, run)
         return list(todo.values())
 
@@ -96,6 +107,7 @@ class WorkList:
             if spec.key in self.runs:
                 tracker.retire(self.runs[spec.key].run_id)
             checkpoint.clear(spec.folder(self.sweep.root))
+            journal.clear(spec.folder(self.sweep.root))
 
 
 def with_starts(spec: RunSpec) -> list[RunSpec]:

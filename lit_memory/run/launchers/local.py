@@ -76,8 +76,10 @@ def run_child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=end_with_parent, daemon=True).start()
 
+    sending = threading.Lock()
+
     def send(message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone; end_with_parent ends this process in a moment
+        with sending, contextlib.suppress(OSError):  # the parent is gone; end_with_parent ends this process in a moment
             connection.send(message)
 
     os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks

@@ -1,0 +1,225 @@
+"""Brings the tracking store up to the journals of runs. A run does not wait for the store, and does not die with it.
+
+A thread of the run's process sends what the run tells. While the store does not answer, everything stays in the journal
+and is sent later: by that thread, or by the next command. Nothing arrives twice: whoever connects anew first asks which
+rows the store has, and a row that was on its way all the same has the time of the journal, by which the store knows it.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from filelock import Timeout
+
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.run import checkpoint, journal
+from lit_memory.run.journal import Journal, Messages
+from lit_memory.util import files
+
+if TYPE_CHECKING:
+    from lit_memory.run.tracking import Tracker
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 15.0
+"""Seconds until a store that did not answer is tried again; each delay is twice the one before."""
+PATIENCE = 3.0
+"""Seconds that an interrupted run or command gives the store."""
+
+
+def away(error: BaseException) -> str | None:
+    """Why the tracking store cannot be used, in a few words, if ``error`` says so; else None."""
+    tracking = sys.modules.get("lit_memory.run.tracking")  # without it nobody has spoken to a store
+    if not isinstance(error, ConfigError if tracking is None else (ConfigError, *tracking.Tracker.Error)):
+        return None
+    causes = list(files.chain(error))
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if isinstance(cause, TimeoutError):
+            return "timed out"
+    return first_line(error if isinstance(error, ConfigError) else cast(Exception, causes[-1]))[:200]
+
+
+def away_line(error: BaseException) -> str | None:
+    """What a command says that needs the store and does not get it, in one line; None for another error."""
+    reason = away(error)
+    return reason and f"the tracking store does not answer ({reason}); run the same command again when it does"
+
+
+def within(seconds: float, work: Callable[[], object]) -> None:
+    """Wait for ``work`` no longer than that; it goes on in a thread until the process ends. It must not raise."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+class Outbox:
+    """Brings the run of one key in the store up to its journal."""
+
+    def __init__(self, spec: RunSpec, root: Path, connect: "Callable[[], Tracker]", parent: str = "") -> None:
+        """connect: opens the store. parent: id of the parent run, looked up where it is needed and not given."""
+        self.spec, self.connect, self.parent = spec, connect, parent
+        self.folder = spec.folder(root)
+        self.tracker: Tracker | None = None
+        self.run_id = ""
+        """Of the run in the store; "" before it is known, and after a failure."""
+        self.superfluous = False
+        """The store has a FINISHED run of the key."""
+        self.position = 0
+        """Bytes of the journal that the store has."""
+
+    def finished(self) -> bool:
+        """Whether nothing is left to train: the run is FINISHED in the store, or on disk and on its way there."""
+        try:
+            if journal.complete(self.folder) and journal.waits(self.folder):
+                self.send()
+                return True
+            run = self._open().find(self.spec.key)
+        except Exception as error:
+            if away(error) is None:
+                raise
+            return journal.complete(self.folder)
+        return run is not None and run.status == "FINISHED"
+
+    def send(self) -> None:
+        """Send what the store does not have. Raises what goes wrong, see ``away``; the next call begins anew."""
+        try:
+            self._send()
+        except BaseException:
+            self.run_id = ""
+            raise
+
+    def _open(self) -> "Tracker":
+        self.tracker = self.tracker or self.connect()
+        return self.tracker
+
+    def _send(self) -> None:
+        tracker = self._open()
+        told = journal.read(self.folder, self.position if self.run_id else 0)
+        if not self.run_id:
+            self._attach(tracker, told)
+        if not self.superfluous:
+            tracker.write(self.run_id, told.rows)
+            if told.tags:
+                tracker.tag(self.run_id, told.tags)
+            if told.status not in ("", "RUNNING"):
+                tracker.end(self.run_id, told.status)
+        self.position = told.end
+        if told.status not in ("", "RUNNING"):
+            journal.append(self.folder / journal.NAME, {"status": told.status, "sent": self.run_id})
+
+    def _attach(self, tracker: "Tracker", told: Messages) -> None:
+        """Find the run of the key in the store, or create it."""
+        run = tracker.find(self.spec.key)
+        self.superfluous = run is not None and run.status == "FINISHED"
+        if run is not None and self.superfluous:
+            self.run_id = run.run_id
+            return
+        self.parent = self.parent or tracker.parent(self.spec.experiment, self.spec.scale, {})
+        self.run_id = tracker.start(self.spec, run, self.parent, told.origin, told.params)
+
+
+class Sender:
+    """The thread that sends the journal of a run while it is trained."""
+
+    def __init__(self, outbox: Outbox, warn: Callable[[str], None]) -> None:
+        """warn: receives why the store cannot be used, once."""
+        self.outbox, self.warn = outbox, warn
+        self.news, self.closing = threading.Event(), threading.Event()
+        self.problem: Exception | None = None
+        """What the run has to fail for: a full disk, for example."""
+        self.thread = threading.Thread(target=self._work, daemon=True, name="sender")
+
+    def notify(self) -> None:
+        """The journal has a new line. Raises the problem of the thread, once."""
+        self.news.set()
+        problem, self.problem = self.problem, None
+        if problem is not None:
+            raise problem
+
+    def close(self, patience: float | None = None) -> None:
+        """Let the thread try once more and end; None waits for that. Raises the problem of the thread, once."""
+        self.closing.set()
+        self.news.set()
+        self.thread.join(patience)
+        self.notify()
+
+    def _work(self) -> None:
+        delay, warned = 0.0, False
+        while True:
+            (self.closing if delay else self.news).wait(delay or None)
+            self.news.clear()
+            last = self.closing.is_set()
+            try:
+                self.outbox.send()
+                delay = 0.0
+            except Exception as error:
+                reason = away(error)
+                if reason is None or files.disk_full(error, self.outbox.folder):
+                    self.problem = error
+                elif not warned:
+                    self.warn(reason)
+                    warned = True
+                delay = min(max(FIRST_DELAY, 2 * delay), LONGEST_DELAY)
+            if self.closing.is_set() and (last or delay):
+                return
+
+
+@contextlib.contextmanager
+def sending(outbox: Outbox, send: Callable[[dict[str, Any]], object]) -> Iterator[Journal]:
+    """The journal of a run, which is sent while the block runs.
+
+    send: receives one warning if the store does not answer. What the store does not have in the end is for the next
+    command (``deliver``).
+    """
+
+    def warn(reason: str) -> None:
+        text = f"the tracking store does not answer ({reason}); runs go on, and what they log is kept and sent later"
+        send({"event": "warning", "message": text, "once": "store"})
+
+    sender = Sender(outbox, warn)
+    story = Journal(outbox.folder, sender.notify)
+    sender.thread.start()
+    try:
+        yield story
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # what ends the run is raised, not what follows from it
+            sender.close(None if isinstance(error, Exception) else PATIENCE)
+        raise
+    sender.close()
+
+
+def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: str = "KILLED") -> str:
+    """Send what ended runs have left on disk. Returns why some of it could not be sent; "" where all was.
+
+    One run that the store refuses does not stand in the way of the others; after two in a row the rest is left.
+    status: of a run whose process died without a word. Raises OSError and the like for a full disk.
+    """
+    reason, failures = "", 0
+    for spec in waiting(specs, root):
+        folder = spec.folder(root)
+        try:
+            with checkpoint.lock(folder).acquire(blocking=False):
+                if "status" not in journal.last(folder):
+                    Journal(folder).end(status)
+                Outbox(spec, root, lambda: tracker).send()
+        except Timeout:
+            continue  # another process trains it now, and sends this too
+        except Exception as error:
+            if files.disk_full(error, root) or not away(error):
+                raise
+            reason, failures = str(away(error)), failures + 1
+            if failures == 2:
+                break
+        else:
+            failures = 0
+    return reason
+
+
+def waiting(specs: Iterable[RunSpec], root: Path) -> list[RunSpec]:
+    """The runs that are not trained now and whose journals the store may not have."""
+    found = {spec.key: spec for spec in specs if journal.waits(spec.folder(root))}
+    return [spec for spec in found.values() if not checkpoint.locked(spec.folder(root))]
