@@ -11,7 +11,7 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,18 @@ from typing import Any
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.utils import create_sqlalchemy_engine
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils.time import get_current_time_millis
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run import database
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -47,7 +50,7 @@ LONGEST_PARAMETER = 6000
 
 def default_uri(root: Path) -> str:
     """``MLFLOW_TRACKING_URI``, or a database below ``root``, where a plain ``mlflow ui`` finds it."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or database.uri_of(root / "mlflow.db")
 
 
 @dataclass
@@ -64,17 +67,23 @@ class Run:
 class Tracker:
     """Everything that the project writes to MLflow and reads from it."""
 
-    def __init__(self, root: Path, uri: str | None = None) -> None:
-        """Open the store. Raises ConfigError where that fails.
+    def __init__(self, root: Path, uri: str | None = None, warn: database.Warn = lambda line: None) -> None:
+        """Open the store, which is created where it does not exist. Raises ConfigError where that fails.
 
-        root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default.
+        root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default. warn:
+        receives what the user should know.
         """
-        self.root, self.uri = root, uri or default_uri(root)
+        self.root, self.uri, self.warn = root, uri or default_uri(root), warn
+        file = database.file_of(self.uri)
+        self.artifacts = (root if file is None else file.absolute().parent) / database.ARTIFACTS
+        """The folder of new experiments' artifacts."""
         try:
             with self._creation_lock():
+                if file is not None:
+                    database.make_whole(file, self._create_database, warn)
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
-        except (MlflowException, DatabaseError, ImportError) as error:
+        except (MlflowException, DatabaseError, ImportError, TimeoutError) as error:
             # no server of MLflow, an older schema, a driver that is not installed
             if files.disk_full(error, root):
                 raise
@@ -82,27 +91,48 @@ class Tracker:
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
 
-    @contextlib.contextmanager
-    def _creation_lock(self) -> Iterator[None]:
-        """Let one process at a time create a SQLite database: first starts race in its migrations."""
-        if not self.uri.startswith("sqlite:///"):
-            yield
-            return
-        path = Path(self.uri.removeprefix("sqlite:///"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            yield
+    def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
+        """Let one process at a time create a database, an experiment or a parent run: first starts race."""
+        return database.lock(self.uri, create_sqlalchemy_engine)
+
+    def _create_database(self, path: Path) -> None:
+        """Make MLflow's tables in a new SQLite file. Nothing is lost if the machine dies on the way, so that SQLite
+        need not wait for the disk."""
+
+        def unsynced(connection: Any, record: Any) -> None:
+            connection.execute("pragma synchronous = off")
+
+        event.listen(Engine, "connect", unsynced)
+        try:
+            SqlAlchemyStore(database.uri_of(path), self.artifacts.as_uri())._dispose_engine()
+        finally:
+            event.remove(Engine, "connect", unsynced)
 
     def experiment_id(self, name: str) -> str:
-        """Id of the MLflow experiment ``name``, created where it does not exist."""
+        """Id of the MLflow experiment ``name``, created where it does not exist, and restored where it was deleted."""
         found = self.client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
-        with self._creation_lock():
-            found = self.client.get_experiment_by_name(name)  # another process may have been first
-            if found is not None:
-                return found.experiment_id
-            return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
+        if found is None:
+            with self._creation_lock():
+                found = self.client.get_experiment_by_name(name)  # another process may have been first
+                if found is None:
+                    return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
+        self.restore([name])
+        return found.experiment_id
+
+    def restore(self, names: Iterable[str], dry_run: bool = False) -> None:
+        """Restore the experiments that were deleted in MLflow, with their runs; ``warn`` gets a line for each.
+
+        dry_run: give the lines only.
+        """
+        for name in names:
+            with self._creation_lock():
+                found = self.client.get_experiment_by_name(name)
+                if found is None or found.lifecycle_stage != LifecycleStage.DELETED:
+                    continue
+                if not dry_run:
+                    self.client.restore_experiment(found.experiment_id)
+            done = "a run of this command restores" if dry_run else "restored"
+            self.warn(f"experiment {name} was deleted in MLflow; {done} it with all its runs")
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
         """The runs of every filter, the newest first."""
@@ -169,8 +199,7 @@ class Tracker:
         all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
         run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
-        with self._storing(run_id):
-            self.client.log_dict(run_id, spec.config(), "config.yaml")
+        self._store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
         return run_id
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
@@ -217,15 +246,18 @@ class Tracker:
 
     def write_folder(self, run_id: str, folder: Path) -> None:
         """Store all files of a folder as artifacts below ``report/``."""
-        with self._storing(run_id):
-            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+        self._store(run_id, lambda: self.client.log_artifacts(run_id, str(folder), artifact_path="report"))
 
-    @contextlib.contextmanager
-    def _storing(self, run_id: str) -> Iterator[None]:
-        """Tag the run where artifacts cannot be stored: MLflow keeps absolute paths, which a root that was moved may
-        no longer have. Raises OSError for a full disk."""
+    def _store(self, run_id: str, write: Callable[[], Any]) -> None:
+        """Write artifacts, or tag the run where that is not possible. Raises OSError for a full disk.
+
+        What another root has put into this store lies below that root, and is left alone.
+        """
+        place = database.local_path(self.client.get_run(run_id).info.artifact_uri or "")
         try:
-            yield
+            if place is not None and not any(map(place.is_relative_to, (self.artifacts, self.root))):
+                raise OSError(f"{place} lies outside of {self.root}")
+            write()
         except OSError as error:
             if files.disk_full(error, self.root):
                 raise
