@@ -23,12 +23,11 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
-from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
-from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -64,31 +63,32 @@ class Run:
 class Tracker:
     """Everything that the project writes to MLflow and reads from it."""
 
-    def __init__(self, root: Path, uri: str | None = None) -> None:
+    def __init__(self, root: Path, uri: StoreURI | str | None = None) -> None:
         """Open the store. Raises ConfigError where that fails.
 
         root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default.
         """
-        self.root, self.uri = root, uri or default_uri(root)
+        self.root, self.uri = root, uri if isinstance(uri, StoreURI) else StoreURI(uri or default_uri(root))
+        self.uri.give_credentials()
         try:
             with self._creation_lock():
-                self.client = MlflowClient(tracking_uri=self.uri)
+                self.client = MlflowClient(tracking_uri=self.uri.address)
                 self.client.search_experiments(max_results=1)
-        except (MlflowException, DatabaseError, ImportError) as error:
-            # no server of MLflow, an older schema, a driver that is not installed
+        # no server of MLflow, an older schema, a driver that is not installed: the libraries have a class for each
+        except Exception as error:
             if files.disk_full(error, root):
                 raise
-            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
+            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {self.uri.hide(first_line(error))}") from None
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
 
     @contextlib.contextmanager
     def _creation_lock(self) -> Iterator[None]:
         """Let one process at a time create a SQLite database: first starts race in its migrations."""
-        if not self.uri.startswith("sqlite:///"):
+        path = self.uri.file
+        if path is None:
             yield
             return
-        path = Path(self.uri.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             yield
