@@ -28,6 +28,7 @@ from lit_memory.run.options import Options
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
+from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import disk_full
 from lit_memory.util.provenance import provenance
@@ -113,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
+        StoreURI.of_environment().clean(error)
         message = root and disk_full(error, root)
         if message is None:
             raise
@@ -166,8 +168,8 @@ def summarize(options: Options, console: Console) -> int:
     if options.dry_run:
         return 0
     scale = f" --scale {options.scale}" if options.scale else ""
-    report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     tracker = open_tracker(root)
+    report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
     tracker.publish(parent, report.paths["README.md"].parent, report.verdict)
     print_report(report, console)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 from filelock import FileLock
 
-Warn = Callable[[str], None]
-"""Receives a line that the user should see."""
+from lit_memory.run.uri import StoreURI
+
 ARTIFACTS = "mlruns"
 """The folder of artifacts beside an SQLite database."""
 COMPANIONS = ("", "-journal", "-wal", "-shm")
@@ -38,27 +38,19 @@ def uri_of(path: Path) -> str:
     return f"sqlite:///{path if plain else quote(str(path), safe='')}"
 
 
-def file_of(uri: str) -> Path | None:
-    """The SQLite file behind a URI; None for a server, and for SQLite's own ``file:`` URIs."""
-    scheme, _, rest = uri.partition(":///")
-    name, _, query = rest.partition("?")
-    return Path(unquote(name)) if scheme.startswith("sqlite") and "uri=true" not in query else None
-
-
 @contextmanager
-def lock(uri: str, connect: Callable[[str], Any]) -> Iterator[None]:
+def lock(uri: StoreURI, connect: Callable[[str], Any]) -> Iterator[None]:
     """Let one process at a time create something in a store. An MLflow server needs no lock: it is one process.
 
     connect: makes an SQLAlchemy engine of a URI.
     """
-    path = file_of(uri)
-    statement = LOCKS.get(urlsplit(uri).scheme.partition("+")[0])
+    path, statement = uri.file, LOCKS.get(uri.scheme)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             yield
     elif statement:
-        engine = connect(uri)
+        engine = connect(uri.text)
         try:
             with engine.connect() as connection:
                 if connection.exec_driver_sql(statement).scalar() == 0:
@@ -88,7 +80,7 @@ def is_whole(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0 and not half_made(path)
 
 
-def make_whole(path: Path, create: Callable[[Path], None], warn: Warn) -> None:
+def make_whole(path: Path, create: Callable[[Path], None], warn: Callable[[str], None]) -> None:
     """Let there be a whole database at ``path``; the caller holds its lock.
 
     create: makes one at another path. warn: receives a line if a half-made one was there, which gets another name.

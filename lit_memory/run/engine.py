@@ -25,10 +25,11 @@ from lit_memory.run.results import Results, collect, peak_memory_mb
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.tracking import Tracker
 from lit_memory.run.trainer import make_trainer, silence_lightning
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 
-def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
+def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], send: Send) -> None:
     """Train, test and record one run; returns at once if its key is FINISHED.
 
     root: folder of checkpoints and reports. uri: of MLflow. parent: id of the parent run. tags: of a new run. send:
@@ -99,6 +100,7 @@ def recording_errors(tracker: Tracker, run_id: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        tracker.uri.clean(error)
         status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
         with contextlib.suppress(Exception):  # on a full disk nothing can be written; the error is raised all the same
             tracker.tag(run_id, {"error": f"{type(error).__name__}: {error}"[:5000]})

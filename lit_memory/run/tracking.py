@@ -24,14 +24,13 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.utils import create_sqlalchemy_engine
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils.time import get_current_time_millis
 from sqlalchemy import Engine, event
-from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import database
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -67,27 +66,30 @@ class Run:
 class Tracker:
     """Everything that the project writes to MLflow and reads from it."""
 
-    def __init__(self, root: Path, uri: str | None = None, warn: database.Warn = lambda line: None) -> None:
+    def __init__(
+        self, root: Path, uri: StoreURI | str | None = None, warn: Callable[[str], None] = lambda line: None
+    ) -> None:
         """Open the store, which is created where it does not exist. Raises ConfigError where that fails.
 
         root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default. warn:
         receives what the user should know.
         """
-        self.root, self.uri, self.warn = root, uri or default_uri(root), warn
-        file = database.file_of(self.uri)
-        self.artifacts = (root if file is None else file.absolute().parent) / database.ARTIFACTS
+        self.root, self.uri = root, uri if isinstance(uri, StoreURI) else StoreURI(uri or default_uri(root))
+        self.warn, file = warn, self.uri.file
+        self.artifacts = (root if file is None else file.parent).absolute() / database.ARTIFACTS
         """The folder of new experiments' artifacts."""
+        self.uri.give_credentials()
         try:
             with self._creation_lock():
                 if file is not None:
                     database.make_whole(file, self._create_database, warn)
-                self.client = MlflowClient(tracking_uri=self.uri)
+                self.client = MlflowClient(tracking_uri=self.uri.address)
                 self.client.search_experiments(max_results=1)
-        except (MlflowException, DatabaseError, ImportError, TimeoutError) as error:
-            # no server of MLflow, an older schema, a driver that is not installed
+        # no server of MLflow, an older schema, a driver that is not installed: the libraries have a class for each
+        except Exception as error:
             if files.disk_full(error, root):
                 raise
-            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
+            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {self.uri.hide(first_line(error))}") from None
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
 
@@ -96,8 +98,9 @@ class Tracker:
         return database.lock(self.uri, create_sqlalchemy_engine)
 
     def _create_database(self, path: Path) -> None:
-        """Make MLflow's tables in a new SQLite file. Nothing is lost if the machine dies on the way, so that SQLite
+        """Make MLflow's tables in a new SQLite file. If the machine dies meanwhile, nothing is lost with it: SQLite
         need not wait for the disk."""
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         def unsynced(connection: Any, record: Any) -> None:
             connection.execute("pragma synchronous = off")
@@ -111,27 +114,33 @@ class Tracker:
     def experiment_id(self, name: str) -> str:
         """Id of the MLflow experiment ``name``, created where it does not exist, and restored where it was deleted."""
         found = self.client.get_experiment_by_name(name)
-        if found is None:
-            with self._creation_lock():
-                found = self.client.get_experiment_by_name(name)  # another process may have been first
-                if found is None:
-                    return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
-        self.restore([name])
-        return found.experiment_id
+        if found is not None:
+            self.restore([name])
+            return found.experiment_id
+        with self._creation_lock():
+            found = self.client.get_experiment_by_name(name)  # another process may have been first
+            if found is not None:
+                return found.experiment_id
+            try:
+                return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
+            except MlflowException as error:  # a server of MLflow has no lock for us
+                found = self.client.get_experiment_by_name(name)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+                return found.experiment_id
 
     def restore(self, names: Iterable[str], dry_run: bool = False) -> None:
         """Restore the experiments that were deleted in MLflow, with their runs; ``warn`` gets a line for each.
 
-        dry_run: give the lines only.
+        dry_run: give the lines alone.
         """
         for name in names:
-            with self._creation_lock():
-                found = self.client.get_experiment_by_name(name)
-                if found is None or found.lifecycle_stage != LifecycleStage.DELETED:
-                    continue
-                if not dry_run:
-                    self.client.restore_experiment(found.experiment_id)
-            done = "a run of this command restores" if dry_run else "restored"
+            found = self.client.get_experiment_by_name(name)
+            if found is None or found.lifecycle_stage != LifecycleStage.DELETED:
+                continue
+            if not dry_run:
+                self.client.restore_experiment(found.experiment_id)
+            done = "this command, without --dry-run, restores" if dry_run else "restored"
             self.warn(f"experiment {name} was deleted in MLflow; {done} it with all its runs")
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
