@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 import argparse
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(list_table())
             return 0
         if has_marks(Path(options.experiment)):
-            return summarize(options, console)
+            return summarize(options, console, errors)
         sweep = Sweep.prepare(options)
         root = sweep.root
         return run(sweep, console, errors)
@@ -124,8 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(sweep: Sweep, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code."""
-    options, work, tracker = sweep.options, WorkList(sweep), find_tracker(sweep.root)
+    options, work, warn = sweep.options, WorkList(sweep), warner(errors)
+    tracker = find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
+        tracker.restore(work.experiments, options.dry_run)
         work.refresh(tracker)
     todo = work.todo()
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
@@ -136,7 +138,7 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if options.dry_run:
         return 0
     sweep.check_gpu(todo)
-    tracker = tracker or open_tracker(sweep.root)
+    tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code = 0
     if todo:
@@ -149,7 +151,12 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     return code
 
 
-def summarize(options: Options, console: Console) -> int:
+def warner(errors: Console) -> Callable[[str], None]:
+    """A function that prints a warning."""
+    return lambda text: errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
+
+
+def summarize(options: Options, console: Console, errors: Console) -> int:
     """Write the report of marks over other experiments' reports; there is nothing to train."""
     useless = {
         "key=value": options.overrides,
@@ -168,7 +175,7 @@ def summarize(options: Options, console: Console) -> int:
     if options.dry_run:
         return 0
     scale = f" --scale {options.scale}" if options.scale else ""
-    tracker = open_tracker(root)
+    tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
     tracker.publish(parent, report.paths["README.md"].parent, report.verdict)
@@ -235,7 +242,7 @@ class Execution:
         if event["event"] == "end":
             self.end(child)
         elif event["event"] == "warning":
-            self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
+            warner(self.errors)(event["message"])
         elif event.get("news") and not self.console.is_terminal:
             line = "  ".join(column for column in self.lines.line(child) if column)
             self.console.print(line, highlight=False, soft_wrap=True)

@@ -90,7 +90,7 @@ def make_whole(path: Path, create: Callable[[Path], None], warn: Callable[[str],
     if half_made(path):
         aside = next(p for i in range(1, 10**6) if not (p := path.with_name(f"{path.name}.half-made-{i}")).exists())
         os.replace(path, aside)
-        warn(f"{path}: its creation was broken off, so that it holds no run; it is {aside.name} now, and a new one is made")
+        warn(f"{path}: its creation was broken off, so that it holds no run; it is {aside.name} now, beside a new one")
     new = path.with_name(f"{path.name}.new")
     remove(new)
     try:
@@ -113,10 +113,9 @@ def relocate(path: Path) -> None:
     """Let the artifacts of all experiments and runs lie in ``ARTIFACTS`` beside their database.
 
     MLflow keeps absolute places: in a folder that was moved they are gone, and in a copy they are the original's.
-    The caller holds the lock.
     """
     home = (path.absolute().parent / ARTIFACTS).as_uri()
-    with closing(sqlite3.connect(path, timeout=20)) as database, database:
+    with FileLock(f"{path}.lock"), closing(sqlite3.connect(path, timeout=20)) as database, database:
         rows = database.execute("select experiment_id, artifact_location from experiments").fetchall()
         for number, old in rows:
             folder, _, name = str(old).rpartition("/")

@@ -37,7 +37,7 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
     """
     silence_lightning()
     with lock_of(spec, root, send):
-        tracker = Tracker(root, uri)
+        tracker = Tracker(root, uri, lambda text: send({"event": "warning", "message": text}))
         run = tracker.find(spec.key)
         if run is not None and run.status == "FINISHED":
             return
