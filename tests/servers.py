@@ -3,6 +3,7 @@
 ``postgres``, ``mariadb`` and ``mlflow_server`` are fixtures (``conftest.py`` offers them to all tests).
 """
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -55,7 +56,13 @@ class Server:
     def start(self) -> None:
         """Start the server, or start it again on the same port, and wait until it answers."""
         with (self.folder / "log.txt").open("ab") as log:
-            settings = {"cwd": self.folder, "stdout": log, "stderr": log, "env": os.environ | self.settings, **self.as_user}
+            settings = {
+                "cwd": self.folder,
+                "stdout": log,
+                "stderr": log,
+                "env": os.environ | self.settings,
+                **self.as_user,
+            }
             self.process = subprocess.Popen(list(map(str, self.command())), start_new_session=True, **settings)
         deadline = time.monotonic() + PATIENCE
         while not self.ready():
@@ -154,9 +161,9 @@ def postgres_tools() -> Path | None:
     return next((folder for folder in found if (folder / "initdb").is_file()), None)
 
 
-def lent(make):
-    """The server that ``make`` gives, started, for as long as a fixture lives."""
-    server = make()
+@contextlib.contextmanager
+def lent(server):
+    """A server, started, until the block ends."""
     try:
         server.start()
         yield server
@@ -176,7 +183,8 @@ def postgres():
     if tools is None:
         pytest.skip("no PostgreSQL on this machine")
     need_driver("psycopg2")
-    yield from lent(lambda: Postgres(tools))
+    with lent(Postgres(tools)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -185,10 +193,19 @@ def mariadb():
     if not all(map(shutil.which, ("mariadbd", "mariadb", "mariadb-install-db"))):
         pytest.skip("no MariaDB on this machine")
     need_driver("pymysql")
-    yield from lent(MariaDB)
+    with lent(MariaDB()) as server:
+        yield server
 
 
 @pytest.fixture
 def mlflow_server():
     """An MLflow server with an empty SQLite database."""
-    yield from lent(MLflowServer)
+    with lent(MLflowServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def serve():
+    """``serve(uri)``: an MLflow server on the database of a tracking URI."""
+    with contextlib.ExitStack() as stack:
+        yield lambda uri: stack.enter_context(lent(MLflowServer(uri)))
