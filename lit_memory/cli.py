@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 import argparse
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +29,7 @@ from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting, within
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
+from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import disk_full
 from lit_memory.util.provenance import provenance
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(list_table())
             return 0
         if has_marks(Path(options.experiment)):
-            return summarize(options, console)
+            return summarize(options, console, errors)
         sweep = Sweep.prepare(options)
         root = sweep.root
         return run(sweep, console, errors)
@@ -114,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
+        StoreURI.of_environment().clean(error)
         message = root and (disk_full(error, root) or away_line(error))
         if message is None:
             raise
@@ -123,8 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(sweep: Sweep, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code."""
-    options, work, tracker = sweep.options, WorkList(sweep), find_tracker(sweep.root)
+    options, work, warn = sweep.options, WorkList(sweep), warner(errors)
+    tracker = find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
+        tracker.restore(work.experiments, options.dry_run)
         if not options.dry_run:
             send_waiting(work, tracker, console, errors)
         work.refresh(tracker)
@@ -137,7 +141,7 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if options.dry_run:
         return 0
     sweep.check_gpu(todo)
-    tracker = tracker or open_tracker(sweep.root)
+    tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code = 0
     if todo:
@@ -149,6 +153,11 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
         print_report(write_report(work, tracker), console)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
+
+
+def warner(errors: Console) -> Callable[[str], None]:
+    """A function that prints a warning."""
+    return lambda text: errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
 
 
 def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: Console) -> bool:
@@ -165,7 +174,7 @@ def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: C
     return not left
 
 
-def summarize(options: Options, console: Console) -> int:
+def summarize(options: Options, console: Console, errors: Console) -> int:
     """Write the report of marks over other experiments' reports; there is nothing to train."""
     useless = {
         "key=value": options.overrides,
@@ -184,8 +193,8 @@ def summarize(options: Options, console: Console) -> int:
     if options.dry_run:
         return 0
     scale = f" --scale {options.scale}" if options.scale else ""
+    tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
-    tracker = open_tracker(root)
     parent = tracker.parent(summary.name, summary.scale or "default", {})
     tracker.publish(parent, report.paths["README.md"].parent, report.verdict)
     print_report(report, console)
@@ -253,7 +262,7 @@ class Execution:
             if event["message"] in self.warnings:
                 return  # several runs notice the same
             self.warnings.add(event["message"])
-            self.errors.print(f"[yellow]warning:[/] {escape(event['message'])}", highlight=False)
+            warner(self.errors)(event["message"])
         elif event.get("news") and not self.console.is_terminal:
             line = "  ".join(column for column in self.lines.line(child) if column)
             self.console.print(line, highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from filelock import FileLock
+from servers import mariadb, mlflow_server, postgres, serve  # noqa: F401
 
 from lit_memory.recurrence import LayerRecurrent
 from lit_memory.registry import MODELS, load_class

@@ -19,7 +19,8 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.merging import folder_name
 from lit_memory.plan.trainer import OURS, trainer_arguments
-from lit_memory.run import store, trainer
+from lit_memory.run import server as server_check
+from lit_memory.run import trainer
 from lit_memory.run.tracking import Tracker
 from lit_memory.tasks import babilong
 
@@ -191,7 +192,7 @@ def server():
 def test_a_server_that_does_not_work(place, server, monkeypatch, capsys, answer, why):
     uri = f"http://127.0.0.1:{server.server_port}"
     server.answer = answer
-    monkeypatch.setattr(store, "TIMEOUT", 0.3)
+    monkeypatch.setattr(server_check, "TIMEOUT", 0.3)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     start = time.monotonic()
     assert main(["tiny.yaml", "--root", "root", "--dry-run"]) == 2

@@ -56,6 +56,7 @@ LATE = {
     "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
     "run/frame.py": "pandas",
+    "run/server.py": "requests",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
     "tasks/dna_sets.py": "datasets",

@@ -42,8 +42,8 @@ def test_default_uri(tmp_path, monkeypatch):
 def test_the_tracker_takes_the_environment_unless_told(root, make_root, monkeypatch):
     other = make_root("other")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{other}/mlflow.db")
-    assert Tracker(root).uri == f"sqlite:///{other}/mlflow.db"
-    assert Tracker(root, f"sqlite:///{root}/mlflow.db").uri == f"sqlite:///{root}/mlflow.db"
+    assert Tracker(root).uri.text == f"sqlite:///{other}/mlflow.db"
+    assert Tracker(root, f"sqlite:///{root}/mlflow.db").uri.text == f"sqlite:///{root}/mlflow.db"
 
 
 def test_one_parent_per_experiment_and_scale(tracker):

@@ -27,23 +27,28 @@ from lit_memory.run.results import Results, collect, peak_memory_mb
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.tracking import Tracker
 from lit_memory.run.trainer import make_trainer, silence_lightning
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 
-def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
+def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], send: Send) -> None:
     """Train, test and record one run; returns at once if its key is FINISHED.
 
     root: folder of checkpoints and reports. uri: of MLflow. parent: id of the parent run. tags: of a new run. send:
     receives progress. Raises what goes wrong, after recording it.
     """
     silence_lightning()
+
+    def warn(text: str) -> None:
+        send({"event": "warning", "message": text})
+
     with lock_of(spec, root, send):
-        outbox = Outbox(spec, root, lambda: Tracker(root, uri), parent)
+        outbox = Outbox(spec, root, lambda: Tracker(root, uri, warn), parent)
         if outbox.finished():
             return
         with sending(outbox, send) as journal:
             journal.begin(tags, parameters(spec))
-            with recording_errors(journal):
+            with recording_errors(journal, uri):
                 check_start(spec, root, uri)
                 results = train_and_test(spec, root, journal, send)
                 journal.finish(results.rows, results.totals, results.times)
@@ -96,11 +101,12 @@ def lock_of(spec: RunSpec, root: Path, send: Send) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording_errors(journal: Journal) -> Iterator[None]:
+def recording_errors(journal: Journal, uri: StoreURI) -> Iterator[None]:
     """Record what ends the block before it is raised: KILLED for a signal, else FAILED."""
     try:
         yield
     except BaseException as error:
+        uri.clean(error)
         status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
         with contextlib.suppress(Exception):  # on a full disk nothing can be written; the error is raised all the same
             journal.tag({"error": f"{type(error).__name__}: {error}"[:5000]})
@@ -108,7 +114,7 @@ def recording_errors(journal: Journal) -> Iterator[None]:
         raise
 
 
-def check_start(spec: RunSpec, root: Path, uri: str) -> None:
+def check_start(spec: RunSpec, root: Path, uri: StoreURI) -> None:
     """Raise RuntimeError if the run that this one starts from has not finished."""
     if spec.start is not None and not Outbox(spec.start, root, lambda: Tracker(root, uri)).finished():
         run = f"{spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}"

@@ -38,6 +38,8 @@ def check_root(root: Path, source: str, write: bool) -> None:
         where, key = ("command line", source) if source.startswith("--") else (source, "")
         return ConfigError(where, key, message)
 
+    if any("\ud800" <= c <= "\udfff" for c in str(root)):  # bytes that Python could not decode
+        raise error(f"{str(root)!r}: expected a name in UTF-8: MLflow writes it as text")
     for folder in (root, *root.parents):
         try:
             mode = folder.stat().st_mode

@@ -1,45 +1,29 @@
 """The MLflow store of a command: checked before MLflow is imported, as far as that is possible, then opened."""
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from lit_memory.plan.errors import ConfigError
+from lit_memory.run.database import is_whole, relocate
 from lit_memory.run.folders import check_root, make_root, set_font_cache
-from lit_memory.util.checks import nearest
-from lit_memory.util.files import os_reason
+from lit_memory.run.server import check_server
+from lit_memory.run.uri import VARIABLE, StoreURI
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
 
-SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
-"""Stores that MLflow 3 can write to. It refuses its old folders of text files."""
-TIMEOUT = 5.0
-"""Seconds that a server has for its first answer; MLflow itself would try for minutes."""
+Warn = Callable[[str], None]
 HEADER = b"SQLite format 3\0"
-VARIABLE = "MLFLOW_TRACKING_URI"
 
 
-def uri_of_environment() -> str:
-    """``MLFLOW_TRACKING_URI``; "" is the default, a database below the root."""
-    return os.environ.get(VARIABLE) or ""
-
-
-def check_store(root: Path, uri: str) -> None:
+def check_store(root: Path, uri: StoreURI) -> None:
     """Raise ConfigError for a tracking URI that MLflow cannot use. Needs neither MLflow nor the network."""
-    scheme = urlsplit(uri).scheme.partition("+")[0] if "://" in uri else uri
-    if uri and scheme not in SCHEMES:
-        hint = nearest(scheme, SCHEMES)
-        raise ConfigError(VARIABLE, "", f"{uri!r}: expected sqlite:///FILE or http://HOST:PORT; {hint}")
-    if scheme in ("http", "https") and not urlsplit(uri).hostname:
-        raise ConfigError(VARIABLE, "", f"{uri!r}: names no host; expected {scheme}://HOST:PORT")
+    uri.check()
     path = database(root, uri)
     if path is None:
         return
-    where = VARIABLE if uri else str(path)
+    where = VARIABLE if uri.text else str(path)
     if path.is_dir():
         raise ConfigError(where, "", f"{path} is a folder; expected the file of an SQLite database")
     if path.is_file():
@@ -47,50 +31,37 @@ def check_store(root: Path, uri: str) -> None:
             start = file.read(len(HEADER))
         if start and start != HEADER:  # SQLite takes an empty file for a new database
             raise ConfigError(where, "", f"{path} is not an SQLite database; expected MLflow's, or no file")
-    elif uri:
+    elif uri.text:
         check_root(path.parent, where, write=False)
 
 
-def database(root: Path, uri: str) -> Path | None:
+def database(root: Path, uri: StoreURI) -> Path | None:
     """The SQLite file behind a tracking URI; None for a server."""
-    if not uri:
-        return root / "mlflow.db"
-    return Path(uri.partition(":///")[2]) if uri.startswith("sqlite") else None
+    return uri.file if uri.text else root / "mlflow.db"
 
 
-def check_server(uri: str) -> None:
-    """Raise ConfigError if nothing answers at an http(s) URI, or what answers is broken. Other URIs pass.
+def open_tracker(root: Path, warn: Warn = lambda line: None, dry_run: bool = False) -> "Tracker":
+    """The tracker of a root, which is created where it does not exist. Raises ConfigError.
 
-    An answer such as 401 or 404 comes from a living server. urllib uses the proxies of the environment, as MLflow does.
+    The artifacts of a root with a database of its own are looked for below it, wherever it lay before. warn: receives
+    what the user should know. dry_run: change nothing.
     """
-    if not uri.startswith(("http://", "https://")):
-        return
-    try:
-        urlopen(Request(f"{uri.rstrip('/')}/health"), timeout=TIMEOUT).close()
-    except HTTPError as problem:
-        problem.close()
-        if problem.code < 500:
-            return
-        answer = f"the server answers {problem.code} {problem.reason}"
-        raise ConfigError(VARIABLE, "", f"{uri}: {answer}; expected an MLflow server") from None
-    except (OSError, ValueError) as problem:
-        inner = problem.reason if isinstance(problem, URLError) else problem
-        why = os_reason(inner if isinstance(inner, Exception) else problem)
-        advice = "start one with `mlflow server` or unset the variable"
-        raise ConfigError(VARIABLE, "", f"{uri}: no server answers ({why}); {advice}") from None
-
-
-def open_tracker(root: Path) -> "Tracker":
-    """The tracker of a root, which is created where it does not exist. Raises ConfigError."""
-    check_server(uri_of_environment())
-    make_root(root)
+    uri = StoreURI.of_environment()
+    check_store(root, uri)
+    check_server(uri)
+    if not dry_run:
+        make_root(root)
     set_font_cache(root)
     from lit_memory.run.tracking import Tracker
 
-    return Tracker(root)
+    tracker = Tracker(root, warn=warn)
+    path = tracker.uri.file
+    if path is not None and path.parent.resolve() == root.resolve() and not dry_run:
+        relocate(path)
+    return tracker
 
 
-def find_tracker(root: Path) -> "Tracker | None":
+def find_tracker(root: Path, warn: Warn = lambda line: None, dry_run: bool = False) -> "Tracker | None":
     """``open_tracker`` where there is a database already, else None: a dry run creates nothing."""
-    path = database(root, uri_of_environment())
-    return None if path is not None and not path.is_file() else open_tracker(root)
+    path = database(root, StoreURI.of_environment())
+    return open_tracker(root, warn, dry_run) if path is None or is_whole(path) else None

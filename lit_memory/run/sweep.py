@@ -12,7 +12,8 @@ from lit_memory.plan.measured import check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.folders import ReportFolders, report_folders, root_of, set_kernel_cache
 from lit_memory.run.options import Options
-from lit_memory.run.store import check_store, uri_of_environment
+from lit_memory.run.store import check_store
+from lit_memory.run.uri import StoreURI
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import cores, gpu
 
@@ -42,7 +43,7 @@ class Sweep:
         if options.jobs is not None and options.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
         root = root_of(options)
-        check_store(root, uri_of_environment())
+        check_store(root, StoreURI.of_environment())
         set_kernel_cache()
         with naming_changes(experiment.file, options.overrides):
             specs = experiment.plan(options.overrides)  # imports torch

@@ -11,7 +11,7 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,19 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
 
-from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.utils import create_sqlalchemy_engine
 from mlflow.utils.time import get_current_time_millis
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run import database
 from lit_memory.run.journal import Row, TimedRow, merged, result_rows
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -53,7 +56,7 @@ LARGEST_BATCH = 1000
 
 def default_uri(root: Path) -> str:
     """``MLFLOW_TRACKING_URI``, or a database below ``root``, where a plain ``mlflow ui`` finds it."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or database.uri_of(root / "mlflow.db")
 
 
 @dataclass
@@ -73,45 +76,82 @@ class Tracker:
     Error = (MlflowException, DatabaseError)
     """What its methods raise where the store does not do what it is asked."""
 
-    def __init__(self, root: Path, uri: str | None = None) -> None:
-        """Open the store. Raises ConfigError where that fails.
+    def __init__(
+        self, root: Path, uri: StoreURI | str | None = None, warn: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Open the store, which is created where it does not exist. Raises ConfigError where that fails.
 
-        root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default.
+        root: folder of artifacts and of the default database. uri: the store, ``default_uri`` by default. warn:
+        receives what the user should know.
         """
-        self.root, self.uri = root, uri or default_uri(root)
+        self.root, self.uri = root, uri if isinstance(uri, StoreURI) else StoreURI(uri or default_uri(root))
+        self.warn, file = warn, self.uri.file
+        self.artifacts = (root if file is None else file.parent).absolute() / database.ARTIFACTS
+        """The folder of new experiments' artifacts."""
+        self.uri.give_credentials()
         try:
             with self._creation_lock():
-                self.client = MlflowClient(tracking_uri=self.uri)
+                if file is not None:
+                    database.make_whole(file, self._create_database, warn)
+                self.client = MlflowClient(tracking_uri=self.uri.address)
                 self.client.search_experiments(max_results=1)
-        except (MlflowException, DatabaseError, ImportError) as error:
-            # no server of MLflow, an older schema, a driver that is not installed
+        # no server of MLflow, an older schema, a driver that is not installed: the libraries have a class for each
+        except Exception as error:
             if files.disk_full(error, root):
                 raise
-            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
+            raise ConfigError("MLflow", "", f"cannot use {self.uri}: {self.uri.hide(first_line(error))}") from None
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
 
-    @contextlib.contextmanager
-    def _creation_lock(self) -> Iterator[None]:
-        """Let one process at a time create a SQLite database: first starts race in its migrations."""
-        if not self.uri.startswith("sqlite:///"):
-            yield
-            return
-        path = Path(self.uri.removeprefix("sqlite:///"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            yield
+    def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
+        """Let one process at a time create a database, an experiment or a parent run: first starts race."""
+        return database.lock(self.uri, create_sqlalchemy_engine)
+
+    def _create_database(self, path: Path) -> None:
+        """Make MLflow's tables in a new SQLite file. If the machine dies meanwhile, nothing is lost with it: SQLite
+        need not wait for the disk."""
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        def unsynced(connection: Any, record: Any) -> None:
+            connection.execute("pragma synchronous = off")
+
+        event.listen(Engine, "connect", unsynced)
+        try:
+            SqlAlchemyStore(database.uri_of(path), self.artifacts.as_uri())._dispose_engine()
+        finally:
+            event.remove(Engine, "connect", unsynced)
 
     def experiment_id(self, name: str) -> str:
-        """Id of the MLflow experiment ``name``, created where it does not exist."""
+        """Id of the MLflow experiment ``name``, created where it does not exist, and restored where it was deleted."""
         found = self.client.get_experiment_by_name(name)
         if found is not None:
+            self.restore([name])
             return found.experiment_id
         with self._creation_lock():
             found = self.client.get_experiment_by_name(name)  # another process may have been first
             if found is not None:
                 return found.experiment_id
-            return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
+            try:
+                return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
+            except MlflowException as error:  # a server of MLflow has no lock for us
+                found = self.client.get_experiment_by_name(name)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+                return found.experiment_id
+
+    def restore(self, names: Iterable[str], dry_run: bool = False) -> None:
+        """Restore the experiments that were deleted in MLflow, with their runs; ``warn`` gets a line for each.
+
+        dry_run: give the lines alone.
+        """
+        for name in names:
+            found = self.client.get_experiment_by_name(name)
+            if found is None or found.lifecycle_stage != LifecycleStage.DELETED:
+                continue
+            if not dry_run:
+                self.client.restore_experiment(found.experiment_id)
+            done = "this command, without --dry-run, restores" if dry_run else "restored"
+            self.warn(f"experiment {name} was deleted in MLflow; {done} it with all its runs")
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
         """The runs of every filter, the newest first."""
@@ -184,8 +224,7 @@ class Tracker:
 
     def _describe(self, run_id: str, spec: RunSpec, params: Mapping[str, Any]) -> None:
         """Store the configuration of a run; the parameters are its last part."""
-        with self._storing(run_id):
-            self.client.log_dict(run_id, spec.config(), "config.yaml")
+        self._store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
@@ -228,15 +267,18 @@ class Tracker:
 
     def write_folder(self, run_id: str, folder: Path) -> None:
         """Store all files of a folder as artifacts below ``report/``."""
-        with self._storing(run_id):
-            self.client.log_artifacts(run_id, str(folder), artifact_path="report")
+        self._store(run_id, lambda: self.client.log_artifacts(run_id, str(folder), artifact_path="report"))
 
-    @contextlib.contextmanager
-    def _storing(self, run_id: str) -> Iterator[None]:
-        """Tag the run where artifacts cannot be stored: MLflow keeps absolute paths, which a root that was moved may
-        no longer have. Raises OSError for a full disk."""
+    def _store(self, run_id: str, write: Callable[[], Any]) -> None:
+        """Write artifacts, or tag the run where that is not possible. Raises OSError for a full disk.
+
+        What another root has put into this store lies below that root, and is left alone.
+        """
+        place = database.local_path(self.client.get_run(run_id).info.artifact_uri or "")
         try:
-            yield
+            if place is not None and not any(map(place.is_relative_to, (self.artifacts, self.root))):
+                raise OSError(f"{place} lies outside of {self.root}")
+            write()
         except OSError as error:
             if files.disk_full(error, self.root):
                 raise

@@ -39,6 +39,11 @@ class WorkList:
         self.runs = {key: run for key, run in found if run is not None}
 
     @property
+    def experiments(self) -> list[str]:
+        """The names of the experiments of its runs, and of those that they start from."""
+        return list(dict.fromkeys(run.experiment for spec in self.sweep.specs for run in with_starts(spec)))
+
+    @property
     def finished(self) -> list["Run"]:
         """What MLflow knows of the finished runs."""
         return [run for run in self.runs.values() if run.status == "FINISHED"]

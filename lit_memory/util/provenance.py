@@ -21,8 +21,8 @@ def cache_folder() -> Path:
 
 
 def git(*arguments: str) -> str:
-    """Output of a git command in the project's folder, "" where there is no git or no repository."""
-    command = ["git", "-C", str(PROJECT), *arguments]
+    """Output of a git command in the project's folder, "" where there is no git or no repository. Writes nothing."""
+    command = ["git", "--no-optional-locks", "-C", str(PROJECT), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
 GRACE = 8.0
@@ -68,7 +69,7 @@ class Child:
 
 
 def run_child(
-    spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], connection: Connection
+    spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], connection: Connection
 ) -> None:
     """The work of a child process. Progress and failure go through ``connection``, all other output to the run's log
     file."""
@@ -93,6 +94,7 @@ def run_child(
 
         run_one(spec, root, uri, parent, tags, send)
     except BaseException as error:
+        uri.clean(error)
         message = files.disk_full(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
         send({"event": "failed", "message": message})
         with contextlib.suppress(OSError):
@@ -136,7 +138,7 @@ class LocalLauncher:
         specs: Sequence[RunSpec],
         jobs: int,
         root: Path,
-        uri: str,
+        uri: StoreURI,
         parents: Mapping[str, str],
         tags: Mapping[str, str],
     ) -> None:
@@ -181,7 +183,7 @@ class LocalLauncher:
         left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
         return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
 
-    def arguments(self, spec: RunSpec) -> tuple[RunSpec, Path, str, str, Mapping[str, str]]:
+    def arguments(self, spec: RunSpec) -> tuple[RunSpec, Path, StoreURI, str, Mapping[str, str]]:
         """The arguments of ``run_one``, without ``send``."""
         return spec, self.root, self.uri, self.parents[spec.experiment], self.tags
 
