@@ -20,10 +20,11 @@ from lit_memory.report.catalogue import find_experiment
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
-from lit_memory.run.checkpoint import locked, saved
+from lit_memory.run.checkpoint import saved
 from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, note_on_stages, plan_table
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
+from lit_memory.run.lease import release_dead
 from lit_memory.run.options import Options
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
@@ -255,7 +256,8 @@ class Execution:
         """End a run in MLflow whose process could not do so itself."""
         with contextlib.suppress(Exception):  # on a full disk; the next command closes it
             run = self.tracker.find(spec.key)
-            if run is not None and run.status == "RUNNING" and not locked(spec.folder(self.work.sweep.root)):
+            free = release_dead(self.tracker.register, spec.key, spec.folder(self.work.sweep.root))
+            if free and run is not None and run.status == "RUNNING":
                 self.tracker.end(run.run_id, status)
 
 

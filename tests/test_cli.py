@@ -335,7 +335,7 @@ def statuses(root):
     """Arm -> status of all runs, and the status of the parent."""
     client = Tracker(root).client
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    return {run.data.tags.get("lit.arm", "parent"): run.info.status for run in runs}
+    return {r.data.tags.get("lit.arm", "parent"): r.info.status for r in runs if "lit.kind" in r.data.tags}
 
 
 def files(root):

@@ -33,7 +33,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import load, parse
 from lit_memory.plan.merging import parse_override
 from lit_memory.registry import MODELS, load_class
-from lit_memory.run import checkpoint
+from lit_memory.run import checkpoint, register
 from lit_memory.run.engine import parameters, run_one
 from lit_memory.run.frame import results_frame
 from lit_memory.run.launchers import local as launch
@@ -540,9 +540,10 @@ def test_thirty_small_disks(file, make_root, _database, tmp_path):
 
 
 def statuses(root):
-    """Run id -> status of all runs of a root, read without MLflow."""
+    """Run id -> status of all runs of a root but those of the leases, read without MLflow."""
+    query = "select run_uuid, status from runs join experiments using (experiment_id) where experiments.name not like ?"
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
-        return dict(database.execute("select run_uuid, status from runs"))
+        return dict(database.execute(query, [f"{register.NAME}%"]))
 
 
 def integrity(root):

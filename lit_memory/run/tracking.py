@@ -11,7 +11,7 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.register import Checked, Register
 from lit_memory.util import files
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -81,6 +82,14 @@ class Tracker:
             raise ConfigError("MLflow", "", f"cannot use {self.uri}: {first_line(error)}") from None
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
+        self.register = Register(self.client, MlflowException, (root / "mlruns").absolute().as_uri())
+        """What the processes that use this store agree on."""
+        self.twins: dict[str, str] = {}
+        """Run id -> what of a run is there twice: two processes without a lease trained it."""
+
+    def guard(self, check: Callable[[], None]) -> None:
+        """Call ``check`` before everything that is written from now on; it raises where nothing may be written."""
+        self.client = Checked(self.client, check)
 
     @contextlib.contextmanager
     def _creation_lock(self) -> Iterator[None]:
@@ -118,7 +127,14 @@ class Tracker:
     def find_all(self, keys: Sequence[str]) -> list[Run | None]:
         """``find`` of every key."""
         found = self._search(*(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'" for key in keys))
-        return [next((r for r in runs if r.status == "FINISHED"), runs[0] if runs else None) for runs in found]
+        return [self._counting(runs) for runs in found]
+
+    def _counting(self, runs: Sequence[Run]) -> Run | None:
+        """The run that counts of those of a key, the newest first: the oldest FINISHED one, else the newest."""
+        finished = [run for run in runs if run.status == "FINISHED"]
+        if len(finished) > 1:
+            self.twins[finished[-1].run_id] = "run"
+        return finished[-1] if finished else runs[0] if runs else None
 
     def retire(self, run_id: str) -> None:
         """Take a run out of all plans and reports; it stays in MLflow."""
@@ -238,12 +254,18 @@ class Tracker:
         self.end(run_id, "FINISHED")
 
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
-        """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations."""
+        """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations.
+
+        Of rows that are there twice, the first one that was written counts.
+        """
         rows: list[Row] = []
         for name in run.metrics:
             if name.startswith(prefix):
                 history = self.client.get_metric_history(run.run_id, name)
-                rows += [(name.removeprefix(prefix), m.step, m.value) for m in history]
+                first = {m.step: m for m in sorted(history, key=lambda m: m.timestamp, reverse=True)}
+                if len(first) < len(history):
+                    self.twins.setdefault(run.run_id, "rows")
+                rows += [(name.removeprefix(prefix), m.step, m.value) for m in history if m is first[m.step]]
         return rows
 
 
