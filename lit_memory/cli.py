@@ -21,7 +21,16 @@ from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
 from lit_memory.run.checkpoint import saved
-from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, note_on_stages, plan_table
+from lit_memory.run.display import (
+    LiveLines,
+    counted,
+    duration,
+    headline,
+    list_table,
+    note_on_stages,
+    note_on_twins,
+    plan_table,
+)
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
 from lit_memory.run.lease import release_dead
@@ -133,6 +142,7 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if note := note_on_stages(sweep):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
+        warn_of_twins(tracker, errors)
         return 0
     sweep.check_gpu(todo)
     tracker = tracker or open_tracker(sweep.root)
@@ -144,8 +154,15 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
         code = Execution(work, tracker, todo, console, errors).run()
     if code < 128:
         print_report(write_report(work, tracker), console)
+        warn_of_twins(tracker, errors)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
+
+
+def warn_of_twins(tracker: "Tracker | None", errors: Console) -> None:
+    """Say what the store has twice."""
+    if tracker is not None and (note := note_on_twins(tracker.twins)):
+        errors.print(f"[yellow]warning:[/] {escape(note)}", highlight=False)
 
 
 def summarize(options: Options, console: Console) -> int:

@@ -136,6 +136,7 @@ class Lease:
         if not self.lost and clock() - self.confirmed < SURE:
             with contextlib.suppress(self.register.Error):
                 self.register.mark(self.name, FREE)
+                (self.folder / "lease").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -214,6 +215,7 @@ def release_dead(register: "Register", key: str, folder: Path) -> bool:
 def remember(folder: Path, before: str, owner: str) -> None:
     """Note that ``owner`` is a process that holds the lock of ``folder``, before it takes the lease of ``before``,
     which stays noted in case it never comes to that."""
+    folder.mkdir(parents=True, exist_ok=True)
     known = [before, owner] if remembers(folder, before) else [owner]
     files.write(folder / "lease", "\n".join([place(folder), *known]).encode())
 

@@ -57,10 +57,13 @@ def copied(start: RunSpec, run: Run, root: Path, steps: int) -> bool:
     other = Path(run.tags.get("lit.where", "").partition(":")[2])
     try:
         path = last(start, other, steps) if other.is_absolute() else None
-        if path is None:
-            return False
-        content = path.read_bytes()
+        content = path.read_bytes() if path else b""
     except OSError:
         return False
-    checkpoint.save(checkpoint.path_of(start.folder(root), steps), lambda file: file.write(content) and None)
-    return True
+
+    def fill(file: checkpoint.Hashing) -> None:
+        file.write(content)
+
+    if content:
+        checkpoint.save(checkpoint.path_of(start.folder(root), steps), fill)
+    return bool(content)

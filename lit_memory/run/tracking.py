@@ -111,7 +111,13 @@ class Tracker:
             found = self.client.get_experiment_by_name(name)  # another process may have been first
             if found is not None:
                 return found.experiment_id
-            return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
+            try:
+                return self.client.create_experiment(name, artifact_location=(self.root / "mlruns" / name).as_uri())
+            except MlflowException:  # a process of another machine was
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+                return found.experiment_id
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
         """The runs of every filter, the newest first."""
@@ -148,7 +154,7 @@ class Tracker:
         with self._creation_lock():
             (runs,) = self._search(query)
             if runs:
-                return runs[0].run_id
+                return runs[-1].run_id
             run_id = self._create(experiment_id, f"{experiment} ({scale})", prefixed(own | dict(tags)))
             self.client.update_run(run_id, status="SCHEDULED")  # it groups runs and never runs itself
             return run_id
