@@ -236,7 +236,13 @@ def test_sigterm_gives_the_lease_back(make_spec, store, roots):
 # Processes that stop and come back
 
 
-@pytest.mark.parametrize("place", ["middle of a stage", "validation is logged", "test", "before FINISHED"])
+SLOW = ("validation is logged", "test")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["middle of a stage", "before FINISHED", *(pytest.param(place, marks=pytest.mark.slow) for place in SLOW)],
+)
 def test_a_stopped_run_that_lost_its_lease_writes_nothing(make_spec, store, roots, quick, tmp_path, place):
     spec, (stopped, root), log = make_spec(*STAGED), roots(2), tmp_path / "log"
     stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
@@ -363,9 +369,9 @@ def test_a_newer_lease_ends_a_run_before_its_next_write(make_spec, store, roots)
 # Stores that have twins
 
 
-def test_a_store_with_twins_is_read_with_one_warning(write, make_spec, root, capsys):
+def test_a_store_with_twins_is_read_with_one_warning(write, make_spec, root, inline, unsaved_figures, capsys):
     """Two finished runs of a key, and rows that are there twice, as roots without leases have left them."""
-    assert forked(lambda: main([write(), "--root", str(root)]))() == 0
+    assert main([write(), "--root", str(root)]) == 0
     capsys.readouterr()
     assert main([write(), "--root", str(root), "--report"]) == 0
     expected, quiet_errors = capsys.readouterr()
@@ -399,7 +405,7 @@ def pair(tree):
     return parse(tree | {"arms": arms, "expect": []}, "tiny.yaml").at().plan()
 
 
-@pytest.mark.parametrize("visible", [True, False])
+@pytest.mark.parametrize("visible", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_starts_from_one_that_was_trained_below_another_root(pair, store, roots, visible):
     """Its last checkpoint is copied from there, or it is trained again; its record stays as it is."""
     (source, spec), (whole, there, here), told = pair, roots(3), []
