@@ -4,8 +4,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sqlite3
+import subprocess
+import sys
 import time
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -143,6 +147,40 @@ def test_roots_that_share_a_store_train_a_key_once(make_spec, store, roots, numb
     assert [wait() for wait in waits] == [0] * number
     assert runs(store) == ([("a", "FINISHED")], [])
     assert claims(store)[spec.key].free
+
+
+@pytest.fixture
+def server(store, tmp_path, monkeypatch):
+    """The same over HTTP: two machines know of each other through the server only."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    argv += ["--backend-store-uri", f"sqlite:///{store}/mlflow.db"]
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
+
+    def answers():
+        with contextlib.suppress(OSError):
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            return True
+        return False
+
+    wait_for(answers, process)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    yield store
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 8])
+def test_roots_that_share_a_server_train_a_key_once(make_spec, server, roots, number, tmp_path):
+    spec = make_spec(*STAGED)
+    waits = [forked(lambda root=r: train(spec, root), log=tmp_path / r.name / "log") for r in roots(number)]
+    logs = lambda: [path.read_text() for path in tmp_path.glob("root*/log")]  # noqa: E731
+    assert [wait() for wait in waits] == [0] * number, logs()
+    assert runs(server) == ([("a", "FINISHED")], [])
+    assert claims(server)[spec.key].free
 
 
 @pytest.mark.slow
