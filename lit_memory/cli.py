@@ -21,7 +21,17 @@ from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
 from lit_memory.run.checkpoint import saved
-from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, names, note_on_stages, plan_table
+from lit_memory.run.display import (
+    LiveLines,
+    counted,
+    duration,
+    headline,
+    list_table,
+    names,
+    note_on_stages,
+    note_on_twins,
+    plan_table,
+)
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
 from lit_memory.run.options import Options
@@ -139,6 +149,7 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if note := note_on_stages(sweep):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
+        warn_of_twins(tracker, errors)
         return 0
     sweep.check_gpu(todo)
     tracker = tracker or open_tracker(sweep.root, warn)
@@ -151,13 +162,15 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if code < 128:
         code = code or int(not send_waiting(work, tracker, console, errors))
         print_report(write_report(work, tracker), console)
+        warn_of_twins(tracker, errors)
         console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
     return code
 
 
 def warner(errors: Console) -> Callable[[str], None]:
     """A function that prints a warning."""
-    return lambda text: errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
+    hide = StoreURI.of_environment().hide
+    return lambda text: errors.print(f"[yellow]warning:[/] {escape(hide(text))}", highlight=False)
 
 
 def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: Console) -> bool:
@@ -170,8 +183,14 @@ def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: C
         console.print(f"sent     what waited on disk: {names(sent)}", highlight=False, soft_wrap=True)
     if left:
         line = f"what waits on disk for the tracking store ({reason}): {names(left)}; the same command sends it"
-        errors.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
+        warner(errors)(line)
     return not left
+
+
+def warn_of_twins(tracker: "Tracker | None", errors: Console) -> None:
+    """Say what the store has twice."""
+    if tracker is not None and (note := note_on_twins(tracker.twins)):
+        warner(errors)(note)
 
 
 def summarize(options: Options, console: Console, errors: Console) -> int:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import records
 import torch
 from mlflow.exceptions import MlflowException
 
@@ -165,7 +166,7 @@ def test_a_run_that_another_root_finished_is_left_alone(told, root):
     """It was trained here as well, while the store was away."""
     spec, story, tracker = told
     run_id = tracker.start(spec, None, tracker.parent("tiny", "default", {}), {}, {"lr": 0.1})
-    tracker.finish(run_id, [("exact_match", 2, 0.5)], {"steps": 3})
+    records.finish(tracker, run_id, [("exact_match", 2, 0.5)], {"steps": 3})
     before = rows_of(tracker, tracker.find(spec.key))
     story.finish([("exact_match", 2, 0.5)], {"steps": 3})
     assert deliver([spec], root, tracker) == "" and not waiting([spec], root)

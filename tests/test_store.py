@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import records
 import yaml
 from conftest import TINY_EXPERIMENT
 from mlflow import MlflowClient
@@ -65,7 +66,7 @@ def recorded(root, spec, uri=None):
     tracker = Tracker(root, uri)
     parent = tracker.parent(spec.experiment, spec.scale, {})
     run_id = tracker.start(spec, tracker.find(spec.key), parent, {}, {"seed": 0})
-    tracker.finish(run_id, [("exact_match", 2, 0.5)], {"steps": 1})
+    records.finish(tracker, run_id, [("exact_match", 2, 0.5)], {"steps": 1})
     return tracker.client.get_run(run_id).info.artifact_uri
 
 
@@ -222,7 +223,7 @@ def test_a_root_may_be_moved_and_copied(tmp_path, make_root, write, inline, unsa
     assert set(new.glob("mlruns/tiny/*/artifacts/report/*")) == reports
     assert len(list(new.glob("mlruns/tiny/*/artifacts/config.yaml"))) == 2
     tracker = Tracker(new)
-    for run in tracker.client.search_runs([tracker.experiment_id("tiny")]):
+    for run in tracker.client.search_runs([tracker.experiments.id_of("tiny")]):
         names = [item.path for item in tracker.client.list_artifacts(run.info.run_id)]
         assert names in (["config.yaml"], ["report"]) and "lit.artifacts" not in run.data.tags
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
@@ -270,7 +271,7 @@ def test_a_deleted_experiment_is_restored(root, write, inline, unsaved_figures, 
     file = write(arms={"a": {}}, expect=[])
     assert main([file, "--root", str(root)]) == 0
     tracker = Tracker(root)
-    number = tracker.experiment_id("tiny")
+    number = tracker.experiments.id_of("tiny")
     tracker.client.delete_experiment(number)
     capsys.readouterr()
     assert main([file, "--root", str(root), "--dry-run"]) == 0
@@ -287,7 +288,7 @@ def test_an_experiment_that_is_deleted_meanwhile(root, spec):
     """Restored by whoever needs it next."""
     lines = []
     tracker = Tracker(root, warn=lines.append)
-    tracker.client.delete_experiment(tracker.experiment_id("tiny"))
+    tracker.client.delete_experiment(tracker.experiments.id_of("tiny"))
     assert not lines and tracker.parent("tiny", "default", {}) and len(lines) == 1
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+import records
 import yaml
 
 from lit_memory.plan.sections import ReportConfig
@@ -84,7 +85,7 @@ def test_parameters_are_logged_in_full(tracker, make_spec):
 @pytest.mark.parametrize("status", ["RUNNING", "FAILED", "KILLED"])
 def test_a_resumed_run_goes_on_in_the_same_run(tracker, start, status):
     spec, run_id = start()
-    tracker.log(run_id, {"train/loss": 1.0}, 3)
+    records.log(tracker, run_id, {"train/loss": 1.0}, 3)
     if status != "RUNNING":
         tracker.tag(run_id, {"error": "out of memory"})
         tracker.end(run_id, status)
@@ -102,8 +103,8 @@ def test_a_resumed_run_goes_on_in_the_same_run(tracker, start, status):
 def test_results_are_rows_with_x_as_their_step(tracker, start):
     spec, run_id = start()
     rows = [("exact_match", 2, 0.5), ("exact_match", 500, 0.25), ("loss", 2, math.nan), ("loss", 500, 1e-9)]
-    tracker.log(run_id, {"valid/loss": 3.0}, 7)
-    tracker.finish(run_id, rows, {"steps": 7, "seconds": 1.5})
+    records.log(tracker, run_id, {"valid/loss": 3.0}, 7)
+    records.finish(tracker, run_id, rows, {"steps": 7, "seconds": 1.5})
     run = tracker.find(spec.key)
     assert run.status == "FINISHED" and run.metrics["steps"] == 7 and run.metrics["valid/loss"] == 3.0
     found = {(name, x): value for name, x, value in tracker.results(run)}
@@ -116,16 +117,16 @@ def test_finished_is_written_last(tracker, start, monkeypatch):
     spec, run_id = start()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
         patch.setattr(tracker.client, "log_batch", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
-        tracker.finish(run_id, [("exact_match", 2, 0.5)], {})
+        records.finish(tracker, run_id, [("exact_match", 2, 0.5)], {})
     assert tracker.find(spec.key).status == "RUNNING"
 
 
 def test_find_prefers_what_is_finished(tracker, start):
     spec, run_id = start()
-    tracker.finish(run_id, [], {})
+    records.finish(tracker, run_id, [], {})
     tags = tracker.client.get_run(run_id).data.tags
     newer = tracker.client.create_run(
-        tracker.experiment_id("tiny"), tags={k: v for k, v in tags.items() if k.startswith("lit.")}
+        tracker.experiments.id_of("tiny"), tags={k: v for k, v in tags.items() if k.startswith("lit.")}
     )
     assert newer.info.run_id != run_id and tracker.find(spec.key).run_id == run_id
     assert tracker.find("no such key") is None
@@ -133,7 +134,7 @@ def test_find_prefers_what_is_finished(tracker, start):
 
 def test_a_retired_run_is_out_of_all_plans(tracker, start):
     spec, run_id = start()
-    tracker.finish(run_id, [("exact_match", 2, 0.5)], {"steps": 1})
+    records.finish(tracker, run_id, [("exact_match", 2, 0.5)], {"steps": 1})
     tracker.retire(run_id)
     assert tracker.find(spec.key) is None and tracker.client.get_run(run_id).info.status == "FINISHED"
     again, new_id = start()
@@ -143,9 +144,9 @@ def test_a_retired_run_is_out_of_all_plans(tracker, start):
 def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     opened = [start(seed) for seed in range(3)]
     for i, (_, run_id) in enumerate(opened[:2]):
-        tracker.finish(run_id, [("exact_match", 2, 0.5 + i), ("exact_match", 4, 0.25)], {"steps": 6 + i})
-    tracker.log(
-        opened[2][1], {"test/exact_match": 0.9, "steps": 8}, 2
+        records.finish(tracker, run_id, [("exact_match", 2, 0.5 + i), ("exact_match", 4, 0.25)], {"steps": 6 + i})
+    records.log(
+        tracker, opened[2][1], {"test/exact_match": 0.9, "steps": 8}, 2
     )  # as if it had died between the results and FINISHED
     tracker.end(opened[2][1], "FAILED")
     specs = [spec for spec, _ in opened]

@@ -4,14 +4,18 @@
 first, so that a checkpoint without one, or with another one, is damaged. The two newest checkpoints are kept.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from lit_memory.util import files
+
+if TYPE_CHECKING:
+    from lit_memory.lit.callbacks.progress import Send
 
 KEEP = 2
 """Checkpoints that are kept: an older one serves where the newest is damaged."""
@@ -25,6 +29,21 @@ def lock(folder: Path) -> FileLock:
     """The lock of a run, held by the process that trains it. The operating system frees it with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / "lock")
+
+
+@contextlib.contextmanager
+def held(folder: Path, send: "Send") -> Iterator[None]:
+    """Hold the lock of a run; wait for another process that trains it. send: is told of the wait."""
+    own = lock(folder)
+    try:
+        own.acquire(blocking=False)
+    except Timeout:
+        send({"event": "waiting"})
+        own.acquire()
+    try:
+        yield
+    finally:
+        own.release()
 
 
 def locked(folder: Path) -> bool:

@@ -55,6 +55,14 @@ def note_on_stages(sweep: Sweep) -> str:
     return f"stages with steps of their own: {numbers}; train.stages=[] trains in one" if stages else ""
 
 
+def note_on_twins(twins: Mapping[str, str]) -> str:
+    """What two processes without a lease have left, in one line; "" where there is nothing. twins: of the Tracker."""
+    runs, rows = (sum(what == kind for what in twins.values()) for kind in ("run", "rows"))
+    found = [f"{counted(runs, 'key')} with several finished runs"] * (runs > 0)
+    found += [f"{counted(rows, 'run')} with rows twice"] * (rows > 0)
+    return f"the tracking store has {' and '.join(found)}; the oldest of each counts" if found else ""
+
+
 def list_table() -> Table:
     """The project's experiments: name, item of the paper, verdict, minutes of all runs."""
     table = Table(box=None, header_style="bold")

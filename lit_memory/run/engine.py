@@ -5,30 +5,24 @@ k), and so are the random numbers of step k: a run goes on bit for bit from any 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import Timeout
-
 from lit_memory.lit.callbacks.curriculum import Curriculum
-from lit_memory.lit.callbacks.progress import Progress, Send
-from lit_memory.lit.callbacks.timing import TestTimer
+from lit_memory.lit.callbacks.progress import Send
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.run import checkpoint
-from lit_memory.run.build import build
 from lit_memory.run.journal import Journal
-from lit_memory.run.logger import TrackingLogger
 from lit_memory.run.outbox import Outbox, sending
 from lit_memory.run.results import Results, collect, peak_memory_mb
-from lit_memory.run.saving import RunCheckpoint
+from lit_memory.run.starts import provide_start
 from lit_memory.run.tracking import Tracker
-from lit_memory.run.trainer import make_trainer, silence_lightning
+from lit_memory.run.trainer import silence_lightning
+from lit_memory.run.training import trained
 from lit_memory.run.uri import StoreURI
-from lit_memory.util import files
 
 
 def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -42,62 +36,39 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
     def warn(text: str) -> None:
         send({"event": "warning", "message": text})
 
-    with lock_of(spec, root, send):
+    with checkpoint.held(spec.folder(root), send):
         outbox = Outbox(spec, root, lambda: Tracker(root, uri, warn), parent)
-        if outbox.finished():
-            return
-        with sending(outbox, send) as journal:
-            journal.begin(tags, parameters(spec))
-            with recording_errors(journal, uri):
-                check_start(spec, root, uri)
-                results = train_and_test(spec, root, journal, send)
-                journal.finish(results.rows, results.totals, results.times)
+        with outbox.owning(send):
+            if outbox.finished():
+                return
+            with sending(outbox, send) as journal:
+                journal.begin(tags, parameters(spec))
+                with recording_errors(journal, uri):
+                    provide_start(spec, root, outbox, send)
+                    results = train_and_test(spec, root, journal, outbox.raise_if_lost, send)
+                    journal.finish(results.rows, results.totals, results.times)
 
 
-def train_and_test(spec: RunSpec, root: Path, journal: Journal, send: Send) -> Results:
-    """Train from the newest checkpoint through all stages, then test on the whole task."""
-    torch.set_num_threads(spec.train["threads"])
-    folder = spec.folder(root)
-    files.remove_staged(folder)
-    module, data = build(spec, root)
-    logger = TrackingLogger(journal)
-    curriculum = Curriculum(spec.stages, spec.train["valid_every"])
-    progress = Progress(send, curriculum, data.task.metrics[0])
-    timer = TestTimer(spec.train["timed_steps"])
-    saver = RunCheckpoint(folder, journal)
-    trainer = make_trainer(spec, folder, logger, curriculum, progress, timer, saver)
-    newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
-    with saver.termination.handled():
-        if spec.stages:
-            trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
-        train_seconds, steps = saver.seconds, trainer.global_step
-        record_stages(journal, curriculum)
+def train_and_test(spec: RunSpec, root: Path, journal: Journal, check: Callable[[], None], send: Send) -> Results:
+    """Train from the newest checkpoint through all stages, then test on the whole task.
+
+    check: is called before every batch and raises to end the run.
+    """
+    with trained(spec, root, journal, check, send) as done:
+        data, saver = done.data, done.saver
+        train_seconds, steps = saver.seconds, done.trainer.global_step
+        record_stages(journal, done.curriculum)
         journal.tag({"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
         data.task = data.whole_task
-        trainer.test(module, datamodule=data, verbose=False)
+        done.trainer.test(done.module, datamodule=data, verbose=False)
     totals = {
         "steps": steps,
         "train_seconds": train_seconds,
         "seconds": saver.seconds,
         "peak_memory_mb": peak_memory_mb(),
     }
-    return Results(collect(trainer.callback_metrics, data), totals, timer.rows)
-
-
-@contextlib.contextmanager
-def lock_of(spec: RunSpec, root: Path, send: Send) -> Iterator[None]:
-    """Hold the lock of a run; wait for another process that trains it."""
-    lock = checkpoint.lock(spec.folder(root))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        send({"event": "waiting"})
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return Results(collect(done.trainer.callback_metrics, data), totals, done.timer.rows)
 
 
 @contextlib.contextmanager
@@ -112,13 +83,6 @@ def recording_errors(journal: Journal, uri: StoreURI) -> Iterator[None]:
             journal.tag({"error": f"{type(error).__name__}: {error}"[:5000]})
             journal.end(status)
         raise
-
-
-def check_start(spec: RunSpec, root: Path, uri: StoreURI) -> None:
-    """Raise RuntimeError if the run that this one starts from has not finished."""
-    if spec.start is not None and not Outbox(spec.start, root, lambda: Tracker(root, uri)).finished():
-        run = f"{spec.start.arm} of {spec.start.experiment}, seed {spec.start.seed}"
-        raise RuntimeError(f"init: the run that it starts from, {run}, has not finished")
 
 
 def record_stages(journal: Journal, curriculum: Curriculum) -> None:

@@ -16,12 +16,14 @@ from filelock import Timeout
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run import checkpoint, journal
+from lit_memory.run import checkpoint, journal, lease
 from lit_memory.run.journal import Journal, Messages
+from lit_memory.run.lease import Lease, LeaseLost
 from lit_memory.util import files
 
 if TYPE_CHECKING:
-    from lit_memory.run.tracking import Tracker
+    from lit_memory.lit.callbacks.progress import Send
+    from lit_memory.run.tracking import Run, Tracker
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 15.0
 """Seconds until a store that did not answer is tried again; each delay is twice the one before."""
@@ -64,12 +66,41 @@ class Outbox:
         self.spec, self.connect, self.parent = spec, connect, parent
         self.folder = spec.folder(root)
         self.tracker: Tracker | None = None
+        self.lease: Lease | None = None
+        """Of the key; None before the store has been reached."""
         self.run_id = ""
         """Of the run in the store; "" before it is known, and after a failure."""
         self.superfluous = False
         """The store has a FINISHED run of the key."""
         self.position = 0
         """Bytes of the journal that the store has."""
+
+    @contextlib.contextmanager
+    def owning(self, send: "Send") -> Iterator[None]:
+        """Own the key in this block; wait for a process of another root that has it.
+
+        Where the store is away, nobody else can take the key there: training begins, and the key is taken with the
+        first message that arrives. send: is told of the wait.
+        """
+        try:
+            self._hold(lease.acquire(self._open().register, self.spec.key, self.folder, send))
+        except Exception as error:
+            if away(error) is None:
+                raise
+        try:
+            yield
+        finally:
+            if self.lease is not None:
+                self.lease.end()
+
+    def raise_if_lost(self) -> None:
+        """Raise LeaseLost if another process owns the key by now. Asks nobody."""
+        if self.lease is not None:
+            self.lease.raise_if_lost()
+
+    def find(self, key: str) -> "Run | None":
+        """What the store knows of a key. Raises what goes wrong, see ``away``."""
+        return self._open().find(key)
 
     def finished(self) -> bool:
         """Whether nothing is left to train: the run is FINISHED in the store, or on disk and on its way there."""
@@ -111,8 +142,20 @@ class Outbox:
         if told.status not in ("", "RUNNING"):
             journal.append(self.folder / journal.NAME, {"status": told.status, "sent": self.run_id})
 
+    def _hold(self, own: Lease) -> None:
+        """Keep a lease, without which nothing is written any more."""
+        self.lease = own
+        self._open().guard(own.check)
+
     def _attach(self, tracker: "Tracker", told: Messages) -> None:
         """Find the run of the key in the store, or create it."""
+        if self.lease is None:
+            own = lease.claimed(tracker.register, self.spec.key, self.folder)
+            if own is None:
+                raise LeaseLost(
+                    "another process has begun to train this run; run the same command again to wait for it"
+                )
+            self._hold(own)
         run = tracker.find(self.spec.key)
         self.superfluous = run is not None and run.status == "FINISHED"
         if run is not None and self.superfluous:
@@ -203,9 +246,7 @@ def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: st
         folder = spec.folder(root)
         try:
             with checkpoint.lock(folder).acquire(blocking=False):
-                if "status" not in journal.last(folder):
-                    Journal(folder).end(status)
-                Outbox(spec, root, lambda: tracker).send()
+                send_rest(Outbox(spec, root, lambda: tracker), tracker, status)
         except Timeout:
             continue  # another process trains it now, and sends this too
         except Exception as error:
@@ -217,6 +258,18 @@ def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: st
         else:
             failures = 0
     return reason
+
+
+def send_rest(outbox: Outbox, tracker: "Tracker", status: str) -> None:
+    """Send what an ended run has left on disk, unless a process of another root has the run by now."""
+    own = lease.claimed(tracker.register, outbox.spec.key, outbox.folder)
+    if own is None:
+        return
+    with own:
+        outbox.lease = own
+        if "status" not in journal.last(outbox.folder):
+            Journal(outbox.folder).end(status)
+        outbox.send()
 
 
 def waiting(specs: Iterable[RunSpec], root: Path) -> list[RunSpec]:

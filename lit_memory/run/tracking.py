@@ -26,17 +26,18 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Metric, Param, RunTag, ViewType
+from mlflow.entities import Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.utils import create_sqlalchemy_engine
-from mlflow.utils.time import get_current_time_millis
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DatabaseError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import database
-from lit_memory.run.journal import Row, TimedRow, merged, result_rows
+from lit_memory.run.experiments import Experiments
+from lit_memory.run.journal import Row, TimedRow, merged
+from lit_memory.run.register import Checked, Register
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
@@ -102,6 +103,15 @@ class Tracker:
             raise ConfigError("MLflow", "", f"cannot use {self.uri}: {self.uri.hide(first_line(error))}") from None
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
+        self.experiments = Experiments(self.client, MlflowException, self._creation_lock, self.artifacts, warn)
+        self.register = Register(self.client, self.Error, self.artifacts.as_uri())
+        """What the processes that use this store agree on."""
+        self.twins: dict[str, str] = {}
+        """Run id -> what of a run is there twice: two processes without a lease trained it."""
+
+    def guard(self, check: Callable[[], None]) -> None:
+        """Call ``check`` before everything that is written from now on; it raises where nothing may be written."""
+        self.client = Checked(self.client, check)
 
     def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
         """Let one process at a time create a database, an experiment or a parent run: first starts race."""
@@ -121,37 +131,9 @@ class Tracker:
         finally:
             event.remove(Engine, "connect", unsynced)
 
-    def experiment_id(self, name: str) -> str:
-        """Id of the MLflow experiment ``name``, created where it does not exist, and restored where it was deleted."""
-        found = self.client.get_experiment_by_name(name)
-        if found is not None:
-            self.restore([name])
-            return found.experiment_id
-        with self._creation_lock():
-            found = self.client.get_experiment_by_name(name)  # another process may have been first
-            if found is not None:
-                return found.experiment_id
-            try:
-                return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
-            except MlflowException as error:  # a server of MLflow has no lock for us
-                found = self.client.get_experiment_by_name(name)
-                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
-                    raise
-                return found.experiment_id
-
     def restore(self, names: Iterable[str], dry_run: bool = False) -> None:
-        """Restore the experiments that were deleted in MLflow, with their runs; ``warn`` gets a line for each.
-
-        dry_run: give the lines alone.
-        """
-        for name in names:
-            found = self.client.get_experiment_by_name(name)
-            if found is None or found.lifecycle_stage != LifecycleStage.DELETED:
-                continue
-            if not dry_run:
-                self.client.restore_experiment(found.experiment_id)
-            done = "this command, without --dry-run, restores" if dry_run else "restored"
-            self.warn(f"experiment {name} was deleted in MLflow; {done} it with all its runs")
+        """Restore deleted experiments, see ``Experiments.restore``."""
+        self.experiments.restore(names, dry_run)
 
     def _search(self, *filters: str) -> Iterator[list[Run]]:
         """The runs of every filter, the newest first."""
@@ -167,7 +149,14 @@ class Tracker:
     def find_all(self, keys: Sequence[str]) -> list[Run | None]:
         """``find`` of every key."""
         found = self._search(*(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'" for key in keys))
-        return [next((r for r in runs if r.status == "FINISHED"), runs[0] if runs else None) for runs in found]
+        return [self._counting(runs) for runs in found]
+
+    def _counting(self, runs: Sequence[Run]) -> Run | None:
+        """The run that counts of those of a key, the newest first: the oldest FINISHED one, else the newest."""
+        finished = [run for run in runs if run.status == "FINISHED"]
+        if len(finished) > 1:
+            self.twins[finished[-1].run_id] = "run"
+        return finished[-1] if finished else runs[0] if runs else None
 
     def retire(self, run_id: str) -> None:
         """Take a run out of all plans and reports; it stays in MLflow."""
@@ -177,11 +166,11 @@ class Tracker:
         """Id of the parent run of an experiment at one scale, created where it does not exist."""
         own = {"kind": "experiment", "experiment": experiment, "scale": scale}
         query = " and ".join(f"tags.`{TAG}{name}` = '{value}'" for name, value in own.items())
-        experiment_id = self.experiment_id(experiment)
+        experiment_id = self.experiments.id_of(experiment)
         with self._creation_lock():
             (runs,) = self._search(query)
             if runs:
-                return runs[0].run_id
+                return runs[-1].run_id
             run_id = self._create(experiment_id, f"{experiment} ({scale})", prefixed(own | dict(tags)))
             self.client.update_run(run_id, status="SCHEDULED")  # it groups runs and never runs itself
             return run_id
@@ -218,7 +207,7 @@ class Tracker:
             "point": spec.point,
         }
         all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
-        run_id = self._create(self.experiment_id(spec.experiment), spec.name, all_tags)
+        run_id = self._create(self.experiments.id_of(spec.experiment), spec.name, all_tags)
         self._describe(run_id, spec, params)
         return run_id
 
@@ -244,22 +233,9 @@ class Tracker:
         for i in range(0, len(new), LARGEST_BATCH):
             self.client.log_batch(run_id, new[i : i + LARGEST_BATCH])
 
-    def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of one step now, without a journal."""
-        now = get_current_time_millis()
-        self.write(run_id, [(name, step, value, now) for name, value in metrics.items()])
-
     def tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
         """Set tags, whose names get our prefix."""
         self.client.log_batch(run_id, tags=[RunTag(f"{TAG}{k}", str(v)) for k, v in tags.items()])
-
-    def finish(
-        self, run_id: str, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()
-    ) -> None:
-        """Log the results of a test and FINISHED now, without a journal."""
-        now = get_current_time_millis()
-        self.write(run_id, [(*row, now) for row in result_rows(results, totals, times)])
-        self.end(run_id, "FINISHED")
 
     def end(self, run_id: str, status: str) -> None:
         """End a run with the status FINISHED, FAILED or KILLED."""
@@ -291,12 +267,18 @@ class Tracker:
         self.end(run_id, "FINISHED")
 
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
-        """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations."""
+        """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations.
+
+        Of rows that are there twice, the first one that was written counts.
+        """
         rows: list[Row] = []
         for name in run.metrics:
             if name.startswith(prefix):
                 history = self.client.get_metric_history(run.run_id, name)
-                rows += [(name.removeprefix(prefix), m.step, m.value) for m in history]
+                first = {m.step: m for m in sorted(history, key=lambda m: m.timestamp, reverse=True)}
+                if len(first) < len(history):
+                    self.twins.setdefault(run.run_id, "rows")
+                rows += [(name.removeprefix(prefix), m.step, m.value) for m in history if m is first[m.step]]
         return rows
 
 

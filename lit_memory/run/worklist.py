@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
-from lit_memory.run import checkpoint, journal
+from lit_memory.run import checkpoint, journal, lease
 from lit_memory.run.sweep import Sweep
 from lit_memory.util.provenance import PROJECT
 
@@ -26,6 +27,8 @@ class WorkList:
     sweep: Sweep
     runs: dict[str, "Run"] = field(default_factory=dict)
     """What MLflow knows: key -> run."""
+    leases: dict[str, lease.Claim] = field(default_factory=dict)
+    """Key -> its lease, where somebody holds it; read if there are runs that are not finished."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -37,6 +40,8 @@ class WorkList:
         keys = [spec.key for spec in self.specs]
         found = zip(keys, tracker.find_all(keys), strict=True)
         self.runs = {key: run for key, run in found if run is not None}
+        leases = lease.newest(*tracker.register.read()) if len(self.finished) < len(keys) else {}
+        self.leases = {key: claim for key, claim in leases.items() if not claim.free}
 
     @property
     def experiments(self) -> list[str]:
@@ -54,13 +59,17 @@ class WorkList:
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
-        if checkpoint.locked(folder):
+        if checkpoint.locked(folder) or self.leased_elsewhere(spec.key, folder):
             return "running"
         if journal.complete(folder) and journal.waits(folder):
             return "to send"
         if run is not None and run.status == "FAILED":
             return "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
+
+    def leased_elsewhere(self, key: str, folder: Path) -> bool:
+        """Whether a process of another root has the lease of a key; it may have died without giving it back."""
+        return key in self.leases and not lease.remembers(folder, self.leases[key].owner)
 
     def counts(self) -> dict[str, int]:
         """Status -> number of selected runs."""
@@ -103,7 +112,8 @@ class WorkList:
     def close_stale(self, tracker: "Tracker") -> None:
         """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine."""
         for run in tracker.running(self.sweep.location):
-            if not checkpoint.locked(key_folder(self.sweep.root, run.tags["lit.key"])):
+            key = run.tags["lit.key"]
+            if lease.release_dead(tracker.register, key, key_folder(self.sweep.root, key)):
                 tracker.end(run.run_id, "KILLED")
 
     def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:

@@ -1,0 +1,78 @@
+"""The training of a run, from its newest checkpoint through all stages."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.callbacks.progress import Progress, Send
+from lit_memory.lit.callbacks.timing import TestTimer
+from lit_memory.lit.data import LitData
+from lit_memory.lit.modules import LitMemory
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.run import checkpoint
+from lit_memory.run.build import build
+from lit_memory.run.journal import Journal
+from lit_memory.run.logger import TrackingLogger
+from lit_memory.run.saving import RunCheckpoint
+from lit_memory.run.trainer import make_trainer
+from lit_memory.util import files
+
+
+class BeforeEachBatch(L.Callback):
+    """Calls a function before every batch of training, validation and test; it raises to end the run."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.check()
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.check()
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.check()
+
+
+@dataclass(frozen=True)
+class Training:
+    """What has trained a model."""
+
+    trainer: L.Trainer
+    module: LitMemory
+    data: LitData
+    curriculum: Curriculum
+    timer: TestTimer
+    saver: RunCheckpoint
+
+
+@contextlib.contextmanager
+def trained(
+    spec: RunSpec, root: Path, journal: Journal | None, check: Callable[[], None], send: Send
+) -> Iterator[Training]:
+    """Train a run, or do nothing where its newest checkpoint is its last. SIGTERM ends the block as it ends the
+    training.
+
+    journal: receives the metrics; None where they are known already. check: is called before every batch and raises to
+    end the run.
+    """
+    torch.set_num_threads(spec.train["threads"])
+    folder = spec.folder(root)
+    files.remove_staged(folder)
+    module, data = build(spec, root)
+    curriculum = Curriculum(spec.stages, spec.train["valid_every"])
+    progress = Progress(send, curriculum, data.task.metrics[0])
+    timer = TestTimer(spec.train["timed_steps"])
+    saver = RunCheckpoint(folder, journal)
+    logger = TrackingLogger(journal) if journal else False
+    trainer = make_trainer(spec, folder, logger, BeforeEachBatch(check), curriculum, progress, timer, saver)
+    newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
+    with saver.termination.handled():
+        if spec.stages:
+            trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
+        yield Training(trainer, module, data, curriculum, timer, saver)
