@@ -1,5 +1,7 @@
 """Tokenizers: text to ids and back, vocabularies that depend on the text alone, and inputs that are errors."""
 
+import ast
+import json
 import os
 import subprocess
 import sys
@@ -8,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lit_memory
+from lit_memory.hf.reading import read_config
 from lit_memory.text.corpus import Corpus, content_key, load_corpus
 from lit_memory.text.stream import build_stream
-from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, train_bpe
+from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, pretrained_tokenizer, train_bpe
 
 SHARED = Path(os.environ.get("LIT_MEMORY_SHARED") or Path(__file__).parents[2] / "shared") / "data"
 
@@ -262,3 +266,62 @@ def test_wikitext_2_has_its_published_sizes(tmp_path):
     for split, tokens in {"valid": 217_646, "test": 245_569}.items():
         stream = build_stream(load_corpus(str(folder), split), tokenizer, tmp_path)
         assert len(stream) == tokens and 3 not in stream.tokens_N
+
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast, PretrainedConfig
+Path({proof!r}).touch()
+class Mine(PreTrainedTokenizerFast): pass
+class MineConfig(PretrainedConfig): model_type = "mine"
+"""
+
+
+@pytest.fixture
+def folder_with_code(tmp_path, monkeypatch):
+    """A folder with a tokenizer of its own class, whose file makes ``ran`` when it is imported. Somebody says yes to
+    every question."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, proof = tmp_path / "hostile", tmp_path / "ran"
+    folder.mkdir()
+    classes = {"AutoTokenizer": [None, "code.Mine"], "AutoConfig": "code.MineConfig"}
+    for name, content in {
+        "config.json": {"model_type": "mine", "auto_map": {"AutoConfig": "code.MineConfig"}},
+        "tokenizer_config.json": {"tokenizer_class": "Mine", "auto_map": classes},
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "code.py").write_text(CODE.format(proof=str(proof)))
+    (folder / "tokenizer.json").write_bytes(train_bpe(corpus(*TEXTS), 300))
+    yield folder
+    assert not proof.exists() and not asked and not (tmp_path / "modules").exists()
+
+
+def test_code_in_a_folder_is_neither_run_nor_asked_about(folder_with_code, build):
+    name = str(folder_with_code)
+    for load in (pretrained_tokenizer, build):
+        with pytest.raises(ValueError) as caught:
+            load(name)
+        said = f"tokenizer {name!r}: Python code in its folder (none of it was run); expected one in the format of "
+        assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="model_type='mine': expected gpt2"):
+        read_config(folder_with_code, ["gpt2"])
+    config = folder_with_code / "config.json"
+    config.write_text(config.read_text().replace("mine", "gpt2"))
+    assert type(read_config(folder_with_code, ["gpt2"])).__name__ == "GPT2Config"  # transformers' own
+
+
+def test_no_call_of_transformers_trusts_code():
+    """Every ``from_pretrained`` that is not our own says so."""
+    calls = []
+    for path in Path(lit_memory.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in ("from_pretrained", "from_config"):
+                said = {key.arg: getattr(key.value, "value", None) for key in node.keywords}
+                calls.append(f"{path.name}: {ast.unparse(node.func)}")
+                assert said.get("trust_remote_code") is False, f"{path}:{node.lineno}"
+    assert len(calls) >= 3, calls

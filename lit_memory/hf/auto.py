@@ -55,8 +55,10 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """``PreTrainedModel.from_pretrained``, but a missing or surplus weight is a ValueError, not a warning."""
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **options)
+        """``PreTrainedModel.from_pretrained``, but a missing or surplus weight is a ValueError, not a warning, and no
+        Python code of a folder is run, whatever ``options`` say: our models have none."""
+        options.pop("trust_remote_code", None)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, trust_remote_code=False, **options)
         model, info = loaded
         for problem in ("missing_keys", "unexpected_keys"):
             if info[problem]:

@@ -2,6 +2,7 @@
 whatever comes."""
 
 import os
+import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,19 +23,23 @@ FIRST_CALL = "/api/2.0/mlflow/experiments/search"
 
 
 def check_server(uri: StoreURI) -> None:
-    """Raise ConfigError if nothing answers at an http(s) URI, or what answers is broken. Other URIs pass.
+    """Raise ConfigError if nothing answers at the URI of a server, or what answers over HTTP is broken. Files pass.
 
     An answer such as 401 or 404 comes from a living server; MLflow has the user and the password. Proxies, redirects
-    and certificates are those of the environment, as for MLflow.
+    and certificates are those of the environment, as for MLflow. Of a database only the port is asked.
     """
-    if not uri.is_server:
+    if not uri.is_server and not uri.endpoint:
         return
     from requests import RequestException
 
+    status, reason = 0, ""
     try:
-        status, reason = within(TIMEOUT, lambda: first_answer(uri.address))
+        if uri.is_server:
+            status, reason = within(TIMEOUT, lambda: first_answer(uri.address))
+        elif endpoint := uri.endpoint:
+            within(TIMEOUT, lambda: socket.create_connection(endpoint, TIMEOUT).close())
     except (RequestException, OSError, ValueError) as error:
-        raise ConfigError(VARIABLE, "", f"{uri}: {trouble(error)}") from None
+        raise ConfigError(VARIABLE, "", f"{uri}: {trouble(uri, error)}") from None
     if status >= 500:
         raise ConfigError(VARIABLE, "", f"{uri}: the server answers {status} {reason}; expected an MLflow server")
 
@@ -84,13 +89,16 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def trouble(error: Exception) -> str:
+def trouble(uri: StoreURI, error: Exception) -> str:
     """What is wrong with a server after ``error``, and what to do."""
-    *_, cause = chain(error)
-    why = os_reason(cause) if isinstance(cause, Exception) else str(cause)
+    causes = list(chain(error))
+    spoken = (cause for cause in causes if isinstance(cause, HTTPException) and not isinstance(cause, OSError))
+    cause = next(spoken, causes[-1])
+    why = os_reason(cause) or type(cause).__name__
     if isinstance(cause, SSLCertVerificationError):
         advice = "set MLFLOW_TRACKING_SERVER_CERT_PATH or REQUESTS_CA_BUNDLE to a .pem file with it or its authority"
         return f"the server's certificate is not trusted ({cause.verify_message}); {advice}"
     if isinstance(cause, HTTPException) and not isinstance(cause, OSError):
         return f"what answers speaks no HTTP ({type(cause).__name__}: {why[:100]}); expected an MLflow server"
-    return f"no server answers ({why}); start one with `mlflow server` or unset the variable"
+    what = "one with `mlflow server`" if uri.is_server else "it"
+    return f"no server answers ({why}); start {what} or unset the variable"

@@ -49,7 +49,7 @@ class StoreURI:
 
     @cached_property
     def scheme(self) -> str:
-        """ "postgresql" for ``postgresql+psycopg2://...``; the whole text where it has no "://"."""
+        """Kind of the store: postgresql for ``postgresql+psycopg2://...``; the whole text where it has no "://"."""
         scheme, colon, _ = self.text.partition("://")
         return scheme.partition("+")[0].lower() if colon else self.text
 
@@ -57,6 +57,17 @@ class StoreURI:
     def is_server(self) -> bool:
         """Whether MLflow asks a server over HTTP."""
         return self.scheme in ("http", "https")
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """Host and port of a database whose URI names one host; None for another store. Its settings may name another
+        host, or a socket."""
+        if (port := {"postgresql": 5432, "mysql": 3306}.get(self.scheme)) is None:
+            return None
+        parts = urlsplit(f"//{self._parts[3]}")
+        if not parts.hostname or "," in parts.netloc or re.search("host|socket|service", parts.query):
+            return None
+        return parts.hostname, parts.port or port
 
     @cached_property
     def file(self) -> Path | None:
@@ -166,17 +177,15 @@ class StoreURI:
     def _check_host(self) -> None:
         """Raise ConfigError for a host or a port that cannot be one."""
         try:
-            parts = urlsplit(self.address)
+            parts = urlsplit(f"//{self._parts[3]}")
         except ValueError:
             raise self.error("its host cannot be read; expected HOST:PORT, or [IPV6]:PORT") from None
-        if not self.is_server:
-            return
-        if not parts.hostname:
+        if self.is_server and not parts.hostname:
             raise self.error(f"names no host; expected {self.scheme}://HOST:PORT")
-        if parts.query or parts.fragment or self.text.endswith(("?", "#")):
+        if self.is_server and set(self.text) & set("?#"):
             raise self.error(f"expected {self.scheme}://HOST:PORT/PATH and nothing behind it, no '?' and no '#'")
         try:
-            valid = parts.port is None or parts.port > 0
+            valid = "," in parts.netloc or parts.port is None or parts.port > 0
         except ValueError:
             valid = False
         if not valid:

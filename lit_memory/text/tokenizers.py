@@ -235,7 +235,8 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> bytes:
 
 def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
     """The ``transformers`` tokenizer in a folder, or of a name on the Hugging Face hub. Raises FileNotFoundError for an
-    unknown name and ValueError for a tokenizer that is not in the format of the tokenizers package."""
+    unknown name and ValueError for a tokenizer that is not in the format of the tokenizers package, as one whose folder
+    brings Python code, which is never run."""
     from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
@@ -245,9 +246,11 @@ def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
         )
         if not any(path for pattern in ("tokenizer.*", "vocab*", "*.model") for path in folder.glob(pattern)):
             raise FileNotFoundError("tokenizer.json")  # for some models transformers would make one without words
-        found = AutoTokenizer.from_pretrained(folder)
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # no network, no such name, no permission, a folder of something else: the libraries have a class for each
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(f"tokenizer {name!r}: Python code in its folder (none of it was run); {FORMAT}") from error
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(name, BUILT_IN, 1))
         raise FileNotFoundError(
             f"tokenizer {name!r}: expected {', '.join(BUILT_IN)}, a folder with a tokenizer, "

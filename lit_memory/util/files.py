@@ -107,6 +107,6 @@ def disk_full(error: BaseException, root: Path) -> str | None:
     return None
 
 
-def os_reason(error: Exception) -> str:
+def os_reason(error: BaseException) -> str:
     """The operating system's words for an error, without the path and the number."""
     return getattr(error, "strerror", None) or str(error)
