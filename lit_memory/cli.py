@@ -126,6 +126,9 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if tracker is not None:
         work.refresh(tracker)
     todo = work.todo()
+    if not options.dry_run:
+        sweep.check_gpu(todo)
+        sweep.check_files(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work))
@@ -133,7 +136,6 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
         return 0
-    sweep.check_gpu(todo)
     tracker = tracker or open_tracker(sweep.root)
     work.close_stale(tracker)
     code = 0
