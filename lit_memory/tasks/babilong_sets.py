@@ -40,8 +40,8 @@ def check_set(source: str, lengths: Sequence[int]) -> None:
     on_hub = path.suffix not in READERS and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source, re.ASCII)
     why = missing(path) and missing(path, S_IFREG)
     if why and (why != "no such file" or not on_hub):
-        example = "expected a file, a folder, or a name on the Hugging Face hub, RMT-team/babilong for example"
-        raise FieldError("eval_set", source, f"{why}; {example}")
+        what, example = why.replace("file", "file or folder"), "RMT-team/babilong for example"
+        raise FieldError("eval_set", source, f"{what}; expected one, or a name on the Hugging Face hub, {example}")
     if path.is_file() and path.suffix not in READERS:
         expected = f"expected {', '.join(READERS)}, a folder, or a name on the Hugging Face hub"
         raise FieldError("eval_set", source, expected)

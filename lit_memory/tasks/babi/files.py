@@ -173,7 +173,8 @@ def _require(name: str, value: str, allowed: Collection[str]) -> None:
 
 
 _LINE = re.compile(
-    r"(?P<id>\d{1,9}) (?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d{1,9}(?: \d{1,9})*))"
+    r"(?P<id>\d{1,9}) "
+    r"(?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d{1,9}(?: \d{1,9})*))"
 )
 
 
