@@ -108,8 +108,11 @@ def local_part(source: Path, length: int, task: str) -> Path | None:
 
 def _read(source: str, name: str, task: str, revision: str | None, part: Path | None, cache: str) -> Any:
     """``datasets.Dataset`` of a local part, or of the hub if it is None."""
-    from datasets import load_dataset, load_from_disk
+    from datasets import disable_progress_bars, load_dataset, load_from_disk
+    from datasets.utils import logging
 
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)  # what it logs, it raises as well
     if part is None:
         return load_dataset(source, name, split=task, revision=revision, cache_dir=cache)
     if part.is_dir():

@@ -85,7 +85,8 @@ def encode(text: bytes, where: str) -> np.ndarray:
     """Bases of one line, upper or lower case. Raises ValueError that names file and column for other characters."""
     bases = CODES[np.frombuffer(text, np.uint8)]
     if len(wrong := np.flatnonzero(bases == 255)):
-        raise ValueError(f"{where}: {chr(text[wrong[0]])!r} at column {wrong[0] + 1}; expected A, C, G, T or N")
+        before, rest = text[: wrong[0]].decode(errors="replace"), text[wrong[0] :].decode(errors="replace")
+        raise ValueError(f"{where}: {rest[0]!r} at column {len(before) + 1}; expected A, C, G, T or N")
     return bases
 
 

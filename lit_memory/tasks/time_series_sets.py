@@ -55,8 +55,13 @@ def load_series(source: str) -> Series:
     train_CR = columns_CR[:, : parts["train"][1]]
     if not train_CR.shape[1]:
         raise ValueError(f"{source}: {columns_CR.shape[1]} rows, none of them for training; expected more")
-    mean_C1, std_C1 = train_CR.mean(1, keepdims=True), train_CR.std(1, keepdims=True)
-    return Series(((columns_CR - mean_C1) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32), parts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean_C1, std_C1 = train_CR.mean(1, keepdims=True), train_CR.std(1, keepdims=True)
+        numbers_CR = ((columns_CR - mean_C1) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32)
+    if not (np.isfinite(std_C1).all() and np.isfinite(numbers_CR).all()):
+        largest = f"the largest number is {np.abs(columns_CR).max():.3g}"
+        raise ValueError(f"{source}: {largest}; expected numbers that are finite after squaring and normalising")
+    return Series(numbers_CR, parts)
 
 
 def fetch(name: str) -> Path:
