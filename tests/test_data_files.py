@@ -311,7 +311,9 @@ def test_mangled_files_are_told_or_work(make, kind):
             next(iter(data.train_dataloader()))
             works += 1
         except (ValueError, FileNotFoundError) as error:
-            assert "\n" not in str(error) and any(word in str(error) for word in ("expected", "set it to", "convert", "unpack"))
+            assert "\n" not in str(error) and any(
+                word in str(error) for word in ("expected", "set it to", "convert", "unpack")
+            )
             told += 1
     assert told + works == FUZZED and works and told, (kind, told, works)
 

@@ -23,9 +23,10 @@ from lit_memory.run.build import build
 from lit_memory.run.logger import TrackingLogger
 from lit_memory.run.results import Results, collect, peak_memory_mb
 from lit_memory.run.saving import RunCheckpoint
-from lit_memory.run.tracking import Tracker
+from lit_memory.run.tracking import TAG, Run, Tracker
 from lit_memory.run.trainer import make_trainer, silence_lightning
 from lit_memory.util import files
+from lit_memory.util.provenance import code_changes
 
 
 def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -40,6 +41,8 @@ def run_one(spec: RunSpec, root: Path, uri: str, parent: str, tags: Mapping[str,
         run = tracker.find(spec.key)
         if run is not None and run.status == "FINISHED":
             return
+        if run is not None:
+            tell_changes(spec, root, run, tags, send)
         run_id = tracker.start(spec, run, parent, tags, parameters(spec))
         with recording_errors(tracker, run_id):
             check_start(spec, tracker)
@@ -122,6 +125,17 @@ def record_stages(tracker: Tracker, run_id: str, curriculum: Curriculum) -> None
         tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
     steps = [str(end - start) for start, end in pairwise(curriculum.bounds)]
     tracker.tag(run_id, {"stage_steps": " ".join(steps)})
+
+
+def tell_changes(spec: RunSpec, root: Path, run: Run, tags: Mapping[str, str], send: Send) -> None:
+    """Warn of code or libraries that are others than those with which an interrupted run has come so far."""
+    before = {name.removeprefix(TAG): value for name, value in run.tags.items()}
+    changes = code_changes(before, tags)
+    if changes and (run.metrics or checkpoint.saved(spec.folder(root))):
+        name = f"{spec.arm} {spec.point}".strip()
+        problem = f"{name} seed {spec.seed} goes on with other code than it began with ({changes})"
+        advice = "its numbers may differ from those of either; --fresh trains it anew"
+        send({"event": "warning", "message": f"{problem}; {advice}"})
 
 
 def parameters(spec: RunSpec) -> dict[str, Any]:
