@@ -143,6 +143,9 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
             send_waiting(work, tracker, console, errors)
         work.refresh(tracker)
     todo = work.todo()
+    if not options.dry_run:
+        sweep.check_gpu(todo)
+        sweep.check_files(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work))
@@ -151,7 +154,6 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     if options.dry_run:
         warn_of_twins(tracker, errors)
         return 0
-    sweep.check_gpu(todo)
     tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code = 0

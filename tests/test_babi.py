@@ -683,7 +683,7 @@ def test_files_are_written_back(task):
             ":8: expected supports to be IDs of facts above the question; got 7",
         ),
         ("7 Where is the football? \tgarden\t3 6\n", "", ":6: expected a question at the end of the story"),
-        ("4 John went", "4 John\udcff went", ":4: expected UTF-8 text; got byte 0xff"),
+        ("4 John went", "4 John\udcff went", ":4: not UTF-8 text (byte "),
         (EXAMPLE, "", ":1: expected stories of bAbI; the file is empty"),
     ],
 )

@@ -1,7 +1,9 @@
 """Wrong files and command lines: every case of bad_input.yaml, some of them as processes of their own, what only looks
 wrong, and data that cannot be read (more of that in test_corpus.py, test_babi.py and test_babilong_sets.py)."""
 
+import dataclasses
 import http.server
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import lightning
 import pytest
 import yaml
 
@@ -18,7 +21,8 @@ from lit_memory.plan import experiment, reading
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.merging import folder_name
-from lit_memory.plan.trainer import OURS, trainer_arguments
+from lit_memory.plan.sections import TrainConfig
+from lit_memory.plan.trainer import FREE, OURS, REFUSED
 from lit_memory.run import server as server_check
 from lit_memory.run import trainer
 from lit_memory.run.tracking import Tracker
@@ -255,7 +259,7 @@ def test_points_of_a_grid_are_plain_names(text):
 
 
 def test_folders_stay_below_the_root(tree_of, tmp_path):
-    grid = {"train.trainer": [{"profiler": "../../../x"}, {"profiler": "/x"}]}
+    grid = {"train.trainer": [{"strategy": "../../../x"}, {"strategy": "/x"}]}
     specs = parse(tree_of(grid=grid), "tiny.yaml").at().plan()
     folders = {spec.folder(tmp_path).resolve() for spec in specs}
     assert len(folders) == len({spec.point for spec in specs}) * 2 == 4
@@ -277,7 +281,31 @@ def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.L, "Trainer", spy)
         trainer.make_trainer(make_spec(), tmp_path, False)
-    assert set(seen) - {"devices"} <= set(OURS) <= set(trainer_arguments()) and seen["default_root_dir"] == tmp_path
+    assert set(seen) - {"devices"} <= set(OURS) and seen["default_root_dir"] == tmp_path
+
+
+def test_every_argument_of_the_trainer_is_classified():
+    """Free, ours or refused; a new Lightning has to be read before its arguments reach a run."""
+    names = [*FREE, *OURS, *REFUSED]
+    assert sorted(names) == sorted(inspect.signature(lightning.Trainer).parameters)
+    assert {field for field in OURS.values() if field} <= {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+GOOD_VALUES = {"accumulate_grad_batches": 2, "detect_anomaly": True, "sync_batchnorm": False, "profiler": "simple"}
+
+
+@pytest.mark.parametrize("name", sorted({*FREE, *OURS, *REFUSED}))
+def test_an_argument_of_the_trainer_is_taken_or_told(tree_of, name):
+    """What a result could depend on the clock by, or skip its test by, is refused with the reason."""
+    setting = tree_of(grid={"train.trainer": [{name: GOOD_VALUES.get(name, 1)}]})
+    if name in FREE:
+        assert parse(setting, "tiny.yaml").at().plan()[0].train["trainer"] == {name: GOOD_VALUES.get(name, 1)}
+        return
+    reason = REFUSED.get(name) or (f"set train.{OURS[name]} instead" if OURS[name] else "leave it out")
+    with pytest.raises(ConfigError) as caught:
+        parse(setting, "tiny.yaml").at().plan()
+    assert str(caught.value).startswith(f"tiny.yaml (grid): train.trainer.{name}: ")
+    assert str(caught.value).endswith(reason) and "\n" not in str(caught.value)
 
 
 # Data, which a run reads after its file has been found right
@@ -291,12 +319,12 @@ DATA_FILES = {
     "binary book": (
         {"train/a.txt": b"\x89PNG\r\n"},
         {"haystack": ""},
-        "FOLDER/train/a.txt: not UTF-8 text (byte 0 is 0x89); convert it, or take it out of",
+        "FOLDER/train/a.txt:1: not UTF-8 text (byte 0 of the file is 0x89); convert the file, or take it away",
     ),
     "NUL in a book": (
         {"train.txt": b"text\0"},
         {"haystack": ""},
-        "FOLDER/train.txt: not text (byte 4 is 0x00); take it out of the folder",
+        "FOLDER/train.txt:1: not text (byte 4 of the file is 0x00); convert the file, or take it away",
     ),
     "books without text": (
         {"train.txt": b"\n", "test.txt": b""},

@@ -237,12 +237,15 @@ def test_wrong_sources(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"text \xff\xfe", "not UTF-8 text (byte 5 is 0xff)"), (b"text\0", "not text (byte 4 is 0x00)")],
+    [
+        (b"text \xff\xfe", ":1: not UTF-8 text (byte 5 of the file is 0xff)"),
+        (b"text\0", ":1: not text (byte 4 of the file is 0x00)"),
+    ],
 )
 def test_binary_files(tmp_path, content, words):
     folder(tmp_path, train__a="A", train__b="B")
     (tmp_path / "train" / "picture.txt").write_bytes(content)
-    refused(ValueError, f"{tmp_path / 'train' / 'picture.txt'}: {words}|out of the folder", tmp_path)
+    refused(ValueError, f"{tmp_path / 'train' / 'picture.txt'}{words}|or take it away", tmp_path)
 
 
 def test_byte_order_mark_is_no_text(tmp_path):

@@ -184,11 +184,11 @@ def test_every_model_forecasts(build, name):
     [
         ("date,a,b\nx,1,2\nx,3,\n", r"own\.csv:3: column 'b' has ''; expected a number, as no value may be missing"),
         ("date,a,b\nx,1,2\nx,nan,2\n", r"own\.csv:3: column 'a' has 'nan'; expected a number"),
-        ("date,a,b\nx,1,2\n\nx,3\n", r"own\.csv:4: column 'b' has ''; expected a number"),
+        ("date,a,b\nx,1,2\n\nx,3\n", r"own\.csv:4: expected 3 fields, as many as there are names of columns; got 2"),
         ("date,a\nx,y\n", r"own\.csv:2: column 'a' has 'y'; expected a number"),
         ("date\nx\n", r"own\.csv: no column of numbers; expected at least one"),
-        ("", r"own\.csv: expected a line of 0 names of columns"),
-        ("date,a\n", r"own\.csv: expected a line of 2 names of columns, then lines of as many numbers"),
+        ("", r"own\.csv:1: expected the names of the columns; the file is empty"),
+        ("date,a\n", r"own\.csv:2: expected lines of 2 numbers below the names of the columns; got none"),
     ],
 )
 def test_bad_files(tmp_path, text, message):

@@ -27,9 +27,11 @@ class Resolver:
     """Dotted key, or section -> the layer that set it."""
 
     def where(self, key: str) -> str:
-        """The origin of a dotted key: the layer that set it, or its section; else the arm."""
-        section, key = key.partition(".")[0], key.partition("[")[0]
-        return self.origin.get(key, self.origin.get(section, f"{self.file} (arm {self.arm})"))
+        """The origin of a dotted key: the layer that set it, or a mapping that it lies in; else the arm."""
+        key = key.partition("[")[0]
+        while key and key not in self.origin:
+            key = key.rpartition(".")[0]
+        return self.origin.get(key, f"{self.file} (arm {self.arm})")
 
     def error(self, section: str, name: str, message: str) -> ConfigError:
         return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)

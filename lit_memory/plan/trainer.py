@@ -1,55 +1,78 @@
-"""``train.trainer``: extra arguments of lightning.Trainer, and those that a file must not set."""
+"""``train.trainer``: which arguments of lightning.Trainer a file may set. Standard library only."""
 
-import inspect
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lit_memory.util.checks import FieldError, nearest
 
+PROFILERS = ("simple", "advanced", "pytorch")
+FREE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (lambda value: True, ""),
+    "num_nodes": (lambda value: True, ""),
+    "strategy": (lambda value: True, ""),
+    "sync_batchnorm": (lambda value: type(value) is bool, "true or false"),
+    "accumulate_grad_batches": (lambda value: type(value) is int and value > 0, "a whole number of at least 1"),
+    "detect_anomaly": (lambda value: type(value) is bool, "true or false"),
+    "profiler": (lambda value: value in PROFILERS, f"one of {', '.join(PROFILERS)}"),
+}
+"""Arguments that a file may set -> whether a value will do, and what is expected. The same value gives the same numbers
+each time, and it is in the key of the run. Lightning itself checks devices, nodes and strategies, which depend on the
+machine."""
 OURS = {
-    "max_epochs": "",
-    "reload_dataloaders_every_n_epochs": "",
-    "num_sanity_val_steps": "",
-    "deterministic": "",
-    "inference_mode": "",
-    "logger": "",
-    "callbacks": "",
-    "plugins": "",
-    "enable_checkpointing": "",
-    "enable_progress_bar": "",
-    "enable_model_summary": "",
-    "default_root_dir": "",
-    "max_steps": "steps",
-    "log_every_n_steps": "valid_every",
-    "check_val_every_n_epoch": "valid_every",
-    "val_check_interval": "valid_every",
     "accelerator": "accelerator",
     "precision": "precision",
+    "max_epochs": "steps",
+    "min_epochs": "steps",
+    "max_steps": "steps",
+    "min_steps": "steps",
+    "limit_val_batches": "valid_size",
+    "limit_test_batches": "test_size",
+    "val_check_interval": "valid_every",
+    "check_val_every_n_epoch": "valid_every",
+    "log_every_n_steps": "valid_every",
     "gradient_clip_val": "clip_norm",
     "gradient_clip_algorithm": "clip_norm",
+    "callbacks": "",
+    "default_root_dir": "",
+    "deterministic": "",
+    "enable_autolog_hparams": "",
+    "enable_checkpointing": "",
+    "enable_model_summary": "",
+    "enable_progress_bar": "",
+    "inference_mode": "",
+    "logger": "",
+    "num_sanity_val_steps": "",
+    "plugins": "",
+    "reload_dataloaders_every_n_epochs": "",
+    "use_distributed_sampler": "",
 }
-"""Arguments of lightning.Trainer that the engine sets -> the field of ``train`` that stands for each, "" where none
-does."""
-
-
-@cache
-def trainer_arguments() -> tuple[str, ...]:
-    """The names of the arguments of lightning.Trainer."""
-    import lightning
-
-    return tuple(inspect.signature(lightning.Trainer).parameters)
+"""Arguments that the engine decides -> the field of ``train`` that stands for each, "" where none does."""
+REFUSED = {
+    "max_time": "the result would depend on the clock; train.steps bounds the training",
+    "benchmark": "cuDNN would choose its kernels by the clock, and they change the last bits of a result",
+    "fast_dev_run": "it cuts training and test to a few batches; use --dry-run, or train.steps and train.test_size",
+    "barebones": "it switches off logging and checkpoints, so that nothing is left to compare or to resume",
+    "limit_train_batches": "it moves the validations and stages; set train.steps and train.valid_every",
+    "overfit_batches": "it trains and validates on the same few batches; set train.steps",
+    "limit_predict_batches": "no run predicts; leave it out",
+    "model_registry": "a run writes below its root and to MLflow alone; leave it out",
+}
+"""Arguments that no run has -> why. A FINISHED run has trained and tested as its file says, on any day."""
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Raise FieldError, named ``trainer.<argument>``, for an argument that Trainer does not have or the engine sets.
-
-    Lightning is imported only if there are arguments, as that takes seconds.
-    """
-    names = trainer_arguments() if arguments else ()
+    """Raise FieldError, named ``trainer.<argument>``, for an argument that a file must not set, and for a value that
+    one of ``FREE`` must not have."""
     for name, value in arguments.items():
-        if name not in names:
-            raise FieldError(f"trainer.{name}", value, f"not an argument of lightning.Trainer; {nearest(name, names)}")
+        key = f"trainer.{name}"
         if name in OURS:
             own = f"set train.{OURS[name]} instead" if OURS[name] else "leave it out"
-            raise FieldError(f"trainer.{name}", value, f"the engine sets this argument itself; {own}")
+            raise FieldError(key, value, f"the engine sets this argument itself; {own}")
+        if name in REFUSED:
+            raise FieldError(key, value, f"refused: {REFUSED[name]}")
+        if name not in FREE:
+            hint = nearest(name, (*FREE, *OURS, *REFUSED))
+            raise FieldError(key, value, f"not an argument of lightning.Trainer; {hint}")
+        fits, expected = FREE[name]
+        if not fits(value):
+            raise FieldError(key, value, f"{value!r}: expected {expected}")

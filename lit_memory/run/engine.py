@@ -23,6 +23,7 @@ from lit_memory.run.tracking import Tracker
 from lit_memory.run.trainer import silence_lightning
 from lit_memory.run.training import trained
 from lit_memory.run.uri import StoreURI
+from lit_memory.util.provenance import code_changes
 
 
 def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -41,6 +42,7 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
         with outbox.owning(send):
             if outbox.finished():
                 return
+            tell_changes(outbox, tags, send)
             with sending(outbox, send) as journal:
                 journal.begin(tags, parameters(spec))
                 with recording_errors(journal, uri):
@@ -91,6 +93,16 @@ def record_stages(journal: Journal, curriculum: Curriculum) -> None:
         journal.log({"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
     steps = [str(end - start) for start, end in pairwise(curriculum.bounds)]
     journal.tag({"stage_steps": " ".join(steps)})
+
+
+def tell_changes(outbox: Outbox, tags: Mapping[str, str], send: Send) -> None:
+    """Warn of code or libraries that are others than those with which an interrupted run has come so far."""
+    if changes := code_changes(outbox.origin(), tags):
+        spec = outbox.spec
+        name = f"{spec.arm} {spec.point}".strip()
+        problem = f"{name} seed {spec.seed} goes on with other code than it began with ({changes})"
+        advice = "its numbers may differ from those of either; --fresh trains it anew"
+        send({"event": "warning", "message": f"{problem}; {advice}"})
 
 
 def parameters(spec: RunSpec) -> dict[str, Any]:

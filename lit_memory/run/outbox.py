@@ -102,6 +102,19 @@ class Outbox:
         """What the store knows of a key. Raises what goes wrong, see ``away``."""
         return self._open().find(key)
 
+    def origin(self) -> dict[str, str]:
+        """Tags of the processes that have trained the run so far; {} where none has come to a number."""
+        told = journal.read(self.folder)
+        if told.origin:
+            return told.origin if told.rows or checkpoint.saved(self.folder) else {}
+        try:
+            run = self.find(self.spec.key)
+        except Exception as error:
+            if away(error) is None:
+                raise
+            return {}
+        return run.own_tags if run is not None and (run.metrics or checkpoint.saved(self.folder)) else {}
+
     def finished(self) -> bool:
         """Whether nothing is left to train: the run is FINISHED in the store, or on disk and on its way there."""
         try:

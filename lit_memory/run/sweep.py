@@ -10,11 +10,12 @@ from lit_memory.plan.errors import ConfigError, naming_changes
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
 from lit_memory.plan.measured import check_report, sizes
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, report_folders, root_of, set_kernel_cache
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
-from lit_memory.util.checks import nearest
+from lit_memory.util.checks import field_name, nearest
 from lit_memory.util.provenance import cores, gpu
 
 
@@ -97,6 +98,22 @@ class Sweep:
         message = "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale"
         with naming_changes(self.experiment.file, self.options.overrides):
             raise ConfigError(where, "train.accelerator", message)
+
+    def check_files(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for a file of this machine that the tasks of the runs, with all their stages, cannot use.
+
+        It may take a second for every 100 MB of text.
+        """
+        for spec in specs:
+            where = f"{self.experiment.file} (scale {self.scale}, arm {spec.arm})"
+            task = build("task", spec.task)
+            for stage in [{}, *(stage["task"] for stage in spec.stages)]:
+                try:
+                    task.at(**stage).check_files()
+                except (ValueError, OSError) as error:
+                    key = ".".join(filter(None, ["task", field_name(error)]))
+                    with naming_changes(self.experiment.file, self.options.overrides):
+                        raise ConfigError(where, key, str(error)) from None
 
 
 def select(flag: str, names: Sequence[str] | None, valid: Sequence[str]) -> Sequence[str]:

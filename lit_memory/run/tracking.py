@@ -70,6 +70,11 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def own_tags(self) -> dict[str, str]:
+        """Our tags without their prefix."""
+        return {name.removeprefix(TAG): value for name, value in self.tags.items() if name.startswith(TAG)}
+
 
 class Tracker:
     """Everything that the project writes to MLflow and reads from it."""
@@ -219,8 +224,7 @@ class Tracker:
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
         """Open an interrupted run. Tags keep old values beside new ones, see ``merged``."""
         self.client.update_run(run.run_id, status="RUNNING")
-        before = {name.removeprefix(TAG): value for name, value in run.tags.items() if name.startswith(TAG)}
-        self.tag(run.run_id, {name: value for name, value in merged(before, tags).items() if name in tags})
+        self.tag(run.run_id, {name: value for name, value in merged(run.own_tags, tags).items() if name in tags})
         history = (m for name in run.metrics for m in self.client.get_metric_history(run.run_id, name))
         self.logged[run.run_id] = {(m.key, m.step) for m in history}
         if f"{TAG}error" in run.tags:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch import profilers
 
 from lit_memory.lit.callbacks.finite import FiniteGuard
 from lit_memory.lit.callbacks.seed import StepSeed
@@ -19,20 +20,29 @@ USELESS = (
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
 )
 """Lightning's warnings that do not concern our runs."""
+PROFILERS = {
+    "simple": profilers.SimpleProfiler,
+    "advanced": profilers.AdvancedProfiler,
+    "pytorch": profilers.PyTorchProfiler,
+}
 
 
 def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:
     """Lightning's Trainer with our epochs, checkpoints and guards.
 
     A Lightning epoch is the stretch between two validations; callbacks end the training. folder: where a profiler
-    writes.
+    writes ``*-profile.txt``.
     """
     t = spec.train
+    arguments = dict(t["trainer"])
+    devices = arguments.pop("devices", 1)
+    if "profiler" in arguments:  # Lightning's own would log its report, which nobody sees
+        arguments["profiler"] = PROFILERS[arguments["profiler"]](dirpath=folder, filename="profile")
     return L.Trainer(
         default_root_dir=folder,
         max_epochs=-1,
         accelerator=t["accelerator"],
-        devices=t["trainer"].get("devices", 1),
+        devices=devices,
         precision=t["precision"],
         gradient_clip_val=t["clip_norm"] or t["clip_value"] or None,
         gradient_clip_algorithm="value" if t["clip_value"] else "norm",
@@ -46,7 +56,7 @@ def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callbac
         enable_model_summary=False,
         log_every_n_steps=t["valid_every"],
         inference_mode=False,
-        **{name: value for name, value in t["trainer"].items() if name != "devices"},
+        **arguments,
     )
 
 

@@ -38,9 +38,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, labels_of, questions
+from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, check_stories, labels_of, questions
 from lit_memory.tasks.babi.world import PLACES, Question
-from lit_memory.tasks.babilong_sets import check_set, load_set, part_name, sample_row
+from lit_memory.tasks.babilong_sets import check_rows, check_set, load_set, part_name, sample_row
 from lit_memory.tasks.mixins import ReadInOrder
 from lit_memory.tasks.planted_facts import PlantedFacts, PlantedFactsConfig
 from lit_memory.tasks.samples import QuestionAnswer, Sample, encode_texts
@@ -108,6 +108,12 @@ class BABILong(PlantedFacts, ReadInOrder):
                 raise FieldError("facts_to", self.facts_to, expected)
             check_set(self.eval_set, self.test_eval_length)
             part_name(self.eval_length or 0)
+
+    def check_files(self) -> None:
+        super().check_files()
+        check_stories(self.config.stories, self.config.task)
+        for length in self.config.test_eval_length:
+            check_rows(self.config.eval_set, length, self.config.task)
 
     @property
     def written(self) -> int:

@@ -8,9 +8,12 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from stat import S_IFREG
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lit_memory.util.checks import FieldError
+from lit_memory.util.inputs import missing, reading
 
 COLUMNS = ("input", "question", "target")
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -35,9 +38,10 @@ def check_set(source: str, lengths: Sequence[int]) -> None:
         return
     path = Path(source)
     on_hub = path.suffix not in READERS and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source, re.ASCII)
-    if not path.exists() and not on_hub:
-        example = "expected one, or a name on the Hugging Face hub, RMT-team/babilong for example"
-        raise FieldError("eval_set", source, f"no such file or folder; {example}")
+    why = missing(path) and missing(path, S_IFREG)
+    if why and (why != "no such file" or not on_hub):
+        what, example = why.replace("file", "file or folder"), "RMT-team/babilong for example"
+        raise FieldError("eval_set", source, f"{what}; expected one, or a name on the Hugging Face hub, {example}")
     if path.is_file() and path.suffix not in READERS:
         expected = f"expected {', '.join(READERS)}, a folder, or a name on the Hugging Face hub"
         raise FieldError("eval_set", source, expected)
@@ -84,6 +88,16 @@ def load_set(source: str, length: int, task: str, revision: str | None, cache: P
     return rows, origin
 
 
+def check_rows(source: str, length: int, task: str) -> None:
+    """Read all samples of a task at a length if the set lies on this machine; nothing that ``datasets`` prepares for
+    that is kept. Raises ValueError and FileNotFoundError."""
+    if Path(source).exists():
+        with TemporaryDirectory() as cache:
+            rows, origin = load_set.__wrapped__(source, length, task, None, Path(cache))
+            for i in range(len(rows)):
+                sample_row(rows, i, origin)
+
+
 def local_part(source: Path, length: int, task: str) -> Path | None:
     """Path of the samples of a task at a length; None if there are none on this machine."""
     if is_whole(source):
@@ -94,12 +108,17 @@ def local_part(source: Path, length: int, task: str) -> Path | None:
 
 def _read(source: str, name: str, task: str, revision: str | None, part: Path | None, cache: str) -> Any:
     """``datasets.Dataset`` of a local part, or of the hub if it is None."""
-    from datasets import load_dataset, load_from_disk
+    from datasets import disable_progress_bars, load_dataset, load_from_disk
+    from datasets.utils import logging
 
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)  # what it logs, it raises as well
     if part is None:
         return load_dataset(source, name, split=task, revision=revision, cache_dir=cache)
     if part.is_dir():
         return load_from_disk(str(part))
+    with reading(part):
+        part.open("rb").close()
     return load_dataset(READERS[part.suffix], data_files=str(part), split="train", cache_dir=cache)
 
 

@@ -66,6 +66,10 @@ class Task:
         """Draw ``size`` samples of ``split``: "train", "valid" or "test"."""
         raise NotImplementedError
 
+    def check_files(self) -> None:
+        """Read the files on this machine that the settings name, so that wrong ones are told before a run starts; fetch
+        and write nothing. Raises ValueError and FileNotFoundError, in one line. Default: there are none."""
+
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Metrics per sample, each (B,), from the predicted id at every scored position (any id elsewhere)."""
         raise NotImplementedError

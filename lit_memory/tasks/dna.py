@@ -21,7 +21,6 @@ Shape suffixes: B batch, L bases of a sample, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,7 +30,9 @@ from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.dna_motifs import NEAREST, WIDTH, draw_motifs
 from lit_memory.tasks.dna_sets import HUB, Sequences, load_sequences
 from lit_memory.tasks.mixins import FiniteSplits
+from lit_memory.text.corpus import SPLITS
 from lit_memory.util.checks import FieldError, at_least, nearest
+from lit_memory.util.inputs import missing
 
 PAD, ASK, FIRST_CLASS = 5, 6, 7
 """Token ids after those of the bases, 0 to 4."""
@@ -61,8 +62,8 @@ class DNA(FiniteSplits):
             at_least(1, self, "length")
             at_least(2, self, "classes")
             at_least(0, self, "segment_len")
-            if self.source not in ("motifs", *HUB) and not Path(self.source).is_dir():
-                raise FieldError("source", self.source, f"no such folder; {nearest(self.source, ['motifs', *HUB])}")
+            if self.source not in ("motifs", *HUB) and (why := missing(self.source)):
+                raise FieldError("source", self.source, f"{why}; {nearest(self.source, ['motifs', *HUB])}")
             if self.source == "motifs" and (self.classes != 2 or self.length < 2 * WIDTH + NEAREST):
                 name, least = ("classes", "2") if self.classes != 2 else ("length", f"at least {2 * WIDTH + NEAREST}")
                 raise FieldError(name, getattr(self, name), f"expected {least} with source='motifs'")
@@ -82,6 +83,10 @@ class DNA(FiniteSplits):
     def sequences(self, split: str) -> Sequences:
         """Sequences of a split of a set or folder."""
         return load_sequences(self.config.source, split, self.config.classes)
+
+    def check_files(self) -> None:
+        for split in SPLITS if self.config.source not in ("motifs", *HUB) else ():
+            self.sequences(split)
 
     def count(self, split: str) -> int | None:
         return None if self.config.source == "motifs" else len(self.sequences(split).classes)

@@ -3,7 +3,6 @@
 Source: Gresova et al. 2023, GenomicsBenchmarks, BMC Genomic Data 24:25 (spec 9).
 """
 
-import csv
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from lit_memory.util.inputs import read_table, read_text
 
 BASES = "ACGTN"
 """Their token ids are 0 to 4."""
@@ -84,7 +85,8 @@ def encode(text: bytes, where: str) -> np.ndarray:
     """Bases of one line, upper or lower case. Raises ValueError that names file and column for other characters."""
     bases = CODES[np.frombuffer(text, np.uint8)]
     if len(wrong := np.flatnonzero(bases == 255)):
-        raise ValueError(f"{where}: {chr(text[wrong[0]])!r} at column {wrong[0] + 1}; expected A, C, G, T or N")
+        before, rest = text[: wrong[0]].decode(errors="replace"), text[wrong[0] :].decode(errors="replace")
+        raise ValueError(f"{where}: {rest[0]!r} at column {len(before) + 1}; expected A, C, G, T or N")
     return bases
 
 
@@ -110,30 +112,33 @@ def _read(folder: Path, part: str) -> Iterator[Record]:
 
 def _read_lines(path: Path) -> Iterator[np.ndarray]:
     """Sequences of a file: one per line, or, in FASTA format, on the lines after each header with ``>``."""
-    lines = path.read_bytes().splitlines()
-    fasta, parts = any(line.startswith(b">") for line in lines), []
+    lines = read_text(path).encode().splitlines()
+    fasta, parts, found = any(line.startswith(b">") for line in lines), [], False
     for number, line in enumerate(lines, start=1):
         header = line.startswith(b">")
         if line.strip() and not header:
             parts.append(encode(line.strip(), f"{path}:{number}"))
         if parts and (header or not fasta):
             yield np.concatenate(parts)
-            parts = []
+            parts, found = [], True
     if parts:
         yield np.concatenate(parts)
+    elif not found:
+        expected = f"expected a sequence {'below the header' if fasta else 'on every line'}"
+        raise ValueError(f"{path}:{max(len(lines), 1)}: {expected}; the file has none")
 
 
 def _read_table(path: Path) -> Iterator[Record]:
     """Sequences of a CSV file with the columns seq and label."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.DictReader(file)
-        columns = rows.fieldnames or ()
-        if not {"seq", "label"} <= set(columns):
-            raise ValueError(f"{path}:1: has the columns {', '.join(columns)}; expected seq and label among them")
-        for row in rows:
-            if not row["seq"] or not row["label"]:
-                raise ValueError(f"{path}:{rows.line_num}: expected a sequence and a label")
-            yield encode(row["seq"].encode(), f"{path}:{rows.line_num}"), row["label"]
+    rows = read_table(path)
+    _, columns = next(rows)
+    if not {"seq", "label"} <= {*columns}:
+        raise ValueError(f"{path}:1: has the columns {', '.join(columns):.200}; expected seq and label among them")
+    for line, row in rows:
+        sequence, label = row[columns.index("seq")], row[columns.index("label")]
+        if not sequence or not label:
+            raise ValueError(f"{path}:{line}: expected a sequence and a label")
+        yield encode(sequence.encode(), f"{path}:{line}"), label
 
 
 def _fetch(source: str, part: str) -> Iterator[Record]:

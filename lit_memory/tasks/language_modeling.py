@@ -52,7 +52,7 @@ from lit_memory.tasks.base import generator
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
-from lit_memory.text.corpus import check_source, load_corpus
+from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
@@ -131,6 +131,10 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
             least = f"expected at least {tokenizer.vocab_size}, the ids of tokenizer {c.tokenizer!r}"
             raise FieldError("vocab_size", c.vocab_size, least)
         return tokenizer
+
+    def check_files(self) -> None:
+        check_texts(self.config.source, SPLITS, self.config.books)
+        check_texts(self.config.vocabulary or self.config.source, ("train",), self.config.books)
 
     def text(self, split: str) -> Stream:
         """Tokens of a split. Raises FieldError for a text that is shorter than a window."""

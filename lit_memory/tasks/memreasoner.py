@@ -43,7 +43,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import WORDS, questions
+from lit_memory.tasks.babi.files import WORDS, check_stories, questions
 from lit_memory.tasks.babi.reader import Reader, event_of
 from lit_memory.tasks.babi.world import ACTORS, PLACES, Question
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
@@ -106,6 +106,11 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
         def __post_init__(self) -> None:
             super().__post_init__()
             check_source("stories", self.stories, RULES)
+
+    def check_files(self) -> None:
+        super().check_files()
+        for task in {self.config.task, self.babi_task("test")}:
+            check_stories(self.config.stories, task)
 
     def in_order(self, split: str) -> bool:
         return self.config.stories not in RULES

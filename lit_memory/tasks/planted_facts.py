@@ -23,7 +23,7 @@ from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch, Segment
 from lit_memory.tasks.mixins import Prompted
 from lit_memory.tasks.samples import Sample, full_segment, tail_segment, until
-from lit_memory.text.corpus import check_source, load_corpus
+from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
 from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.provenance import cache_folder
@@ -100,6 +100,10 @@ class PlantedFacts(Prompted):
 
     words: ClassVar[tuple[str, ...]]
     """Texts whose words the word tokenizer has to know."""
+
+    def check_files(self) -> None:
+        check_texts(self.config.haystack, SPLITS, self.config.books)
+        check_texts(self.config.vocabulary or self.config.haystack, ("train",), self.config.books)
 
     @property
     def vocab_size(self) -> int:

@@ -28,7 +28,7 @@ C channels.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from stat import S_IFREG
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -38,7 +38,9 @@ from torch import Tensor
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import ContinuousTokens, FiniteSplits
 from lit_memory.tasks.time_series_sets import ETT, load_series
+from lit_memory.text.corpus import SPLITS
 from lit_memory.util.checks import FieldError, at_least, nearest
+from lit_memory.util.inputs import missing
 
 DAY = 24
 """Rows per season of the naive forecast."""
@@ -79,8 +81,8 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
                 raise FieldError(
                     "lookback", self.lookback, f"expected a multiple of patch={self.patch} of at least {DAY}, a day"
                 )
-            if self.source not in ("seasons", *ETT) and not Path(self.source).is_file():
-                raise FieldError("source", self.source, f"no such file; {nearest(self.source, ['seasons', *ETT])}")
+            if self.source not in ("seasons", *ETT) and (why := missing(self.source, S_IFREG)):
+                raise FieldError("source", self.source, f"{why}; {nearest(self.source, ['seasons', *ETT])}")
 
     @property
     def vocab_size(self) -> int:
@@ -116,6 +118,10 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
                 f"lookback={c.lookback} and horizon={c.horizon}; expected more rows"
             )
         return Part(series.numbers_CR, first, windows)
+
+    def check_files(self) -> None:
+        for split in SPLITS if self.config.source not in ("seasons", *ETT) else ():
+            self.part(split)
 
     def count(self, split: str) -> int:
         part = self.part(split)

@@ -5,7 +5,6 @@ Source: ETT of Zhou et al. 2021, Informer, arXiv 2012.07436; the stand-in is des
 Shape suffixes: R rows, C channels.
 """
 
-import csv
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 
 from lit_memory.util import files
+from lit_memory.util.inputs import read_table
 from lit_memory.util.provenance import cache_folder
 from lit_memory.util.seeds import mixed_seed
 
@@ -55,8 +55,13 @@ def load_series(source: str) -> Series:
     train_CR = columns_CR[:, : parts["train"][1]]
     if not train_CR.shape[1]:
         raise ValueError(f"{source}: {columns_CR.shape[1]} rows, none of them for training; expected more")
-    mean_C1, std_C1 = train_CR.mean(1, keepdims=True), train_CR.std(1, keepdims=True)
-    return Series(((columns_CR - mean_C1) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32), parts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean_C1, std_C1 = train_CR.mean(1, keepdims=True), train_CR.std(1, keepdims=True)
+        numbers_CR = ((columns_CR - mean_C1) / np.where(std_C1 > 0, std_C1, 1)).astype(np.float32)
+    if not (np.isfinite(std_C1).all() and np.isfinite(numbers_CR).all()):
+        largest = f"the largest number is {np.abs(columns_CR).max():.3g}"
+        raise ValueError(f"{source}: {largest}; expected numbers that are finite after squaring and normalising")
+    return Series(numbers_CR, parts)
 
 
 def fetch(name: str) -> Path:
@@ -78,23 +83,19 @@ def read_csv(path: Path) -> np.ndarray:
 
     Raises ValueError that names file, line and column.
     """
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        reader = csv.reader(file)
-        names = next(reader, [])
-        rows = [(reader.line_num, row) for row in reader if row]
-    if not rows or len(rows[0][1]) != len(names):
-        raise ValueError(f"{path}: expected a line of {len(names)} names of columns, then lines of as many numbers")
+    (_, names), *rows = read_table(path)
+    if not rows:
+        raise ValueError(f"{path}:2: expected lines of {len(names)} numbers below the names of the columns; got none")
     chosen = [i for i, text in enumerate(rows[0][1]) if i or _number(text) is not None]
     if not chosen:
         raise ValueError(f"{path}: no column of numbers; expected at least one, beside a first one of dates")
     out_RC = np.empty((len(rows), len(chosen)))
     for r, (line, row) in enumerate(rows):
         for c, i in enumerate(chosen):
-            text = row[i] if i < len(row) else ""
-            number = _number(text)
+            number = _number(row[i])
             if number is None:
                 expected = "expected a number, as no value may be missing"
-                raise ValueError(f"{path}:{line}: column {names[i]!r} has {text!r}; {expected}")
+                raise ValueError(f"{path}:{line}: column {names[i]!r:.80} has {row[i]!r:.80}; {expected}")
             out_RC[r, c] = number
     return out_RC.T
 

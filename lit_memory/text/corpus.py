@@ -20,12 +20,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
 from lit_memory.text.noise import noise, noise_key
 from lit_memory.util import files
 from lit_memory.util.checks import FieldError
+from lit_memory.util.inputs import missing, read_text, reading
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
@@ -80,8 +82,18 @@ def sentences(text: str) -> list[str]:
 
 def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
     """Raise FieldError for a source of text, in the field ``name``, that is neither ``known`` nor a folder."""
-    if value not in known and not (value and Path(value).is_dir()):
-        raise FieldError(name, value, f"no such folder; expected one, or one of {', '.join(known)}")
+    if value not in known and (why := missing(value)):
+        raise FieldError(name, value, f"{why}; expected a folder, or one of {', '.join(known)}")
+
+
+@lru_cache(maxsize=64)
+def check_texts(source: str, splits: Sequence[str], books: int | None = None) -> None:
+    """Read the texts of a folder, each once, so that wrong files are told before anything starts. What is generated or
+    fetched passes. Raises ValueError and FileNotFoundError."""
+    for split in splits if source not in SOURCES else ():
+        corpus = load_corpus(source, split, books)
+        if not sum(bool(text.strip()) for text in corpus.texts()):
+            raise ValueError(f"{corpus.name}: expected text, found none")
 
 
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
@@ -122,10 +134,10 @@ def _load_folder(folder: Path, split: str, books: int | None, name: str) -> Corp
     """The books of a folder, or the articles of WikiText's own files; see ``load_corpus``."""
     wiki = next((path for end in ("tokens", "raw") if (path := folder / f"wiki.{split}.{end}").is_file()), None)
     if wiki:
-        key = content_key("wiki", files.digest(wiki), books)
+        key = content_key("wiki", _digest(wiki), books)
         return Corpus(key, lambda: islice(_articles(io.StringIO(_read(wiki, 0, 1))), books), name)
     parts = _parts(folder, split)[:books]
-    key = content_key(*((files.digest(path), share) for path, share in parts))
+    key = content_key(*((_digest(path), share) for path, share in parts))
     return Corpus(key, lambda: (_read(path, *share) for path, share in parts), name)
 
 
@@ -166,17 +178,13 @@ def _spread(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, list[Part
 
 def _read(path: Path, start: float, stop: float) -> str:
     """The part of a file's text between two fractions of its length, both moved back to the start of a word."""
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = content[error.start]
-        raise ValueError(
-            f"{path}: not UTF-8 text (byte {error.start:,} is {byte:#04x}); convert it, or take it out of the folder"
-        ) from None
-    if "\0" in text:
-        raise ValueError(f"{path}: not text (byte {content.index(0):,} is 0x00); take it out of the folder")
+    text = read_text(path)
     return text[_word_start(text, start) : _word_start(text, stop)]
+
+
+def _digest(path: Path) -> str:
+    with reading(path):
+        return files.digest(path)
 
 
 def _word_start(text: str, fraction: float) -> int:

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,6 +40,21 @@ def provenance() -> dict[str, str]:
         "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
         "hardware": hardware(),
     }
+
+
+def code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between the code of two processes, by their ``provenance``: "commit a -> b; torch 2.4 -> 2.5".
+
+    before: a run that went on several times has "old; new". Another machine is no other code.
+    """
+    parts: list[str] = []
+    for name in ("commit", "dirty", "versions"):
+        old, new = before.get(name, "").rpartition("; ")[2], now.get(name, "")
+        if old and new and old != new:
+            both = set(old.split(", ")) & set(new.split(", "))
+            old, new = (", ".join(part for part in text.split(", ") if part not in both) for text in (old, new))
+            parts.append(f"{name} {old} -> {new}")
+    return "; ".join(parts)
 
 
 def cores() -> int:

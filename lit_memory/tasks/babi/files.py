@@ -37,6 +37,7 @@ from numpy.random import PCG64, Generator
 from lit_memory.tasks.babi.reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
 from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, draw_story
 from lit_memory.util.checks import FieldError
+from lit_memory.util.inputs import read_text
 from lit_memory.util.seeds import mixed_seed
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "PLACES",
     "WORDS",
     "Question",
+    "check_stories",
     "interpret",
     "labels_of",
     "load",
@@ -158,13 +160,21 @@ def load(folder: str, task: str, split: str) -> tuple[Question, ...]:
     return tuple(question for story in stories for question in story)
 
 
+def check_stories(stories: str, task: str) -> None:
+    """Read all files of a task, if ``stories`` is a folder. Raises ValueError and FileNotFoundError."""
+    for split in SPLITS if stories not in VERBS else ():
+        if not load(stories, task, split):
+            raise ValueError(f"{stories}: no story of {task} for split {split!r}; expected more than one for training")
+
+
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         raise FieldError(name, value, f"expected one of {', '.join(allowed)}")
 
 
 _LINE = re.compile(
-    r"(?P<id>\d+) (?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d+(?: \d+)*))"
+    r"(?P<id>\d{1,9}) "
+    r"(?:(?P<fact>[^\t?]+\.)|(?P<question>[^\t]+\?) ?\t(?P<answer>\w+)\t(?P<support>\d{1,9}(?: \d{1,9})*))"
 )
 
 
@@ -205,16 +215,12 @@ def parse(path: str | Path) -> list[list[Question]]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Lines of a text file. Raises ValueError for an empty file and for bytes that are not UTF-8."""
-    content = Path(path).read_bytes()
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise _corrupt(path, number, f"UTF-8 text; got byte {content[error.start]:#x}") from None
+    """Lines of a text file, which may end as on any system. Raises ValueError for an empty file and for what is no
+    text."""
+    text = read_text(Path(path)).replace("\r\n", "\n").replace("\r", "\n")
     if not text:
         raise _corrupt(path, 1, "stories of bAbI; the file is empty")
-    return text.removesuffix("\n").replace("\r\n", "\n").split("\n")
+    return text.removesuffix("\n").split("\n")
 
 
 def _corrupt(path: str | Path, number: int, expected: str) -> ValueError:
