@@ -8,7 +8,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -23,7 +23,7 @@ from lit_memory.report.results import Report
 from lit_memory.run.checkpoint import locked, saved
 from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, note_on_stages, plan_table
 from lit_memory.run.folders import root_of
-from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
+from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
 from lit_memory.run.options import Options
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
@@ -31,6 +31,7 @@ from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import disk_full
 from lit_memory.util.provenance import provenance
+from lit_memory.util.streams import Lenient
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
@@ -93,7 +94,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(file=cast(IO[str], Lenient(sys.stdout)))
+    errors = Console(file=cast(IO[str], Lenient(sys.stderr)), soft_wrap=True, highlight=False)
     root = None
     try:
         options = parse_options(argv)
@@ -220,13 +222,22 @@ class Execution:
                     self.show(child, event)
         except Interrupted as signum:
             self.launcher.stop()  # the signal may have come while a line was printed, outside of events()
-            for child in self.launcher.running:
-                self.close(child.spec, "KILLED")
-            self.tracker.end(self.parent, "KILLED")
             code = 128 + signum.number
             self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
+            self.kill()
             return code
+        except ServerDied:
+            died = "the process that starts the runs was killed, or had no memory left"
+            self.errors.print(f"[bold red]✗[/] {died}; run the same command again to go on", highlight=False)
+            self.kill()
+            return 1
         return int(self.failed > 0)
+
+    def kill(self) -> None:
+        """Close what was still running when all was stopped."""
+        for child in self.launcher.running:
+            self.close(child.spec, "KILLED")
+        self.tracker.end(self.parent, "KILLED")
 
     def show(self, child: Child, event: Mapping[str, Any]) -> None:
         """Print what is worth a line. In a terminal the live display shows the progress."""
@@ -257,7 +268,3 @@ class Execution:
             run = self.tracker.find(spec.key)
             if run is not None and run.status == "RUNNING" and not locked(spec.folder(self.work.sweep.root)):
                 self.tracker.end(run.run_id, status)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
