@@ -54,10 +54,9 @@ def fill_gaps() -> None:
 def settle() -> None:
     """Flush the standard streams; what cannot be written goes to the null device. Python's own attempt, when it ends,
     would fail with another exit code."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
-            if stream is not None:
-                stream.flush()
+            stream.flush()
         except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
