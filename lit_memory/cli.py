@@ -20,6 +20,7 @@ from lit_memory.report.catalogue import find_experiment
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
+from lit_memory.run import receipt
 from lit_memory.run.checkpoint import locked, saved
 from lit_memory.run.display import LiveLines, counted, duration, headline, list_table, note_on_stages, plan_table
 from lit_memory.run.folders import root_of
@@ -104,9 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if has_marks(Path(options.experiment)):
             return summarize(options, console)
-        sweep = Sweep.prepare(options)
-        root = sweep.root
-        return run(sweep, console, errors)
+        root, inputs = root_of(options), receipt.inputs(options)
+        if found := receipt.valid(options, root, inputs):
+            repeat(*found, root, console)
+            return 0
+        return run(Sweep.prepare(options), inputs, console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
@@ -122,8 +125,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run(sweep: Sweep, console: Console, errors: Console) -> int:
-    """Announce what is to be done, do it, and report; returns the exit code."""
+def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Console) -> None:
+    """Show what the last command showed; nothing has changed since."""
+    for line in filter(None, found.lines):
+        console.print(line, highlight=False, soft_wrap=True)
+    print_report(found.text, root / found.folder, console)
+    print_store(tracker, console)
+
+
+def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
+    """Announce what is to be done, do it, and report; returns the exit code. inputs: for the receipt."""
     options, work, tracker = sweep.options, WorkList(sweep), find_tracker(sweep.root)
     if tracker is not None:
         work.refresh(tracker)
@@ -131,7 +142,8 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work))
-    if note := note_on_stages(sweep):
+    note = note_on_stages(sweep)
+    if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
         return 0
@@ -144,8 +156,10 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
             work.retire(tracker, todo)
         code = Execution(work, tracker, todo, console, errors).run()
     if code < 128:
-        print_report(write_report(work, tracker), console)
-        console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
+        report = write_report(work, tracker)
+        receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
+        print_report(report.text, folder_of(report), console)
+        print_store(tracker, console)
     return code
 
 
@@ -171,15 +185,24 @@ def summarize(options: Options, console: Console) -> int:
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     tracker = open_tracker(root)
     parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, report.paths["README.md"].parent, report.verdict)
-    print_report(report, console)
+    tracker.publish(parent, folder_of(report), report.verdict)
+    print_report(report.text, folder_of(report), console)
     return 0
 
 
-def print_report(report: Report, console: Console) -> None:
+def folder_of(report: Report) -> Path:
+    return report.paths["README.md"].parent
+
+
+def print_report(text: str, folder: Path, console: Console) -> None:
     """Print the table, the verdict and the page's path."""
-    console.print(report.text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report   {short(report.paths['README.md'])}", highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report   {short(folder / 'README.md')}", highlight=False, soft_wrap=True)
+
+
+def print_store(tracker: "Tracker", console: Console) -> None:
+    """Print how to look at the runs."""
+    console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
 
 
 def short(path: Path) -> str:
