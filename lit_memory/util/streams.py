@@ -57,6 +57,8 @@ def settle() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
+        except ValueError:  # it is closed
+            continue
         except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())

@@ -26,6 +26,8 @@ GRACE = 8.0
 """Seconds that children get to end their step, save and close their runs after a signal."""
 NEWS_SECONDS = 60.0
 """Seconds after which the progress of a run is news again."""
+PRELOAD = ["lit_memory.run.engine"]
+"""What the fork server imports once for all runs."""
 LOST = 255
 """What ``multiprocessing`` takes for the exit code of every child of a fork server that has died."""
 
@@ -194,7 +196,7 @@ class LocalLauncher:
     def start_fork_server(self) -> None:
         """Start the process that imports torch and Lightning once for all children, unless it runs, and return at
         once."""
-        self.context.set_forkserver_preload(["lit_memory.run.engine"])
+        self.context.set_forkserver_preload(PRELOAD)
         resource_tracker.ensure_running()  # by itself, as it unblocks SIGINT
         with this_package_first(), without_ctrl_c():
             forkserver.ensure_running()
