@@ -3,12 +3,11 @@
 Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or command line, 130 and 143 interrupted.
 """
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -16,10 +15,10 @@ from rich.markup import escape
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.report.catalogue import find_experiment
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
+from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.display import (
     LiveLines,
@@ -33,8 +32,8 @@ from lit_memory.run.display import (
     plan_table,
 )
 from lit_memory.run.folders import root_of
-from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
-from lit_memory.run.options import Options
+from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
+from lit_memory.run.options import Options, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting, within
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
@@ -43,69 +42,16 @@ from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import disk_full
 from lit_memory.util.provenance import provenance
+from lit_memory.util.streams import Lenient
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
 
-FLAGS: dict[str, dict[str, Any]] = {
-    "--scale": {"metavar": "NAME", "help": "one of the experiment's scales (default: its first)"},
-    "--arms": {"metavar": "A,B", "help": "run these arms only"},
-    "--seeds": {"metavar": "0,1", "help": "run these seeds only"},
-    "--jobs": {"metavar": "N", "type": int, "help": "runs at a time (default: as many as the cores allow)"},
-    "--root": {
-        "metavar": "DIR",
-        "help": "where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
-    },
-}
-SWITCHES = {
-    "--dry-run": "print the plan and do nothing",
-    "--report": "draw the report of what is finished and train nothing",
-    "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
-    "--list": "print the project's experiments with their verdicts and do nothing",
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors as ConfigErrors: one line, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError("command line", "", f"{message}; see --help")
-
-
-def parser() -> Parser:
-    """The command's flags (frozen by a test)."""
-    p = Parser(
-        prog="run.py",
-        description="Train, evaluate and compare with the paper: one YAML, one table or figure.",
-        allow_abbrev=False,
-    )
-    experiment = "a file, or the name of one of the project's experiments"
-    p.add_argument("experiment", metavar="EXPERIMENT.yaml", nargs="?", help=experiment)
-    p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
-    for flag, settings in FLAGS.items():
-        p.add_argument(flag, **settings)
-    for flag, text in SWITCHES.items():
-        p.add_argument(flag, action="store_true", help=text)
-    return p
-
-
-def parse_options(argv: Sequence[str] | None = None) -> Options:
-    """Options of a command line, ``sys.argv`` by default. Raises ConfigError; SystemExit after ``--help``."""
-    given = vars(parser().parse_intermixed_args(argv))
-    if given["list"]:
-        return Options(list=True)
-    if given["experiment"] is None:
-        raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
-    given["experiment"] = short(find_experiment(given["experiment"]))
-    given["overrides"] = tuple(given["overrides"])
-    for name in ("arms", "seeds"):
-        given[name] = None if given[name] is None else tuple(given[name].split(","))
-    return Options(**given)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(file=cast(IO[str], Lenient(sys.stdout)))
+    errors = Console(file=cast(IO[str], Lenient(sys.stderr)), soft_wrap=True, highlight=False)
     root = None
     try:
         options = parse_options(argv)
@@ -114,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if has_marks(Path(options.experiment)):
             return summarize(options, console, errors)
-        sweep = Sweep.prepare(options)
-        root = sweep.root
-        return run(sweep, console, errors)
+        root, inputs = root_of(options), receipt.inputs(options)
+        if found := receipt.valid(options, root, inputs, warner(errors)):
+            repeat(*found, root, console)
+            return 0
+        return run(Sweep.prepare(options), inputs, console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
@@ -133,8 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run(sweep: Sweep, console: Console, errors: Console) -> int:
-    """Announce what is to be done, do it, and report; returns the exit code."""
+def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Console) -> None:
+    """Show what the last command showed; nothing has changed since."""
+    for line in filter(None, found.lines):
+        console.print(line, highlight=False, soft_wrap=True)
+    print_report(found.text, root / found.folder, console)
+    print_store(tracker, console)
+
+
+def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
+    """Announce what is to be done, do it, and report; returns the exit code. inputs: for the receipt."""
     options, work, warn = sweep.options, WorkList(sweep), warner(errors)
     tracker = find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
@@ -149,7 +105,8 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work))
-    if note := note_on_stages(sweep):
+    note = note_on_stages(sweep)
+    if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
         warn_of_twins(tracker, errors)
@@ -163,9 +120,11 @@ def run(sweep: Sweep, console: Console, errors: Console) -> int:
         code = Execution(work, tracker, todo, console, errors).run()
     if code < 128:
         code = code or int(not send_waiting(work, tracker, console, errors))
-        print_report(write_report(work, tracker), console)
+        report = write_report(work, tracker)
+        receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
+        print_report(report.text, folder_of(report), console)
         warn_of_twins(tracker, errors)
-        console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
+        print_store(tracker, console)
     return code
 
 
@@ -217,23 +176,24 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, report.paths["README.md"].parent, report.verdict)
-    print_report(report, console)
+    tracker.publish(parent, folder_of(report), report.verdict)
+    print_report(report.text, folder_of(report), console)
     return 0
 
 
-def print_report(report: Report, console: Console) -> None:
+def folder_of(report: Report) -> Path:
+    return report.paths["README.md"].parent
+
+
+def print_report(text: str, folder: Path, console: Console) -> None:
     """Print the table, the verdict and the page's path."""
-    console.print(report.text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report   {short(report.paths['README.md'])}", highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report   {short(folder / 'README.md')}", highlight=False, soft_wrap=True)
 
 
-def short(path: Path) -> str:
-    """A path as one would type it: relative if it lies below the working directory."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def print_store(tracker: "Tracker", console: Console) -> None:
+    """Print how to look at the runs."""
+    console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
 
 
 class Execution:
@@ -268,12 +228,21 @@ class Execution:
                     self.show(child, event)
         except Interrupted as signum:
             self.launcher.stop()  # the signal may have come while a line was printed, outside of events()
-            specs = [child.spec for child in self.launcher.running]
-            within(PATIENCE, lambda: self.close(specs, "KILLED"))
             code = 128 + signum.number
             self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
+            self.kill()
             return code
+        except ServerDied:
+            died = "the process that starts the runs was killed, or had no memory left"
+            self.errors.print(f"[bold red]✗[/] {died}; run the same command again to go on", highlight=False)
+            self.kill()
+            return 1
         return int(self.failed > 0)
+
+    def kill(self) -> None:
+        """Close what was still running when all was stopped."""
+        specs = [child.spec for child in self.launcher.running]
+        within(PATIENCE, lambda: self.close(specs, "KILLED"))
 
     def show(self, child: Child, event: Mapping[str, Any]) -> None:
         """Print what is worth a line. In a terminal the live display shows the progress."""
@@ -307,7 +276,3 @@ class Execution:
             deliver(specs, self.work.sweep.root, self.tracker, status)
             if status == "KILLED":
                 self.tracker.end(self.parent, status)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,11 +17,12 @@ import yaml
 from rich.console import Console
 
 from lit_memory import cli
-from lit_memory.cli import main, parse_options, parser
+from lit_memory.cli import main
 from lit_memory.registry import model_size
 from lit_memory.run.display import LiveLines, duration
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
+from lit_memory.run.options import parse_options, parser
 from lit_memory.run.reporting import origin, report_plan
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Run, Tracker

@@ -29,7 +29,7 @@ import torch
 import yaml
 from conftest import TINY_EXPERIMENT
 
-from lit_memory.cli import main, parse_options
+from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import load, parse
 from lit_memory.plan.merging import parse_override
@@ -38,6 +38,7 @@ from lit_memory.run import checkpoint, register
 from lit_memory.run.engine import parameters, run_one
 from lit_memory.run.frame import results_frame
 from lit_memory.run.launchers import local as launch
+from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 from lit_memory.run.worklist import WorkList

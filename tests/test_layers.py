@@ -31,6 +31,7 @@ ORDER = {
     "run": "util registry plan report hf lit tasks",
     "cli": "util registry plan report run",
     "__init__": "util registry",
+    "__main__": "util cli",
 }
 # Part or file -> packages from elsewhere that it imports with itself, besides the standard library.
 OUTSIDE = {
@@ -50,6 +51,7 @@ OUTSIDE = {
     "run/display.py": "rich",
     "cli": "rich",
     "__init__": "",
+    "__main__": "",
 }
 # Files -> packages that they import inside a function, where those cost nothing until they are needed.
 LATE = {

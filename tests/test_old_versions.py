@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from lit_memory import ARMT
-from lit_memory.cli import main, parse_options
+from lit_memory.cli import main
 from lit_memory.lit.modules import LitMemory
 from lit_memory.recurrence import unroll
 from lit_memory.run import checkpoint
+from lit_memory.run.options import parse_options
 from lit_memory.run.store import open_tracker
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList

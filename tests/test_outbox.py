@@ -22,10 +22,11 @@ import records
 import torch
 from mlflow.exceptions import MlflowException
 
-from lit_memory.cli import main, parse_options
+from lit_memory.cli import main
 from lit_memory.run import checkpoint, engine, journal
 from lit_memory.run.engine import run_one
 from lit_memory.run.journal import Journal, merged, read
+from lit_memory.run.options import parse_options
 from lit_memory.run.outbox import Outbox, Sender, deliver, sending, waiting
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import lightning as L
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lit_memory.lit.describe import KeywordSignature
 from lit_memory.registry import build_config, load_class
@@ -22,6 +23,9 @@ from lit_memory.util.metrics import Condition
 
 EVALUATION_SEED = 0
 """Validation and test samples are the same for every training seed."""
+WORKER_SECONDS = 600.0
+"""Seconds that a worker has for a batch, the tokenizing of books included. One that has died silently, or was stopped,
+would be waited for without an end."""
 SegmentHook = Callable[[Segment], None]
 """Is called with a segment as soon as it is read."""
 
@@ -66,7 +70,8 @@ class Steps(Dataset):
             batch = batch.recut(self.cuts)
         if self.on_segment and not isinstance(batch.context, tuple):
             batch = replace(batch, context=watched(batch.context, self.on_segment))
-        return batch
+        # Where shared memory is full, a worker has to say so here: later, as the batch is sent, a thread would lose it.
+        return batch.mapped(Tensor.share_memory_) if get_worker_info() else batch
 
 
 def watched(segments: Iterator[Segment] | Any, on_segment: SegmentHook) -> Iterator[Segment]:
@@ -152,7 +157,8 @@ class LitData(L.LightningDataModule):
                 raise ValueError(f"devices: {devices} {expected}")
         samples = self.batch_size * self.epoch_steps * per_step
         steps = Steps(self.task, self.seed, "train", self.batch_size, samples, first=step * per_step)
-        return DataLoader(steps, batch_size=None, num_workers=self.workers)
+        timeout = WORKER_SECONDS if self.workers else 0  # without workers there is none
+        return DataLoader(steps, batch_size=None, num_workers=self.workers, timeout=timeout)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(self.task, "valid", self.valid_size)

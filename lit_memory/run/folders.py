@@ -4,6 +4,7 @@ library."""
 import hashlib
 import json
 import os
+import platform
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ def make_root(root: Path) -> None:
     except OSError as problem:
         message = f"{root}: {os_reason(problem)}; expected a folder that can be created"
         raise ConfigError("command line", "--root", message) from None
+
+
+def location(root: Path) -> str:
+    """A root on this machine, as a tag. Locks of runs that were started elsewhere cannot be seen from here."""
+    return f"{platform.node()}:{root}".replace("'", "_")
 
 
 def set_font_cache(root: Path) -> None:

@@ -1,15 +1,20 @@
-"""What the command line asks for."""
+"""The command line: its flags, and what they ask for."""
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import parse_override
+from lit_memory.report.catalogue import find_experiment
 
 
 @dataclass(frozen=True)
 class Options:
-    """The parsed command line; ``cli.parse_options`` makes it, and nothing changes it."""
+    """The parsed command line; ``parse_options`` makes it, and nothing changes it."""
 
     experiment: str = ""
     """The file of the experiment; "" where ``list`` needs none."""
@@ -36,3 +41,67 @@ class Options:
     def changes(self) -> dict[str, Any]:
         """The overrides as dotted keys and values. Raises ConfigError."""
         return dict(map(parse_override, self.overrides))
+
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "--scale": {"metavar": "NAME", "help": "one of the experiment's scales (default: its first)"},
+    "--arms": {"metavar": "A,B", "help": "run these arms only"},
+    "--seeds": {"metavar": "0,1", "help": "run these seeds only"},
+    "--jobs": {"metavar": "N", "type": int, "help": "runs at a time (default: as many as the cores allow)"},
+    "--root": {
+        "metavar": "DIR",
+        "help": "where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
+    },
+}
+SWITCHES = {
+    "--dry-run": "print the plan and do nothing",
+    "--report": "draw the report of what is finished and train nothing",
+    "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
+    "--list": "print the project's experiments with their verdicts and do nothing",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as ConfigErrors: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("command line", "", f"{message}; see --help")
+
+
+def parser() -> Parser:
+    """The command's flags (frozen by a test)."""
+    p = Parser(
+        prog="run.py",
+        description="Train, evaluate and compare with the paper: one YAML, one table or figure.",
+        allow_abbrev=False,
+    )
+    experiment = "a file, or the name of one of the project's experiments"
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml", nargs="?", help=experiment)
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all arms, for example train.lr=1e-3")
+    for flag, settings in FLAGS.items():
+        p.add_argument(flag, **settings)
+    for flag, text in SWITCHES.items():
+        p.add_argument(flag, action="store_true", help=text)
+    return p
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Options of a command line, ``sys.argv`` by default. Raises ConfigError; SystemExit after ``--help``."""
+    given = vars(parser().parse_intermixed_args(argv))
+    if given["list"]:
+        return Options(list=True)
+    if given["experiment"] is None:
+        raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
+    given["experiment"] = short(find_experiment(given["experiment"]))
+    given["overrides"] = tuple(given["overrides"])
+    for name in ("arms", "seeds"):
+        given[name] = None if given[name] is None else tuple(given[name].split(","))
+    return Options(**given)
+
+
+def short(path: Path) -> str:
+    """A path as one would type it: relative if it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

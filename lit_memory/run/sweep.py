@@ -1,6 +1,5 @@
 """The runs of one experiment at one scale. Prints and writes nothing."""
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
 from lit_memory.plan.measured import check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
-from lit_memory.run.folders import ReportFolders, report_folders, root_of, set_kernel_cache
+from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -77,8 +76,7 @@ class Sweep:
 
     @property
     def location(self) -> str:
-        """This root on this machine. Locks of runs that were started elsewhere cannot be seen from here."""
-        return f"{platform.node()}:{self.root}".replace("'", "_")
+        return location(self.root)
 
     @property
     def report_folders(self) -> ReportFolders:

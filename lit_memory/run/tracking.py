@@ -163,6 +163,13 @@ class Tracker:
             self.twins[finished[-1].run_id] = "run"
         return finished[-1] if finished else runs[0] if runs else None
 
+    def finished(self, ids: Mapping[str, str]) -> bool:
+        """Whether all runs of a mapping from keys to ids are there, FINISHED and not retired. Key "" is the parent."""
+        listed = ", ".join(f"'{run_id}'" for run_id in ids.values())
+        (runs,) = self._search(f"attributes.run_id IN ({listed}) and attributes.status = 'FINISHED'")
+        found = {(run.tags.get(f"{TAG}key", ""), run.run_id) for run in runs if run.tags.get(f"{TAG}kind") != "retired"}
+        return found == set(ids.items())
+
     def retire(self, run_id: str) -> None:
         """Take a run out of all plans and reports; it stays in MLflow."""
         self.client.set_tag(run_id, f"{TAG}kind", "retired")

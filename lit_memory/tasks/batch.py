@@ -3,7 +3,7 @@
 Shape suffixes: B batch, b samples of a batch that have begun, T tokens, n lines, L tokens of a line.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -52,7 +52,10 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy of the batch on ``device``. A context that is generated is moved segment by segment."""
-        move = partial(Tensor.to, device=device, non_blocking=non_blocking)
+        return self.mapped(partial(Tensor.to, device=device, non_blocking=non_blocking))
+
+    def mapped(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        """Copy of the batch with ``move`` of every tensor; of a context that is generated, when it is."""
         moved: dict[str, Any] = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         if self.auxiliary_lines is not None:
             ids_BNL, mask_BNL = self.auxiliary_lines

@@ -7,12 +7,17 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 from typing import BinaryIO
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, or of a limit on the disk's use or on the sizes of files."""
 SQLITE_FULL = ("database or disk is full", "disk I/O error")
 """SQLite's messages when it cannot write."""
+SHARED = Path("/dev/shm")
+"""Shared memory, through which the workers of a data loader send their batches."""
+SHARED_FULL = ("unable to allocate shared memory", "out of shared memory", "killed by signal: Bus error")
+"""torch's messages when there is none left; Linux kills a process that writes to memory that cannot be had."""
 
 
 @contextmanager
@@ -91,20 +96,36 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def disk_full(error: BaseException, root: Path) -> str | None:
-    """One line with the path and the free bytes if ``error`` comes from a full disk (``FULL``); else None.
+    """One line with the path and the free bytes if ``error`` comes from a full disk (``FULL``) or from full shared
+    memory; else None.
 
-    root: named where the error does not name the file.
+    root: named where the error does not name the file and no other place has less room.
     """
     for cause in chain(error):
-        path = root
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            path = Path(os.fsdecode(cause.filename or root))
-        elif not any(text in str(cause) for text in SQLITE_FULL):
+        text = str(cause)
+        if any(words in text for words in SHARED_FULL):
+            path = SHARED
+        elif isinstance(cause, OSError) and cause.errno in FULL:
+            path = Path(os.fsdecode(cause.filename)) if cause.filename else fullest(root)
+        elif any(words in text for words in SQLITE_FULL):
+            path = root
+        else:
             continue
-        existing = next(p for p in (path, *path.parents) if p.exists())
-        free = f"{shutil.disk_usage(existing).free:,} bytes are free"
-        return f"{path}: no room to write it, {free}; make room and run the same command again"
+        free = f"{free_bytes(path):,} bytes are free"
+        advice = "give it more, or set train.workers=0," if path == SHARED else "make room"
+        return f"{path}: no room to write it, {free}; {advice} and run the same command again"
     return None
+
+
+def fullest(root: Path) -> Path:
+    """The place with the least room of those where a file without a name may lie: locks and queues of processes are in
+    shared memory."""
+    return min((root, Path(gettempdir()), *[SHARED] * SHARED.is_dir()), key=free_bytes)
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system that has, or would have, ``path``."""
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
 
 def os_reason(error: BaseException) -> str:

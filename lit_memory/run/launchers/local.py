@@ -7,12 +7,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,25 @@ from typing import Any
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
+from lit_memory.util.streams import Lenient
 
 GRACE = 8.0
 """Seconds that children get to end their step, save and close their runs after a signal."""
 NEWS_SECONDS = 60.0
 """Seconds after which the progress of a run is news again."""
+PRELOAD = ["lit_memory.run.engine"]
+"""What the fork server imports once for all runs."""
+LOST = 255
+"""What ``multiprocessing`` takes for the exit code of every child of a fork server that has died."""
 
 
-class Interrupted(Exception):
-    """SIGINT or SIGTERM came; all children have ended."""
+class ServerDied(Exception):
+    """The fork server is gone, which starts the children and hears of their ends; all children have ended."""
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM came; all children have ended. No ``Exception``: a library that is being called when the signal
+    comes must not take it for an error of its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -67,6 +78,29 @@ class Child:
         self.progress = self.progress | message
         return message | {"news": news}
 
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended and all that it said is received. After the end of the fork server only its
+        closed pipe tells."""
+        code = self.process.exitcode
+        if code in (None, LOST):
+            return code == LOST and self.connection.closed
+        return self.connection.closed or not self.connection.poll()
+
+    def next_message(self) -> dict[str, Any] | None:
+        """The next message, which must be there; None where the pipe is closed."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self.connection.close()
+            return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal; ``multiprocessing`` sends none to the children of a dead fork server."""
+        if not self.dead:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
 
 def run_child(
     spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], connection: Connection
@@ -90,6 +124,7 @@ def run_child(
         with (folder / "log.txt").open("a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        sys.stdout, sys.stderr = Lenient(sys.stdout), Lenient(sys.stderr)
         from lit_memory.run.engine import run_one
 
         run_one(spec, root, uri, parent, tags, send)
@@ -130,6 +165,16 @@ def this_package_first() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """New processes never see Ctrl-C, which a terminal sends to all of a command; this one sees it after the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class LocalLauncher:
     """Runs specs in child processes, at most ``jobs`` at a time; one that starts from another's weights after that."""
 
@@ -147,13 +192,17 @@ class LocalLauncher:
         self.root, self.uri, self.parents, self.tags = root, uri, parents, tags
         self.handlers: dict[int, Any] = {}
         """Signal -> handler before ``events``."""
+        self.signalled = 0
+        """The signal that has come."""
         self.context = multiprocessing.get_context("forkserver")
         self.start_fork_server()
 
     def start_fork_server(self) -> None:
-        """Start the process that imports torch and Lightning once for all children, and return at once."""
-        self.context.set_forkserver_preload(["lit_memory.run.engine"])
-        with this_package_first():
+        """Start the process that imports torch and Lightning once for all children, unless it runs, and return at
+        once."""
+        self.context.set_forkserver_preload(PRELOAD)
+        resource_tracker.ensure_running()  # by itself, as it unblocks SIGINT
+        with this_package_first(), without_ctrl_c():
             forkserver.ensure_running()
 
     @property
@@ -163,15 +212,17 @@ class LocalLauncher:
 
     def events(self) -> Iterator[tuple[Child, dict[str, Any]]]:
         """Start everything and yield the messages of the children; the last event of each is "end". Raises
-        Interrupted."""
+        Interrupted, and ServerDied."""
         self.handlers |= {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self.waiting or self.running:
+                if self.signalled:  # and what was being called has swallowed the exception
+                    raise Interrupted(self.signalled)
                 while len(self.running) < self.jobs and (spec := self.next_ready()):
                     self.start(spec)
                     self.waiting.remove(spec)
                 yield from self.receive()
-        except Interrupted:
+        except (Interrupted, ServerDied):
             self.stop()
             raise
         finally:
@@ -193,37 +244,50 @@ class LocalLauncher:
         for each in self.handlers:
             signal.signal(each, signal.SIG_DFL)
         self.handlers.clear()  # nobody puts back a handler that would break off the closing in the middle
+        self.signalled = number
         raise Interrupted(number)
 
     def start(self, spec: RunSpec) -> None:
-        """Start the process of a run."""
+        """Start the process of a run. Raises ServerDied."""
+        self.start_fork_server()  # anew where it died while nothing ran
         here, there = self.context.Pipe(duplex=False)
         arguments = (*self.arguments(spec), there)
         process = self.context.Process(target=run_child, args=arguments, daemon=True, name=spec.name)
-        process.start()
-        there.close()
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise ServerDied from error
+        finally:
+            there.close()
         self.running.append(Child(spec, process, here))
 
     def receive(self) -> list[tuple[Child, dict[str, Any]]]:
-        """The messages of the children within half a second."""
+        """The messages of the children within half a second. Raises ServerDied."""
         received = []
-        ready = wait([child.connection for child in self.running], timeout=0.5)
-        for child in [c for c in self.running if c.connection in ready]:
-            try:
-                received.append((child, child.receive(child.connection.recv())))
-            except EOFError:
+        ends = [child.process.sentinel for child in self.running if child.process.exitcode is None]
+        ready = wait([*(child.connection for child in self.running), *ends], timeout=0.5)
+        for child in list(self.running):
+            message = child.next_message() if child.connection in ready else None
+            if message is not None:
+                received.append((child, child.receive(message)))
+                continue
+            if child.connection.closed:
                 child.process.join()
+            if child.process.exitcode == LOST:
+                raise ServerDied
+            if child.dead:
                 self.running.remove(child)
                 received.append((child, {"event": "end"}))
         return received
 
     def stop(self) -> None:
         """End all children, by force after ``GRACE`` seconds; their last checkpoints are on disk."""
-        for child in self.running:
-            child.process.terminate()
-        deadline = time.monotonic() + GRACE
-        for child in self.running:
-            child.process.join(max(0.0, deadline - time.monotonic()))
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in self.running:
+                child.signal(number)
+            deadline = time.monotonic() + GRACE
+            while (left := [child for child in self.running if not child.dead]) and time.monotonic() < deadline:
+                for child in left:
+                    while not child.connection.closed and child.connection.poll():
+                        child.next_message()
+                time.sleep(0.02)
