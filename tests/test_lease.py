@@ -384,9 +384,28 @@ def test_one_of_two_that_see_a_lease_expire_gets_it(entries, tmp_path):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-    found = [lease.take(entries, "key", None, folder) for folder in folders]
-    assert isinstance(found[0], Lease) and found[1] is None
-    found[0].end()
+    leases = [Lease(entries, "key", folder) for folder in folders]
+    assert [each.take(None) for each in leases] == [True, False]
+    leases[0].end()
+    assert entries.marks == {"key.1": lease.FREE}
+
+
+def test_a_run_that_begins_while_the_store_is_away_takes_its_lease_later(entries, tmp_path):
+    for owner in ("", "there:/root 4711"):
+        entries.away = True
+        with lease.held(entries, "key", tmp_path, quiet) as own:
+            with pytest.raises(Away):
+                own.check()
+            own.raise_if_lost()
+            entries.away = False
+            if owner:
+                entries.settle("key.2", owner)
+                with pytest.raises(LeaseLost, match=r"did not answer, there:/root began to train this run; run the"):
+                    own.check()
+            else:
+                own.check()
+                assert entries.entries == {"key.1": own.owner}
+    assert entries.marks == {"key.1": lease.FREE}
 
 
 def test_a_newer_lease_ends_a_run_before_its_next_write(make_spec, store, roots):
