@@ -239,7 +239,8 @@ def remember(folder: Path, before: str, owner: str) -> None:
     which stays noted in case it never comes to that."""
     folder.mkdir(parents=True, exist_ok=True)
     known = [before, owner] if remembers(folder, before) else [owner]
-    files.write(folder / "lease", "\n".join([place(folder), *known]).encode())
+    with files.naming(folder / "lease"):
+        (folder / "lease").write_text("\n".join([place(folder), *known, ""]))
 
 
 def remembers(folder: Path, owner: str) -> bool:
@@ -250,7 +251,7 @@ def remembers(folder: Path, owner: str) -> bool:
 def owners(folder: Path) -> list[str]:
     """The owners that are known to have held the lock of ``folder``."""
     try:
-        where, *known = (folder / "lease").read_text().splitlines()
+        where, *known = (folder / "lease").read_text().split("\n")[:-1]  # a half-written line names nobody
     except (OSError, ValueError):
         return []
     return known if where == place(folder) else []
