@@ -203,7 +203,7 @@ def test_commands_of_several_roots_report_the_same(tree, store, roots, tmp_path,
 def test_a_plan_says_that_another_root_trains_a_run(write, make_spec, store, roots, capsys):
     here, there = roots(2)
     spec = make_spec()
-    with lease.acquire(Tracker(store).register, spec.key, spec.folder(there), quiet):
+    with lease.held(Tracker(store).register, spec.key, spec.folder(there), quiet):
         assert main([write(), "--root", str(here), "--dry-run"]) == 0
         assert "2 runs: 1 running, 1 new" in capsys.readouterr().out
     assert main([write(), "--root", str(here), "--dry-run"]) == 0
@@ -236,7 +236,7 @@ def test_a_copied_root_proves_nothing(make_spec, store, roots, tmp_path):
     """The owner may live below the original."""
     spec, (root,) = make_spec(), roots(1)
     entries = Tracker(store).register
-    with lease.acquire(entries, spec.key, spec.folder(root), quiet) as own:
+    with lease.held(entries, spec.key, spec.folder(root), quiet) as own:
         shutil.copytree(root, tmp_path / "copy")
         assert lease.remembers(spec.folder(root), own.owner)
         assert not lease.remembers(spec.folder(tmp_path / "copy"), own.owner)
@@ -254,11 +254,11 @@ def test_a_command_frees_what_its_dead_runs_held(write, make_spec, store, roots,
     monkeypatch.setattr("lit_memory.run.sweep.Sweep.location", f"here:{root}")
     key, folder = spec.key, spec.folder(root)
     number = claims(store)[key].number
-    with lease.acquire(tracker.register, key, spec.folder(other), quiet) if number > 1 else contextlib.nullcontext():
+    with lease.held(tracker.register, key, spec.folder(other), quiet) if number > 1 else contextlib.nullcontext():
         assert main([write(), "--root", str(root), "--report"]) == 0
     assert claims(store)[key].free and tracker.find(key).status == "KILLED"
     tracker.client.update_run(tracker.find(key).run_id, status="RUNNING")
-    with lease.acquire(tracker.register, key, spec.folder(other), quiet):
+    with lease.held(tracker.register, key, spec.folder(other), quiet):
         assert not lease.release_dead(tracker.register, key, folder)
         assert main([write(), "--root", str(root), "--report"]) == 0
         assert tracker.find(key).status == "RUNNING" and not claims(store)[key].free
@@ -311,7 +311,7 @@ class Away(Exception):
 class Entries:
     """A register in memory, which may be away."""
 
-    Error = Away
+    Error = (Away,)
 
     def __init__(self):
         self.entries, self.marks, self.away = {}, {}, False
@@ -336,7 +336,7 @@ def entries():
 
 
 def test_a_store_that_is_away_ends_no_lease(entries, tmp_path, quick):
-    with lease.acquire(entries, "key", tmp_path, quiet) as own:
+    with lease.held(entries, "key", tmp_path, quiet) as own:
         entries.away = True
         time.sleep(2 * lease.SURE)
         own.raise_if_lost()  # training goes on
@@ -363,7 +363,7 @@ def test_no_time_counts_while_the_store_is_away(entries, tmp_path, quick):
         return page(name)
 
     entries.page = page_when_back
-    with lease.acquire(entries, "key", tmp_path, told.append):
+    with lease.held(entries, "key", tmp_path, told.append):
         assert told == [{"event": "waiting"}] and time.monotonic() - back >= lease.EXPIRES - 2 * lease.POLL
 
 
@@ -384,16 +384,35 @@ def test_one_of_two_that_see_a_lease_expire_gets_it(entries, tmp_path):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-    found = [lease.take(entries, "key", None, folder) for folder in folders]
-    assert isinstance(found[0], Lease) and found[1] is None
-    found[0].end()
+    leases = [Lease(entries, "key", folder) for folder in folders]
+    assert [each.take(None) for each in leases] == [True, False]
+    leases[0].end()
+    assert entries.marks == {"key.1": lease.FREE}
+
+
+def test_a_run_that_begins_while_the_store_is_away_takes_its_lease_later(entries, tmp_path):
+    for owner in ("", "there:/root 4711"):
+        entries.away = True
+        with lease.held(entries, "key", tmp_path, quiet) as own:
+            with pytest.raises(Away):
+                own.check()
+            own.raise_if_lost()
+            entries.away = False
+            if owner:
+                entries.settle("key.2", owner)
+                with pytest.raises(LeaseLost, match=r"did not answer, there:/root began to train this run; run the"):
+                    own.check()
+            else:
+                own.check()
+                assert entries.entries == {"key.1": own.owner}
+    assert entries.marks == {"key.1": lease.FREE}
 
 
 def test_a_newer_lease_ends_a_run_before_its_next_write(make_spec, store, roots):
     """Also where nothing has to be asked: the thread has seen it."""
     spec, (root,) = make_spec(), roots(1)
     tracker = Tracker(store)
-    with lease.acquire(tracker.register, spec.key, spec.folder(root), quiet) as own:
+    with lease.held(tracker.register, spec.key, spec.folder(root), quiet) as own:
         tracker.guard(own.check)
         tracker.experiments.id_of("tiny")
         tracker.register.settle(f"{spec.key}.2", "there:/root 4711")

@@ -19,10 +19,10 @@ import contextlib
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from filelock import Timeout
@@ -85,22 +85,29 @@ def newest(entries: Mapping[str, str], marks: Mapping[str, str]) -> dict[str, Cl
 
 
 class Lease:
-    """A lease that this process holds. A thread of its own renews it."""
+    """A lease that this process holds, or will ask for before it writes. A thread of its own renews it."""
 
-    def __init__(self, register: "Register", key: str, number: int, folder: Path) -> None:
+    def __init__(self, register: "Register", key: str, folder: Path) -> None:
         """folder: of the run, which remembers the owner."""
         self.register, self.key, self.folder = register, key, folder
-        self.name, self.owner = f"{key}.{number}", f"{platform.node()}:{folder} {uuid4().hex}"
+        self.owner = f"{platform.node()}:{folder} {uuid4().hex}"
+        self.name = ""
+        """Of its entry; "" before it is taken."""
         self.beats, self.confirmed = 0, clock()
         self.lost = ""
-        """Machine and folder of the new owner."""
+        """Why it cannot be had any more."""
         self.ended = threading.Event()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.end()
+    def take(self, before: Claim | None) -> bool:
+        """Take the lease behind ``before``; False where another process is faster. Raises the store's error."""
+        name = f"{self.key}.{before.number + 1 if before else 1}"
+        remember(self.folder, before.owner if before else "", self.owner)
+        self.confirmed = clock()
+        if self.register.settle(name, self.owner) != self.owner:
+            return False
+        self.name = name
+        threading.Thread(target=self.keep, daemon=True).start()
+        return True
 
     def renew(self) -> None:
         """Give a sign of life. Raises LeaseLost, and the store's error where it is away."""
@@ -109,22 +116,32 @@ class Lease:
         self.register.mark(self.name, str(self.beats))
         claim = newest(*self.register.page(self.key)).get(self.key)
         if claim is not None and claim.owner != self.owner:
-            self.lost = claim.place
+            self.lost = f"this process gave no sign of life for {EXPIRES:.0f} s, and {claim.place} trains its run now"
             self.raise_if_lost()
         self.confirmed = started
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost if the lease is known to be lost. Asks nobody: cheap enough for every step."""
         if self.lost:
-            reason = f"this process gave no sign of life for {EXPIRES:.0f} s, and {self.lost} trains its run now"
-            raise LeaseLost(f"{reason}; run the same command again to wait for the result")
+            raise LeaseLost(f"{self.lost}; run the same command again to wait for the result")
 
     def check(self) -> None:
         """Make sure that the lease is held, before a write. Raises LeaseLost, and the store's error where it is
         away."""
         self.raise_if_lost()
-        if clock() - self.confirmed > SURE:
+        if not self.name:
+            self.take_now()
+        elif clock() - self.confirmed > SURE:
             self.renew()
+
+    def take_now(self) -> None:
+        """Take the lease of a run that began while the store was away. Raises LeaseLost where another process has
+        it."""
+        before = newest(*self.register.page(self.key)).get(self.key)
+        if not available(before, self.folder) or not self.take(before):
+            owner = before.place if before else "another process"
+            self.lost = f"while the tracking store did not answer, {owner} began to train this run"
+            self.raise_if_lost()
 
     def keep(self) -> None:
         """Renew the lease until it ends or is lost: the work of the thread."""
@@ -139,34 +156,47 @@ class Lease:
     def end(self) -> None:
         """Give the lease back. Where the store is away, it expires."""
         self.ended.set()
-        if not self.lost and clock() - self.confirmed < SURE:
+        if self.name and not self.lost and clock() - self.confirmed < SURE:
             with contextlib.suppress(*self.register.Error):
                 self.register.mark(self.name, FREE)
                 (self.folder / "lease").unlink(missing_ok=True)
 
 
-def acquire(register: "Register", key: str, folder: Path, send: "Send") -> Lease:
-    """Take the lease of a key as soon as it can be had.
+@contextlib.contextmanager
+def held(register: "Register", key: str, folder: Path, send: "Send") -> Iterator[Lease]:
+    """Hold the lease of a key; wait for another process that has it. Where the store is away, the lease is taken when
+    its ``check`` is first called.
 
     folder: of the run, whose lock the caller holds. send: is told once of the wait.
     """
-    seen, watched, told = newest(*register.page(key)).get(key), 0.0, False
+    lease = Lease(register, key, folder)
+    try:
+        with contextlib.suppress(*register.Error):
+            wait_for(lease, newest(*register.page(key)).get(key), send)
+        yield lease
+    finally:
+        lease.end()
+
+
+def wait_for(lease: Lease, seen: Claim | None, send: "Send") -> None:
+    """Take a lease as soon as it can be had. seen: the newest one of its key."""
+    watched, told = 0.0, False
     while True:
         expired = watched >= EXPIRES
-        if seen is None or seen.free or expired or remembers(folder, seen.owner):
-            lease = take(register, key, seen, folder)
-            if lease is not None:
-                if expired:
-                    await_end(register, key, seen)
-                return lease
+        if expired or available(seen, lease.folder):
+            with contextlib.suppress(*lease.register.Error):
+                if lease.take(seen):
+                    if expired:
+                        await_end(lease.register, lease.key, seen)
+                    return
         elif not told:
             send({"event": "waiting"})
             told = True
         looked = time.monotonic()
         time.sleep(POLL)
         try:
-            now = newest(*register.page(key)).get(key)
-        except register.Error:
+            now = newest(*lease.register.page(lease.key)).get(lease.key)
+        except lease.register.Error:
             watched = 0.0  # the owner could not renew it either
             continue
         # If this process was stopped itself, the owner may have been, too: that time does not count.
@@ -174,30 +204,17 @@ def acquire(register: "Register", key: str, folder: Path, send: "Send") -> Lease
         seen = now
 
 
-def claimed(register: "Register", key: str, folder: Path) -> Lease | None:
-    """Take the lease of a key now; None where a process of another root has it.
-
-    folder: of the run, whose lock the caller holds.
-    """
-    seen = newest(*register.page(key)).get(key)
-    return take(register, key, seen, folder) if seen is None or seen.free or remembers(folder, seen.owner) else None
-
-
-def take(register: "Register", key: str, before: Claim | None, folder: Path) -> Lease | None:
-    """Take the lease behind ``before``; None where another process is faster."""
-    lease = Lease(register, key, before.number + 1 if before else 1, folder)
-    remember(folder, before.owner if before else "", lease.owner)
-    with contextlib.suppress(*register.Error):
-        if register.settle(lease.name, lease.owner) == lease.owner:
-            threading.Thread(target=lease.keep, daemon=True).start()
-            return lease
-    return None
+def available(claim: Claim | None, folder: Path) -> bool:
+    """Whether a lease may be taken at once by who holds the lock of ``folder``."""
+    return claim is None or claim.free or remembers(folder, claim.owner)
 
 
 def await_end(register: "Register", key: str, before: Claim | None) -> None:
     """Wait until the owner of an expired lease must know of its end, if it has come back in the last moment."""
-    _, marks = register.page(key)
-    if before is not None and marks.get(f"{key}.{before.number}", "") != before.beat:
+    beat = None
+    with contextlib.suppress(*register.Error):
+        beat = register.page(key)[1].get(f"{key}.{before.number}" if before else "", "")
+    if before is None or beat != before.beat:
         time.sleep(EXPIRES)
 
 
@@ -222,7 +239,8 @@ def remember(folder: Path, before: str, owner: str) -> None:
     which stays noted in case it never comes to that."""
     folder.mkdir(parents=True, exist_ok=True)
     known = [before, owner] if remembers(folder, before) else [owner]
-    files.write(folder / "lease", "\n".join([place(folder), *known]).encode())
+    with files.naming(folder / "lease"):
+        (folder / "lease").write_text("\n".join([place(folder), *known, ""]))
 
 
 def remembers(folder: Path, owner: str) -> bool:
@@ -233,7 +251,7 @@ def remembers(folder: Path, owner: str) -> bool:
 def owners(folder: Path) -> list[str]:
     """The owners that are known to have held the lock of ``folder``."""
     try:
-        where, *known = (folder / "lease").read_text().splitlines()
+        where, *known = (folder / "lease").read_text().split("\n")[:-1]  # a half-written line names nobody
     except (OSError, ValueError):
         return []
     return known if where == place(folder) else []

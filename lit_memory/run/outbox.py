@@ -82,16 +82,18 @@ class Outbox:
         Where the store is away, nobody else can take the key there: training begins, and the key is taken with the
         first message that arrives. send: is told of the wait.
         """
-        try:
-            self._hold(lease.acquire(self._open().register, self.spec.key, self.folder, send))
-        except Exception as error:
-            if away(error) is None:
-                raise
-        try:
-            yield
-        finally:
-            if self.lease is not None:
-                self.lease.end()
+        with contextlib.ExitStack() as stack:
+            try:
+                register = self._open().register
+                self._hold(stack.enter_context(lease.held(register, self.spec.key, self.folder, send)))
+            except Exception as error:
+                if away(error) is None:
+                    raise
+            try:
+                yield
+            finally:
+                if self.lease is not None:
+                    self.lease.end()
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost if another process owns the key by now. Asks nobody."""
@@ -163,12 +165,7 @@ class Outbox:
     def _attach(self, tracker: "Tracker", told: Messages) -> None:
         """Find the run of the key in the store, or create it."""
         if self.lease is None:
-            own = lease.claimed(tracker.register, self.spec.key, self.folder)
-            if own is None:
-                raise LeaseLost(
-                    "another process has begun to train this run; run the same command again to wait for it"
-                )
-            self._hold(own)
+            self._hold(Lease(tracker.register, self.spec.key, self.folder))
         run = tracker.find(self.spec.key)
         self.superfluous = run is not None and run.status == "FINISHED"
         if run is not None and self.superfluous:
@@ -275,14 +272,18 @@ def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: st
 
 def send_rest(outbox: Outbox, tracker: "Tracker", status: str) -> None:
     """Send what an ended run has left on disk, unless a process of another root has the run by now."""
-    own = lease.claimed(tracker.register, outbox.spec.key, outbox.folder)
-    if own is None:
+    own = Lease(tracker.register, outbox.spec.key, outbox.folder)
+    try:
+        own.check()
+    except LeaseLost:
         return
-    with own:
-        outbox.lease = own
+    outbox.lease = own
+    try:
         if "status" not in journal.last(outbox.folder):
             Journal(outbox.folder).end(status)
         outbox.send()
+    finally:
+        own.end()
 
 
 def waiting(specs: Iterable[RunSpec], root: Path) -> list[RunSpec]:

@@ -116,5 +116,7 @@ class Checked:
         self._client, self._check = client, check
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy that is not filled yet
+            raise AttributeError(name)
         self._check()
         return getattr(self._client, name)
