@@ -102,12 +102,13 @@ def forked(work, *faults, log=None):
     return wait
 
 
-def fork_command(file, root, log, *flags):
+def fork_command(file, root, log, *flags, before=lambda: None):
     """The command as a fork of this process, in a session of its own. Its children fork, too: imports would take most
-    of the time."""
+    of the time. before: called in the fork at its start."""
 
     def call():
         os.setsid()
+        before()
         fork = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method: fork
         launch.forkserver.ensure_running = lambda: None
