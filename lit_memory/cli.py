@@ -29,7 +29,7 @@ from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
-from lit_memory.util.files import disk_full
+from lit_memory.util.files import storage_problem
 from lit_memory.util.provenance import provenance
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
-        message = root and disk_full(error, root)
+        message = root and storage_problem(error, root)
         if message is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -37,6 +38,28 @@ STAGED = (
     "model.dropout=0.2",
     "train.lr=1e-2",
 )
+
+PLACES = {
+    "first step": ("lit_memory.lit.callbacks.finite:FiniteGuard.on_before_backward", 1),
+    "middle of a stage": ("lit_memory.lit.callbacks.seed:StepSeed.on_train_batch_start", 6),
+    "update of the weights": ("lit_memory.lit.callbacks.finite:FiniteGuard.on_before_optimizer_step", 8),
+    "stage change": ("lit_memory.lit.callbacks.curriculum:Curriculum.enter", 2),
+    "validation": ("lit_memory.lit.modules:LitMemory.validation_step", 2),
+    "validation is logged": ("lit_memory.run.tracking:Tracker.log", 3),
+    "checkpoint begins": ("lit_memory.run.saving:save", 1),
+    "checkpoint half written": ("lit_memory.run.checkpoint:Hashing.write", 40),
+    "first checkpoint without its checksum": ("lit_memory.util.files:write", 1),
+    "checkpoint without its checksum": ("lit_memory.util.files:write", 2),
+    "checkpoint before it is renamed": ("os:replace", 4),
+    "old checkpoint is removed": ("lit_memory.run.checkpoint:remove", 1),
+    "the last checkpoint": ("lit_memory.run.saving:save", 4),
+    "the last checkpoint of two": ("lit_memory.run.saving:save", 2),
+    "training is over": ("lit_memory.run.tracking:Tracker.tag", 1),
+    "test": ("lit_memory.lit.modules:LitMemory.test_step", 2),
+    "test metrics are written": ("lit_memory.run.tracking:Tracker.finish", 1),
+    "before FINISHED": ("lit_memory.run.tracking:Tracker.end", 1),
+}
+"""A phase -> place and call, for ``at``."""
 
 LONG = ["train.steps=100000", "train.valid_every=100000"]
 """No validation comes within the test: what is saved is saved because of the signal."""
@@ -150,18 +173,35 @@ def last_line(path):
     return path.read_text().strip().splitlines()[-1]
 
 
+def mount(*arguments):
+    """In a fork: mount something that no other process sees. Raises OSError where that is not permitted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x00020000):  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+    for command in (["mount", "--make-rprivate", "/"], ["mount", *map(str, arguments)]):
+        if subprocess.run(command, capture_output=True).returncode:
+            raise OSError(errno.EPERM, " ".join(command))
+
+
 def small_disk(place, database, spare):
     """In a fork: a file system of its own at ``place``, with the database and ``spare`` KiB. Raises OSError where that
     is not permitted."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x00020000):  # CLONE_NEWNS: no other process sees what is mounted
-        raise OSError(ctypes.get_errno(), "unshare")
-    for command in (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]):
-        if subprocess.run(command, capture_output=True).returncode:
-            raise OSError(errno.EPERM, " ".join(command))
+    mount("-t", "tmpfs", "-o", "size=8m", "none", place)
     shutil.copy(database, place / "mlflow.db")
     with open(place / "filler", "wb") as filler:
         filler.write(bytes(shutil.disk_usage(place).free - 1024 * spare))
+
+
+NOT_PERMITTED = 77
+"""Exit code of a fork that may not do what its test needs."""
+
+
+def permitted(work, *arguments, **settings):
+    """``forked(work)``, and its exit code. Skips the test where ``work`` raises OSError before it begins."""
+    code = forked(work, *arguments, **settings)()
+    if code == NOT_PERMITTED:
+        pytest.skip("mounting a file system is not permitted here")
+    return code
 
 
 def statuses(root):

@@ -286,7 +286,9 @@ def test_two_hundred_runs_under_random_signals(tree, make_root, tmp_path, monkey
     attacks, starts, began = Attacks(Ears(short / "ears"), SEED), Counter(), time.monotonic()
     try:
         for i, file in enumerate(files):
-            starts["run.py" if i % REAL == 0 else "forks"] += disturbed(file, root, attacks, i % REAL == 0)
+            starts["run.py" if i % REAL == REAL - 1 else "forks"] += disturbed(
+                file, root, attacks, i % REAL == REAL - 1
+            )
     finally:
         attacks.ears.close()
         shutil.rmtree(short)

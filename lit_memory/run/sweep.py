@@ -1,5 +1,6 @@
 """The runs of one experiment at one scale. Prints and writes nothing."""
 
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,8 +76,9 @@ class Sweep:
 
     @property
     def location(self) -> str:
-        """This root on this machine. Locks of runs that were started elsewhere cannot be seen from here."""
-        return f"{platform.node()}:{self.root}".replace("'", "_")
+        """This root, by its one name without links, on this machine. Locks of runs that were started elsewhere cannot
+        be seen from here."""
+        return f"{platform.node()}:{os.path.realpath(self.root)}".replace("'", "_")
 
     @property
     def report_folders(self) -> ReportFolders:

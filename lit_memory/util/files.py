@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and the message for a full disk. Standard library only."""
+"""Files that are whole or absent, and the messages for a full disk and for missing rights. Standard library only."""
 
 import errno
 import hashlib
@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, or of a limit on the disk's use or on the sizes of files."""
+REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Errors of a file that belongs to another user, or of a file system that is mounted read-only."""
 SQLITE_FULL = ("database or disk is full", "disk I/O error")
 """SQLite's messages when it cannot write."""
 
@@ -105,6 +107,20 @@ def disk_full(error: BaseException, root: Path) -> str | None:
         free = f"{shutil.disk_usage(existing).free:,} bytes are free"
         return f"{path}: no room to write it, {free}; make room and run the same command again"
     return None
+
+
+def refused(error: BaseException) -> str | None:
+    """One line if ``error`` comes from a file that this user may not read or write (``REFUSED``); else None."""
+    for cause in chain(error):
+        if isinstance(cause, OSError) and cause.errno in REFUSED and cause.filename:
+            path = os.fsdecode(cause.filename)
+            return f"{path}: {os_reason(cause)}; expected a file or folder that this user may read and write"
+    return None
+
+
+def storage_problem(error: BaseException, root: Path) -> str | None:
+    """One line for what only the user can set right, a full disk or missing rights; None for any other error."""
+    return disk_full(error, root) or refused(error)
 
 
 def os_reason(error: Exception) -> str:

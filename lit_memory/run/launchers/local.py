@@ -91,7 +91,7 @@ def run_child(
 
         run_one(spec, root, uri, parent, tags, send)
     except BaseException as error:
-        message = files.disk_full(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
+        message = files.storage_problem(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
         send({"event": "failed", "message": message})
         with contextlib.suppress(OSError):
             traceback.print_exc()
