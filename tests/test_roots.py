@@ -92,7 +92,7 @@ def under(path):
     return [path, *path.rglob("*")]
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "reports", "mlflow.db", "mlflow.db.lock"])
+@pytest.mark.parametrize("name", ["checkpoints", "reports", "mlflow.db"])
 def test_what_belongs_to_another_user(file, root, make_root, tmp_path, name):
     """It is told before anything starts; a plan needs no right to write. With the rights, the same command ends as if
     nothing had been."""
