@@ -36,6 +36,21 @@ BUSY_SECONDS = 20
 """How long MLflow waits for SQLite's lock."""
 
 
+@pytest.fixture
+def disturbed(file, root, tmp_path):
+    """``disturbed(*flags, before=...)``: ``fork_command``, whose processes end with the test, however that ends."""
+    waits = []
+
+    def begin(*flags, before):
+        waits.append(fork_command(file, root, tmp_path / "log", *flags, before=before))
+        return waits[-1]
+
+    yield begin
+    for wait in waits:
+        for pid in alive(wait.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def specs_of(file, root):
     return Sweep.prepare(parse_options([str(file), "--root", str(root)])).specs
 
@@ -77,7 +92,7 @@ def stopped(mark):
 
 
 @pytest.mark.parametrize("place", ["middle of a stage", "checkpoint half written", "test"])
-def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, place):
+def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, disturbed, place):
     """SIGSTOP while the others train, then SIGCONT: nobody has noticed."""
     mark, log = tmp_path / "mark", tmp_path / "log"
     where, count = PLACES[place]
@@ -85,7 +100,7 @@ def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, place):
     def before():
         at(where, min(count, 3), lambda: stop_once(mark))
 
-    wait = fork_command(file, root, log, "--jobs", "2", before=before)
+    wait = disturbed("--jobs", "2", before=before)
     wait_for(lambda: stopped(mark) and "finished in" in log.read_text())
     assert stopped(mark) and log.read_text().count("✓") == 1, log.read_text()
     os.kill(stopped(mark), signal.SIGCONT)
@@ -94,7 +109,7 @@ def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, place):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_while_it_writes_holds_up_no_other(file, root, expected, tmp_path):
+def test_a_run_stopped_while_it_writes_holds_up_no_other(file, root, expected, tmp_path, disturbed):
     """A process that is stopped in the middle of a transaction keeps SQLite's lock for longer than MLflow waits."""
     mark, log, inner = tmp_path / "mark", tmp_path / "log", DefaultDialect.do_commit
 
@@ -106,7 +121,7 @@ def test_a_run_stopped_while_it_writes_holds_up_no_other(file, root, expected, t
     def before():
         DefaultDialect.do_commit = commit
 
-    wait = fork_command(file, root, log, "--jobs", "2", before=before)
+    wait = disturbed("--jobs", "2", before=before)
     wait_for(lambda: stopped(mark))
     time.sleep(BUSY_SECONDS + 10)  # what is tested is that time passes
     assert stopped(mark) and "failed" not in log.read_text(), log.read_text()
@@ -116,12 +131,12 @@ def test_a_run_stopped_while_it_writes_holds_up_no_other(file, root, expected, t
 
 
 @pytest.mark.slow
-def test_a_signal_ends_what_is_stopped(file, root, expected, tmp_path):
+def test_a_signal_ends_what_is_stopped(file, root, expected, tmp_path, disturbed):
     """A stopped run can neither save nor hold up the end of its command."""
     mark, log = tmp_path / "mark", tmp_path / "log"
     where, count = PLACES["middle of a stage"]
     before = lambda: at(where, count, lambda: stop_once(mark))  # noqa: E731
-    wait = fork_command(file, root, log, before=before)
+    wait = disturbed(before=before)
     wait_for(lambda: stopped(mark))
     os.kill(wait.pid, signal.SIGTERM)
     assert wait() == 143 and alive(wait.pid) == [], log.read_text()
