@@ -1,8 +1,10 @@
 """Roots that may not be written to, that have two names, that belong to several users or that are full."""
 
 import ctypes
+import shutil
 
 import pytest
+import yaml
 from faults import (
     NOLOAD,
     NOT_PERMITTED,
@@ -19,6 +21,7 @@ from faults import (
 
 from lit_memory.cli import main, parse_options
 from lit_memory.run.sweep import Sweep
+from lit_memory.tasks import language_modeling
 
 pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.filterwarnings(NOLOAD)]
 
@@ -77,6 +80,63 @@ def test_a_root_with_two_names_is_one_root(file, root, tmp_path):
     assert [wait() for wait in waits] == [0, 0], [p.read_text() for p in tmp_path.glob("*.log")]
     assert sorted(statuses(root).values()) == ["FINISHED"] * 3
     assert not (link / "mlflow.db").is_symlink() and list(link.parent.glob("*.db")) == []
+
+
+# Full
+
+
+def on_small_mount(options, place, file, root, tmp_path):
+    """The command where ``place`` is a file system of its own with ``options``, and again where that has room: exit
+    codes, and what the first said. ``tmp_path`` / "table" has the table."""
+    place.mkdir(parents=True, exist_ok=True)
+    first = tmp_path / "first"
+
+    def work():
+        kept = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+        try:
+            mount("-t", "tmpfs", "-o", f"size=8m,{options}", "none", place)
+        except OSError:
+            return NOT_PERMITTED
+        for name, content in kept.items():
+            (place / name).write_bytes(content)
+        language_modeling.cache_folder = lambda: root / "data/cache"
+        code = fork_command(file, root, first)()
+        mount("-o", "remount,size=64m,nr_inodes=9999", place)
+        again = fork_command(file, root, tmp_path / "second")()
+        shutil.copy(next((root / "reports").glob("*/table.csv")), tmp_path / "table")
+        return 10 * code + again
+
+    return divmod(permitted(work, log=tmp_path / "log"), 10), first.read_text()
+
+
+TEXT = {"name": "language_modeling", "source": "noise", "books": 1, "tokenizer": "char", "segment_len": 8}
+
+
+def check_full(options, place, file, root, whole, tmp_path):
+    codes, text = on_small_mount(options, place, file, root, tmp_path)
+    assert codes == (1, 0), text
+    assert str(place) in text and "no room to write it" in text and "Traceback" not in text, text
+    assert fork_command(file, whole, tmp_path / "whole.log")() == 0
+    assert (tmp_path / "table").read_bytes() == next((whole / "reports").glob("*/table.csv")).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data", "checkpoints", "reports", "mlruns"])
+def test_a_full_file_system_below_the_root(tree, root, make_root, tmp_path, name):
+    """Whichever folder is full is named, and with room again the same command ends as if nothing had been."""
+    tree["base"]["task"] = TEXT | {"segments": 2, "test_segments": [1, 3]}
+    tree |= {"report": {"x": "test_segments", "y": "perplexity"}, "expect": []}
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    check_full("size=8k", root / name, file, root, make_root("whole"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [4, 9, 16])
+def test_a_file_system_without_more_files(file, root, make_root, tmp_path, spare):
+    """Bytes are free, but so many files are all that it takes."""
+    check_full(f"nr_inodes={spare}", root, file, root, make_root("whole"), tmp_path)
+    assert "may have no more files" in (tmp_path / "first").read_text()
 
 
 # Another user

@@ -105,6 +105,8 @@ def disk_full(error: BaseException, root: Path) -> str | None:
             continue
         existing = next(p for p in (path, *path.parents) if p.exists())
         free = f"{shutil.disk_usage(existing).free:,} bytes are free"
+        if os.statvfs(existing).f_files and not os.statvfs(existing).f_favail:
+            free += ", but its file system may have no more files"
         return f"{path}: no room to write it, {free}; make room and run the same command again"
     return None
 
