@@ -100,7 +100,7 @@ def disk_full(error: BaseException, root: Path) -> str | None:
     for cause in chain(error):
         path = root
         if isinstance(cause, OSError) and cause.errno in FULL:
-            path = Path(os.fsdecode(cause.filename or root))
+            path = Path(os.fsdecode(cause.filename2 or cause.filename or root))  # of a copy, its target
         elif not any(text in str(cause) for text in SQLITE_FULL):
             continue
         existing = next(p for p in (path, *path.parents) if p.exists())

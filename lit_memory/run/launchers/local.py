@@ -81,12 +81,14 @@ def run_child(
             connection.send(message)
 
     os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks
+    logged = False
     try:
         folder = spec.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        logged = True
         from lit_memory.run.engine import run_one
 
         run_one(spec, root, uri, parent, tags, send)
@@ -94,7 +96,8 @@ def run_child(
         message = files.storage_problem(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
         send({"event": "failed", "message": message})
         with contextlib.suppress(OSError):
-            traceback.print_exc()
+            if logged:  # else it would go to the terminal
+                traceback.print_exc()
         raise SystemExit(1) from None
 
 
