@@ -40,7 +40,7 @@ from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
-from lit_memory.util.files import disk_full
+from lit_memory.util.files import storage_problem
 from lit_memory.util.provenance import provenance
 from lit_memory.util.streams import Lenient
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         StoreURI.of_environment().clean(error)
-        message = root and (disk_full(error, root) or away_line(error))
+        message = root and (storage_problem(error, root) or away_line(error))
         if message is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")

@@ -263,3 +263,41 @@ def write(tree, tmp_path):
 def no_training(monkeypatch):
     """The command fails where it would train."""
     monkeypatch.setattr("lit_memory.cli.Execution", lambda *args: pytest.fail("something was trained"))
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory, _database):
+    """A run and a report in this process: what the first ones import and build, every fork would have to do again."""
+    from faults import train
+
+    from lit_memory.cli import main
+    from lit_memory.plan.experiment import parse
+
+    root = tmp_path_factory.mktemp("warm")
+    shutil.copy(_database, root)
+    tree = yaml.safe_load(TINY_EXPERIMENT)
+    train(parse(tree, "tiny.yaml").at().plan()[0], root)
+    (root / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    assert main([str(root / "tiny.yaml"), "--root", str(root), "--report"]) == 0
+
+
+WHOLE = {}
+
+
+@pytest.fixture
+def whole(make_spec, make_root):
+    """A run that nothing disturbed: its spec, its outcome and the seconds that it took (once for all tests)."""
+    from faults import STAGED, undisturbed
+
+    spec = make_spec(*STAGED)
+    if not WHOLE:
+        WHOLE.update(undisturbed(spec, make_root("whole")))
+    return spec, WHOLE
+
+
+@pytest.fixture
+def file(tree, tmp_path):
+    """The tiny experiment as a file: two arms, one seed."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path

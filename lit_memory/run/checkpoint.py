@@ -5,6 +5,7 @@ first, so that a checkpoint without one, or with another one, is damaged. The tw
 """
 
 import contextlib
+import fcntl
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,14 +48,14 @@ def held(folder: Path, send: "Send") -> Iterator[None]:
 
 
 def locked(folder: Path) -> bool:
-    """Whether a process trains the run of this folder now. Creates nothing."""
-    if not (folder / "lock").is_file():
-        return False
-    try:
-        with FileLock(folder / "lock", blocking=False):
-            return False
-    except Timeout:
-        return True
+    """Whether a process trains the run of this folder now. Needs no right to write, and does not keep others from
+    asking the same."""
+    with contextlib.suppress(FileNotFoundError), (folder / "lock").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock, which opens a file to write, holds LOCK_EX
+        except BlockingIOError:
+            return True
+    return False
 
 
 class Hashing:

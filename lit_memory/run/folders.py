@@ -18,6 +18,9 @@ from lit_memory.run.options import Options
 from lit_memory.util.files import os_reason
 from lit_memory.util.provenance import default_root
 
+CONTENTS = ("checkpoints", "reports", "mlruns", "mlflow.db", "mlflow.db.lock")
+"""What a command writes to below its root."""
+
 
 def root_of(options: Options) -> Path:
     """The folder that the command writes to. Raises ConfigError for one that it cannot write to."""
@@ -50,8 +53,11 @@ def check_root(root: Path, source: str, write: bool) -> None:
             raise error(f"{root}: {os_reason(problem)}; expected a folder") from None
         if not stat.S_ISDIR(mode):
             raise error(f"{folder} is a file; expected a folder")
-        if write and not os.access(folder, os.W_OK | os.X_OK):
-            raise error(f"{folder} may not be written to; expected a folder of yours")
+        if write:
+            for path in (folder, *(root / name for name in CONTENTS if (root / name).exists())):
+                kind, mode = ("folder", os.W_OK | os.X_OK) if path.is_dir() else ("file", os.W_OK)
+                if not os.access(path, mode):
+                    raise error(f"{path} may not be written to; expected a {kind} of yours")
         return
 
 
@@ -65,8 +71,9 @@ def make_root(root: Path) -> None:
 
 
 def location(root: Path) -> str:
-    """A root on this machine, as a tag. Locks of runs that were started elsewhere cannot be seen from here."""
-    return f"{platform.node()}:{root}".replace("'", "_")
+    """A root on this machine, by its one name without links, as a tag. Locks of runs that were started elsewhere cannot
+    be seen from here."""
+    return f"{platform.node()}:{os.path.realpath(root)}".replace("'", "_")
 
 
 def set_font_cache(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and the message for a full disk. Standard library only."""
+"""Files that are whole or absent, and the messages for a full disk and for missing rights. Standard library only."""
 
 import errno
 import hashlib
@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, or of a limit on the disk's use or on the sizes of files."""
+REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Errors of a file that belongs to another user, or of a file system that is mounted read-only."""
 SQLITE_FULL = ("database or disk is full", "disk I/O error")
 """SQLite's messages when it cannot write."""
 SHARED = Path("/dev/shm")
@@ -106,12 +108,15 @@ def disk_full(error: BaseException, root: Path) -> str | None:
         if any(words in text for words in SHARED_FULL):
             path = SHARED
         elif isinstance(cause, OSError) and cause.errno in FULL:
-            path = Path(os.fsdecode(cause.filename)) if cause.filename else fullest(root)
+            name = cause.filename2 or cause.filename  # of a copy, its target
+            path = Path(os.fsdecode(name)) if name else fullest(root)
         elif any(words in text for words in SQLITE_FULL):
             path = root
         else:
             continue
-        free = f"{free_bytes(path):,} bytes are free"
+        free = (
+            f"{free_bytes(path):,} bytes are free{', but its file system may have no more files' * without_files(path)}"
+        )
         advice = "give it more, or set train.workers=0," if path == SHARED else "make room"
         return f"{path}: no room to write it, {free}; {advice} and run the same command again"
     return None
@@ -123,9 +128,34 @@ def fullest(root: Path) -> Path:
     return min((root, Path(gettempdir()), *[SHARED] * SHARED.is_dir()), key=free_bytes)
 
 
+def existing(path: Path) -> Path:
+    """``path``, or the first of its parents that exists."""
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
 def free_bytes(path: Path) -> int:
     """Free bytes of the file system that has, or would have, ``path``."""
-    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    return shutil.disk_usage(existing(path)).free
+
+
+def without_files(path: Path) -> bool:
+    """Whether the file system of ``path`` may have no more files."""
+    system = os.statvfs(existing(path))
+    return bool(system.f_files) and not system.f_favail
+
+
+def refused(error: BaseException) -> str | None:
+    """One line if ``error`` comes from a file that this user may not read or write (``REFUSED``); else None."""
+    for cause in chain(error):
+        if isinstance(cause, OSError) and cause.errno in REFUSED and cause.filename:
+            path = os.fsdecode(cause.filename)
+            return f"{path}: {os_reason(cause)}; expected a file or folder that this user may read and write"
+    return None
+
+
+def storage_problem(error: BaseException, root: Path) -> str | None:
+    """One line for what only the user can set right, a full disk or missing rights; None for any other error."""
+    return disk_full(error, root) or refused(error)
 
 
 def os_reason(error: BaseException) -> str:

@@ -118,6 +118,7 @@ def run_child(
             connection.send(message)
 
     os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks
+    logged = False
     try:
         folder = spec.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,15 +126,17 @@ def run_child(
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = Lenient(sys.stdout), Lenient(sys.stderr)
+        logged = True
         from lit_memory.run.engine import run_one
 
         run_one(spec, root, uri, parent, tags, send)
     except BaseException as error:
         uri.clean(error)
-        message = files.disk_full(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
+        message = files.storage_problem(error, root) or f"{type(error).__name__}: {error}".replace("\n", " ")
         send({"event": "failed", "message": message})
         with contextlib.suppress(OSError):
-            traceback.print_exc()
+            if logged:  # else it would go to the terminal
+                traceback.print_exc()
         raise SystemExit(1) from None
 
 
