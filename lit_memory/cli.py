@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the runs; during them Execution handles it
         return 130
     except Exception as error:
-        message = root and (disk_full(error, root) or away_line(error))
+        message = (root and disk_full(error, root)) or away_line(error)
         if message is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")
