@@ -446,9 +446,10 @@ def server(tmp_path_factory, _database):
 
 
 @pytest.fixture
-def relay(server):
+def relay():
+    """Stands between a client and the server at ``target``."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Relay) as relay:
-        relay.daemon_threads, relay.mode, relay.target, relay.seen = True, "pass", server.port, []
+        relay.daemon_threads, relay.mode, relay.target, relay.seen = True, "pass", 0, []
         relay.released = threading.Event()
         threading.Thread(target=relay.serve_forever, daemon=True).start()
         yield relay
@@ -458,14 +459,13 @@ def relay(server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["500", "hang", "lose"])
-def test_a_server_with_a_bad_time(undisturbed, make_root, relay, monkeypatch, mode):
+def test_a_server_with_a_bad_time(make_spec, make_root, server, relay, monkeypatch, mode):
     """It fails for the second half of the training and is well again when the run ends."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr("lit_memory.run.outbox.FIRST_DELAY", 0.1)
-    spec, expected = undisturbed
-    seed = {"500": 7, "hang": 8, "lose": 9}[mode]
+    relay.target = server.port
+    spec = replace(make_spec(), seed={"500": 7, "hang": 8, "lose": 9}[mode])
     here, other = make_root(), make_root("other")
-    spec = replace(spec, seed=seed)
     tracker = Tracker(other)
     train(spec, other, tracker.uri)
     expected = comparable(rows_of(tracker, tracker.find(spec.key)))
@@ -487,7 +487,7 @@ def test_a_server_with_a_bad_time(undisturbed, make_root, relay, monkeypatch, mo
 
 
 @pytest.mark.slow
-def test_every_answer_may_be_lost(undisturbed, root, relay, monkeypatch):
+def test_every_answer_may_be_lost(undisturbed, root, server, relay, monkeypatch):
     """Of all that changes something, a third is done without an answer: in the end all of it is done, and once."""
     monkeypatch.setattr("lit_memory.run.outbox.FIRST_DELAY", 0.01)
     monkeypatch.setattr("lit_memory.run.outbox.LONGEST_DELAY", 0.01)
@@ -502,7 +502,7 @@ def test_every_answer_may_be_lost(undisturbed, root, relay, monkeypatch):
         lost.append(path)
         return "lose"
 
-    relay.mode = mode
+    relay.mode, relay.target = mode, server.port
     uri = f"http://127.0.0.1:{relay.server_port}"
     train(spec, root, uri)
     tracker = Tracker(root, uri)
