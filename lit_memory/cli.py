@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         StoreURI.of_environment().clean(error)
-        message = root and (storage_problem(error, root) or away_line(error))
+        message = (root and storage_problem(error, root)) or away_line(error)
         if message is None:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")
