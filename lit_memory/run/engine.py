@@ -65,7 +65,8 @@ def train_and_test(spec: RunSpec, root: Path, tracker: Tracker, run_id: str, sen
     newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
     with saver.termination.handled():
         if spec.stages:
-            trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
+            with naming_misfit(newest):
+                trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
         train_seconds, steps = saver.seconds, trainer.global_step
         record_stages(tracker, run_id, curriculum)
         tracker.tag(run_id, {"remarks": "\n".join(data.whole_task.remarks())})
@@ -125,6 +126,21 @@ def record_stages(tracker: Tracker, run_id: str, curriculum: Curriculum) -> None
         tracker.log(run_id, {"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
     steps = [str(end - start) for start, end in pairwise(curriculum.bounds)]
     tracker.tag(run_id, {"stage_steps": " ".join(steps)})
+
+
+@contextlib.contextmanager
+def naming_misfit(path: Path | None) -> Iterator[None]:
+    """Raise CheckpointError, in one line, where the weights of a checkpoint are not those of the model: its code has
+    changed since."""
+    try:
+        yield
+    except RuntimeError as error:
+        first, *lines = str(error).splitlines()
+        if path is None or "loading state_dict" not in first:
+            raise
+        problem = f"does not fit the model ({lines[0].strip():.200})" if lines else "does not fit the model"
+        advice = "its code has changed since; go back to that code, or use --fresh to train anew"
+        raise checkpoint.CheckpointError(f"{path}: {problem}; {advice}") from error
 
 
 def tell_changes(spec: RunSpec, root: Path, run: Run, tags: Mapping[str, str], send: Send) -> None:
