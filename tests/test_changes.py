@@ -9,7 +9,7 @@ from test_engine import STAGED, checkpoint, run, same
 
 from lit_memory.cli import main
 from lit_memory.lit.callbacks.progress import Progress
-from lit_memory.run.checkpoint import digest_file, saved
+from lit_memory.run.checkpoint import CheckpointError, digest_file, saved
 from lit_memory.run.engine import run_one
 from lit_memory.run.saving import VerifiedCheckpoints
 from lit_memory.run.tracking import Tracker
@@ -112,14 +112,16 @@ def test_a_checkpoint_of_another_lightning(make_spec, make_root, monkeypatch, ve
     assert run(spec, root)[1] == run(spec, whole)[1]
 
 
-def test_a_checkpoint_of_another_model(write, root, make_spec, monkeypatch, inline, capsys):
+def test_a_checkpoint_of_another_model(write, root, make_spec, monkeypatch, inline):
     """The code of the model changed, its settings did not: one line, and what to do."""
     spec = make_spec()
     newest, *_ = interrupted(spec, root, monkeypatch, {}, step=5)
     rewritten(newest, lambda content: content["state_dict"].pop(next(iter(content["state_dict"]))))
-    assert main([write(arms={"a": {}}, expect=[]), "--root", str(root)]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
-    assert "does not fit the model" in line and "--fresh" in line
+    with pytest.raises(CheckpointError) as caught:
+        run(spec, root)
+    line = str(caught.value)
+    assert line.startswith(f"{newest}: does not fit the model (Missing key") and "--fresh" in line and "\n" not in line
+    assert Tracker(root).find(spec.key).status == "FAILED"
     assert main([write(arms={"a": {}}, expect=[]), "--root", str(root), "--fresh"]) == 0
 
 

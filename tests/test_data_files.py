@@ -203,22 +203,35 @@ def test_line_ends_of_any_system(make, capsys, kind, end):
     assert line == "" or (kind, end) == ("set", "\r")
 
 
+AS_NOBODY = """
+import os, stat, sys
+from pathlib import Path
+from lit_memory.util.inputs import missing, read_table, read_text
+os.setuid(65534)
+print(missing("folder"))
+print(missing("folder/below"))
+print(missing("x.csv", stat.S_IFREG))
+for read in (read_text, lambda path: list(read_table(path))):
+    try:
+        read(Path("x.csv"))
+    except ValueError as error:
+        print(error)
+"""
+
+
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="needs root, to become another user")
-@pytest.mark.parametrize("kind", ["series", "dna table", "text", "stories"])
-def test_a_file_without_permission(make, kind):
+def test_a_file_without_permission(place):  # noqa: F811
     """As another user, for whom permissions count."""
-    path = make(kind)
-    path.chmod(0)
-    code = (
-        "import os, sys; from lit_memory.plan.experiment import load; from lit_memory.registry import build\n"
-        "task = build('task', load('tiny.yaml').at().plan()[0].task)\nos.setuid(65534)\n"
-        "try:\n    task.check_files()\nexcept ValueError as error:\n    print(error)"
-    )
+    Path("x.csv").touch(0o600)
+    Path("folder").chmod(0o700)
     for folder in (Path.cwd(), *Path.cwd().parents):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            os.chmod(folder, folder.stat().st_mode | 0o755)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == f"{path}: cannot be read (Permission denied); expected a file of yours\n", run.stderr
+        if "pytest" in str(folder):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    run = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, text=True)
+    assert run.stdout.splitlines() == [
+        *["Permission denied"] * 3,
+        *["x.csv: cannot be read (Permission denied); expected a file of yours"] * 2,
+    ], run.stderr
 
 
 @pytest.mark.parametrize(
@@ -246,7 +259,8 @@ def test_names_that_are_no_files(make, capsys, kind, field, name):
     assert line.startswith("tiny.yaml") and len(line) <= 1010
 
 
-FUZZED = 120
+FUZZED = int(os.environ.get("FUZZED", "40"))
+"""Files of each kind."""
 PIECES = [
     ",",
     "\n",
@@ -315,7 +329,8 @@ def test_mangled_files_are_told_or_work(make, kind):
                 word in str(error) for word in ("expected", "set it to", "convert", "unpack")
             )
             told += 1
-    assert told + works == FUZZED and works and told, (kind, told, works)
+    print(kind, told, works)
+    assert works and told
 
 
 def forget():

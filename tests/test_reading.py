@@ -11,6 +11,7 @@ from plans import change, check_message, plan
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import load, parse
+from lit_memory.report.marks import has_marks
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
 
@@ -161,6 +162,46 @@ from lit_memory.plan.reading import extended
 assert not yaml.__with_libyaml__
 print(*(extended(Path(path))["experiment"] for path in sys.argv[1:]))
 """
+
+
+PLANS = """
+import sys
+if sys.argv[1] == "without":
+    sys.modules["yaml._yaml"] = None
+import yaml
+from lit_memory.plan.experiment import load
+assert yaml.__with_libyaml__ == (sys.argv[1] == "with")
+for path in sys.argv[2:]:
+    whole = load(path)
+    for scale in whole.scales:
+        print(whole.experiment, scale, *(spec.key for spec in whole.at(scale).plan()))
+"""
+
+
+@pytest.mark.slow
+def test_plans_are_the_same_without_libyaml():
+    """As the command makes them: every scale of every file, and the key of every run."""
+    files = [str(path) for path in FILES if not has_marks(path)]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", PLANS, how, *files], stdout=subprocess.PIPE, text=True)
+        for how in ("with", "without")
+    ]
+    (theirs, _), (plain, _) = (run.communicate() for run in runs)
+    assert all(run.returncode == 0 for run in runs)
+    assert theirs == plain and len(plain.splitlines()) >= len(files) > 50
+
+
+@pytest.mark.slow
+def test_a_command_without_libyaml(tmp_path):
+    """The first of the experiments, from the command line to the plan, with a change that is YAML as well."""
+    code = "import sys; sys.modules['yaml._yaml'] = None; from lit_memory.cli import main; sys.exit(main(sys.argv[1:]))"
+    argv = ["--root", str(tmp_path), "--dry-run", "train.stages=[{task.pairs: 1, steps: 4}]"]
+    found = []
+    for how in (code, code.replace("sys.modules['yaml._yaml'] = None; ", "")):
+        run = subprocess.run([sys.executable, "-c", how, "armt_remember", *argv], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        found.append(run.stdout)
+    assert found[0] == found[1] and "key" in found[0]
 
 
 def test_files_are_read_without_libyaml():

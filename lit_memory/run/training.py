@@ -74,5 +74,21 @@ def trained(
     newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
     with saver.termination.handled():
         if spec.stages:
-            trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
+            with naming_misfit(newest):
+                trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
         yield Training(trainer, module, data, curriculum, timer, saver)
+
+
+@contextlib.contextmanager
+def naming_misfit(path: Path | None) -> Iterator[None]:
+    """Raise CheckpointError, in one line, where the weights of a checkpoint are not those of the model: its code has
+    changed since."""
+    try:
+        yield
+    except RuntimeError as error:
+        first, *lines = str(error).splitlines()
+        if path is None or "loading state_dict" not in first:
+            raise
+        problem = f"does not fit the model ({lines[0].strip():.200})" if lines else "does not fit the model"
+        advice = "its code has changed since; go back to that code, or use --fresh to train anew"
+        raise checkpoint.CheckpointError(f"{path}: {problem}; {advice}") from error
