@@ -12,10 +12,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
-from lit_memory.hf.pretrained import MODEL_TYPE, shared_weights
+from lit_memory.hf.pretrained import MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
 from lit_memory.recurrence import pack, unroll
-from lit_memory.registry import build
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -47,7 +46,8 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
-        self.model = build("model", {"name": config.arch, **config.settings})
+        cls, settings = read_settings(config.arch, config.settings)
+        self.model = cls(cls.Config(**settings))
         self._tied_weights_keys = {
             f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
         }

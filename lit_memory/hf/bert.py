@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.names import block_names, convert
-from lit_memory.hf.reading import check_names, errors_from, read_config, read_weights
+from lit_memory.hf.reading import check_dims, check_names, check_size, errors_from, read_config, read_weights
 from lit_memory.text.tokenizers import pretrained_tokenizer
 from lit_memory.util.checks import FieldError
 
@@ -36,14 +36,40 @@ SIZES = {
 """Our config fields -> Hugging Face's."""
 
 
-def bert_sizes(folder: Path) -> dict[str, int]:
-    """Config fields of a model whose encoder has the sizes of the Hugging Face BERT in ``folder``. Raises ValueError
-    for another model, and for a BERT with another activation than GELU."""
+def read_bert(folder: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Config fields of a model whose encoder has the sizes of the Hugging Face BERT in ``folder``, and its weights.
+
+    BERT is as published: with its pooler, and with or without the heads of its pre-training. Raises ValueError for
+    another model, for a BERT with another activation than GELU, and for sizes that the weights do not have.
+    """
     with errors_from(folder):
         config = read_config(folder, ("bert",))
         if config.hidden_act != "gelu":
             raise FieldError("hidden_act", config.hidden_act, "expected 'gelu'; the encoder here computes nothing else")
-        return {ours: getattr(config, theirs) for ours, theirs in SIZES.items()}
+        for name in SIZES.values():
+            check_size(name, getattr(config, name))
+        if config.hidden_size % config.num_attention_heads:
+            expected = f"expected a multiple of num_attention_heads={config.num_attention_heads}"
+            raise FieldError("hidden_size", config.hidden_size, expected)
+        weights, layers = _published_weights(folder), config.num_hidden_layers
+        needed = {*TABLES, *(name for theirs in _names(weights, layers).values() for name in theirs)}
+        check_names(weights, needed, f"of a BERT with {layers} layers: check num_hidden_layers")
+        for name in TABLES:
+            if check_dims(weights, name, 2)[1] != config.hidden_size:
+                raise ValueError(
+                    f"{name} has shape {tuple(weights[name].shape)}: "
+                    f"expected rows of {config.hidden_size} as in the model; check hidden_size"
+                )
+        return {ours: getattr(config, theirs) for ours, theirs in SIZES.items()}, weights
+
+
+def _names(weights: Mapping[str, Tensor], layers: int) -> dict[str, list[str]]:
+    """Weights of our encoder, but for its tables, -> Hugging Face's."""
+    names = {ours: [theirs] for ours, theirs in OUTER.items()}
+    for i in range(layers):
+        block = block_names("bert", weights, f"encoder.layer.{i}.")
+        names |= {f"layers.{i}.{ours}": theirs for ours, theirs in block.items()}
+    return names
 
 
 def token_pieces(folder: Path, bert: Path, vocab_size: int) -> tuple[list[list[int]], int]:
@@ -62,31 +88,22 @@ def token_pieces(folder: Path, bert: Path, vocab_size: int) -> tuple[list[list[i
 
 
 def bert_weights(
-    own: Mapping[str, Tensor], folder: Path, pieces: Sequence[Sequence[int]], cls_id: int
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pieces: Sequence[Sequence[int]], cls_id: int
 ) -> dict[str, Tensor]:
-    """Weights for an ``Encoder`` of lines of the sizes ``bert_sizes``, from a Hugging Face BERT as published: with its
-    pooler, and with or without the heads of its pre-training.
+    """Weights for an ``Encoder`` of lines, from those of ``read_bert``, whose sizes it has.
 
     own: the encoder's weights, of which ``to_latent`` is kept, and positions beyond BERT's.
     pieces: for every token of our model, the ids of its pieces in BERT (``token_pieces``). The token's embedding is the
         mean of theirs, as the lines that we read have one tokenizer, the decoder's.
     cls_id: the token of which ``Encoder.cls`` is the embedding.
-    Sentence types are folded into the positions, all being of the first type. Raises ValueError for weights of another
-    model.
+    Sentence types are folded into the positions, all being of the first type. Raises ValueError for the tokenizer of
+    other weights.
     """
     layers = sum(name.endswith("attention.qkv.weight") for name in own)
-    with errors_from(folder):
-        weights = _published_weights(folder)
-        names = {ours: [theirs] for ours, theirs in OUTER.items()}
-        for i in range(layers):
-            block = block_names("bert", weights, f"encoder.layer.{i}.")
-            names |= {f"layers.{i}.{ours}": theirs for ours, theirs in block.items()}
-        needed = {*TABLES, *(name for theirs in names.values() for name in theirs)}
-        check_names(weights, needed, f"of a BERT with {layers} layers: check encoder_layers")
-        state = dict(own)
-        for ours, theirs in names.items():
-            state[ours] = convert([weights[name] for name in theirs], ours, "bert", 0)
-        return state | _embeddings(own, weights, pieces, cls_id)
+    state = dict(own)
+    for ours, theirs in _names(weights, layers).items():
+        state[ours] = convert([weights[name] for name in theirs], ours, "bert", 0)
+    return state | _embeddings(own, weights, pieces, cls_id)
 
 
 def _published_weights(folder: Path) -> dict[str, Tensor]:
@@ -105,12 +122,6 @@ def _embeddings(
     own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pieces: Sequence[Sequence[int]], cls_id: int
 ) -> dict[str, Tensor]:
     """The encoder's token, position and [CLS] embeddings; see ``bert_weights``."""
-    for name in TABLES:
-        if weights[name].shape[1:] != own["cls"].shape:
-            raise ValueError(
-                f"{name} has shape {tuple(weights[name].shape)}: "
-                f"expected rows of {len(own['cls'])} as in the model; check encoder_width"
-            )
     words_VD, positions_PD, types_KD = (weights[name] for name in TABLES)
     flat = [i for ids in pieces for i in ids]
     if (most := max(cls_id, *flat)) >= len(words_VD):

@@ -7,6 +7,7 @@ decoder does not compute.
 """
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
-from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
+from lit_memory.hf.reading import check_dims, check_names, check_size, merge_flags, preview, shared_dtype
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import LARGEST, FieldError, fits
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
 
     Raises FieldError for a setting that our decoder does not compute, ValueError for several dropout rates.
     """
+    _check_sizes(config)
     _check_settings(config, family, dropout)
     settings = {
         "heads": config.num_attention_heads,
@@ -91,8 +93,8 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
         "tie_embeddings": config.tie_word_embeddings,
     }
     if rope := getattr(config, "rope_parameters", None):
-        settings["rotary_base"] = float(rope["rope_theta"])
-        settings["rotary_fraction"] = rope.get("partial_rotary_factor", 1.0)
+        settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None))
+        settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0)
     rates = {getattr(config, name) for name in family.dropouts} or {0.0}
     if dropout is not None:
         rates = {dropout}
@@ -102,11 +104,33 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
     return {**settings, "dropout": rates.pop()}
 
 
+def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> None:
+    """Raise FieldError where a Hugging Face configuration has another width than the weights, by canonical name."""
+    table = weights.get(f"{OUTER[family.name]['tokens']}.weight")
+    if table is not None and table.dim() == 2 and table.shape[1] != config.hidden_size:
+        name = config.attribute_map.get("hidden_size", "hidden_size")
+        raise FieldError(name, config.hidden_size, f"expected {table.shape[1]}, as in the weights; check them")
+
+
+def _check_sizes(config: Any) -> None:
+    """Raise FieldError for sizes that no decoder has, by the names that its config.json has for them."""
+    for name, most in (("num_hidden_layers", 1000), ("num_attention_heads", LARGEST), ("hidden_size", LARGEST)):
+        check_size(config.attribute_map.get(name, name), getattr(config, name), most)
+
+
+def _rope_number(rope: Mapping[str, Any], name: str, default: float | None) -> float:
+    """A number of ``rope_parameters``. Raises FieldError unless it is one above 0."""
+    value = rope.get(name, default)
+    if not fits(value, float) or value <= 0:
+        raise FieldError(name, value, "expected a number above 0", reprlib.repr(value))
+    return value
+
+
 def _check_settings(config: Any, family: Family, dropout: float | None) -> None:
     """Raise FieldError for a setting with which Hugging Face computes something else than our decoder."""
     supported = {name: (getattr(config, name), values) for name, values in family.settings.items()}
     if rope := getattr(config, "rope_parameters", None):
-        supported["rope_type"] = (rope["rope_type"], ("default",))
+        supported["rope_type"] = (rope.get("rope_type"), ("default",))
     if family.name == "llama":
         head_dim = config.hidden_size // config.num_attention_heads
         supported["head_dim"] = (getattr(config, "head_dim", None), (None, head_dim))

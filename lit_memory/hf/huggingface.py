@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_memory.hf.decoders import FAMILIES, build_model, decoder_settings
+from lit_memory.hf.decoders import FAMILIES, build_model, check_width, decoder_settings
 from lit_memory.hf.mamba import build_mamba, mamba_settings
 from lit_memory.hf.names import canonical_weights
 from lit_memory.hf.reading import check_model_type, errors_from, look_up, read_config, read_weights
@@ -57,6 +57,7 @@ def _convert(config: Any, weights: Any, arch: str, flags: dict[str, Any]) -> Seg
     check_model_type(model_type, MODEL_TYPES)
     family = next(family for family in FAMILIES.values() if family.model_type == model_type)
     canonical = canonical_weights(weights, family.stem)
+    check_width(config, family, canonical)
     settings = decoder_settings(config, family, flags.pop("dropout", None))
     model: Any = build_model(arch, family, canonical, settings, flags)
     if "memory" in dict(model.named_parameters(recurse=False)):

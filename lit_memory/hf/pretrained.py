@@ -7,6 +7,7 @@ model.safetensors, with the weights' names in ``auto.py``'s LitMemoryForCausalLM
 
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from json import dumps
@@ -14,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import nn
 
-from lit_memory.hf.bert import bert_sizes, bert_weights, token_pieces
-from lit_memory.hf.huggingface import load_huggingface
-from lit_memory.hf.reading import check_weights, errors_from, preview, read_json, read_weights
+from lit_memory.hf.bert import bert_weights, read_bert, token_pieces
+from lit_memory.hf.huggingface import MODEL_TYPES, load_huggingface
+from lit_memory.hf.reading import check_model_type, check_weights, errors_from, preview, read_json, read_weights
 from lit_memory.models.decoder import BackboneConfig
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.text import tokenizers
 from lit_memory.util import files
-from lit_memory.util.checks import FieldError, nearest
+from lit_memory.util.checks import FieldError, check_types, nearest
 
 MODEL_TYPE = "lit_memory"
 HF_CLASS = "LitMemoryForCausalLM"
@@ -115,6 +117,7 @@ def from_pretrained(
                 expected = "expected none with a model of ours, which has one; leave it out"
                 raise FieldError("encoder", str(encoder), expected)
             return _load(cls, folder, config, flags)
+        check_model_type(config.get("model_type"), (*MODEL_TYPES, MODEL_TYPE))
     if encoder is None:
         return load_huggingface(folder, architecture(cls), **flags)
     return _load_with_encoder(cls, folder, encoder, flags)
@@ -125,14 +128,15 @@ def _load_with_encoder(cls: Any, folder: Path, encoder: str | os.PathLike[str], 
     if "encoder_width" not in {f.name for f in fields(cls.Config)}:
         raise FieldError("encoder", str(encoder), f"{architecture(cls)} has no encoder; leave it out")
     bert = locate(encoder)
-    sizes = bert_sizes(bert)
+    sizes, theirs = read_bert(bert)
     for name, size in sizes.items():
         if flags.get(name, size) != size:
             raise FieldError(name, flags[name], f"expected {size}, as in {encoder}")
     model: Any = load_huggingface(folder, architecture(cls), **{**flags, **sizes})
     own = model.encoder.state_dict()
-    weights = bert_weights(own, bert, *token_pieces(folder, bert, model.config.vocab_size))
+    pieces = token_pieces(folder, bert, model.config.vocab_size)
     with errors_from(bert):
+        weights = bert_weights(own, theirs, *pieces)
         check_weights(weights, own)
     model.encoder.load_state_dict(weights)
     return model
@@ -196,29 +200,44 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
         ) from error
 
 
-def _load(cls: Any, folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any]) -> SegmentRecurrent:
-    """The model in a folder that ``save_pretrained`` wrote."""
-    arch, settings = config.get("arch"), config.get("settings")
-    if arch not in MODELS:
+def read_settings(arch: Any, settings: Any) -> tuple[Any, dict[str, Any]]:
+    """The class of an architecture and its settings, as config.json has them. Raises ValueError for what is none."""
+    if not isinstance(arch, str) or arch not in MODELS:
         hint = nearest(str(arch), MODELS)
-        raise FieldError("arch", arch, f"expected a registered architecture in config.json; {hint}")
+        expected = f"expected a registered architecture in config.json; {hint}"
+        raise FieldError("arch", arch, expected, shown=reprlib.repr(arch))
     if not isinstance(settings, dict):
-        raise FieldError("settings", settings, "expected the settings of the architecture in config.json")
+        expected = "expected the settings of the architecture in config.json"
+        raise FieldError("settings", settings, expected, shown=reprlib.repr(settings))
     found: Any = load_class("model", arch)
-    if registered_name(cls) not in (None, arch) or not issubclass(found, cls):
-        expected = f"expected {architecture(cls)!r} in config.json; use {found.__name__}.from_pretrained"
-        raise FieldError("arch", arch, expected)
     if unknown := settings.keys() - {f.name for f in fields(found.Config)}:
         raise ValueError(
             f"settings {preview(unknown)} in config.json: {arch} has none of that name; "
             "load it with the version that wrote it"
         )
-    model = found(build_config(found.Config, {**settings, **flags}))
+    check_types(found.Config, settings)
+    return found, settings
+
+
+def _load(cls: Any, folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any]) -> SegmentRecurrent:
+    """The model in a folder that ``save_pretrained`` wrote. It is built when its weights fit: nothing is allocated for
+    sizes that only config.json has."""
+    found, settings = read_settings(config.get("arch"), config.get("settings"))
+    if registered_name(cls) not in (None, config["arch"]) or not issubclass(found, cls):
+        expected = f"expected {architecture(cls)!r} in config.json; use {found.__name__}.from_pretrained"
+        raise FieldError("arch", config["arch"], expected)
+    built = build_config(found.Config, {**settings, **flags})
+    try:
+        with torch.device("meta"):
+            sketch = found(built)
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"the settings in config.json make no model ({type(error).__name__}); check them") from error
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights(folder).items()}
-    for name, kept in shared_weights(model).items():
+    for name, kept in shared_weights(sketch).items():
         if kept in weights:
             weights[name] = weights[kept]
-    check_weights(weights, model.state_dict())
+    check_weights(weights, sketch.state_dict())
+    model = found(built)
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(weights[name].dtype)
     model.load_state_dict(weights)

@@ -4,7 +4,10 @@ Every error is one line: what is wrong, what was expected, and, through ``errors
 """
 
 import json
+import math
 import pickle
+import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_memory.util.checks import FieldError, nearest
+from lit_memory.util.checks import LARGEST, FieldError, fits, nearest
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 STEMS = ("model.safetensors", "pytorch_model.bin")
@@ -76,6 +79,12 @@ def check_model_type(model_type: Any, types: Sequence[str]) -> None:
         raise FieldError("model_type", model_type, f"expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
 
 
+def check_size(name: str, value: Any, most: int = LARGEST) -> None:
+    """Raise FieldError unless a field of a Hugging Face configuration is a whole number from 1 to ``most``."""
+    if not fits(value, int) or not 1 <= value <= most:
+        raise FieldError(name, value, f"expected a whole number from 1 to {most}")
+
+
 def shared_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     """The floating-point type that all weights have. Raises ValueError where they differ or hold no such numbers."""
     dtypes = {tensor.dtype for tensor in weights.values()}
@@ -97,16 +106,35 @@ def merge_flags(fixed: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str,
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a .json file. Raises ValueError if it holds something else."""
+    """The object in a .json file, whose numbers are finite and whose keys are there once. Raises ValueError if it holds
+    something else."""
     try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
+        found = json.loads(path.read_text(), object_pairs_hook=_object)
+    except FieldError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path.name} cannot be read as .json ({type(error).__name__}); expected one that save_pretrained wrote"
         ) from error
     if not isinstance(found, dict):
         kind = type(found).__name__
         raise ValueError(f"{path.name} holds a {kind}: expected an object, as save_pretrained writes it")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a .json file. Raises FieldError for a key that is there twice, and for a number that is not finite:
+    it would pass every comparison, and spoil what is computed with it."""
+    found = dict(pairs)
+    for name, value in pairs:
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise FieldError(name, value, "expected a finite number")
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise FieldError(
+                name, found[name], f"expected it once, it is there {count} times", reprlib.repr(found[name])
+            )
     return found
 
 
@@ -119,14 +147,20 @@ def read_config(folder: Path, types: Sequence[str]) -> Any:
         raise FileNotFoundError(
             f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it"
         )
-    check_model_type(read_json(folder / "config.json").get("model_type"), types)
+    content = read_json(folder / "config.json")
+    check_model_type(content.get("model_type"), types)
+    for name in ("dtype", "torch_dtype"):  # transformers looks it up in torch
+        if not fits(content.get(name), str | None):
+            raise FieldError(name, content[name], "expected a text, as 'float32'", reprlib.repr(content[name]))
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers reports a broken configuration in many ways
-        kind = type(error).__name__
-        raise ValueError(f"config.json cannot be used ({kind}); expected that of {preview(types)}") from error
+        why = " ".join(str(error).split())[:200]  # it names the field
+        raise ValueError(
+            f"config.json cannot be used ({type(error).__name__}: {why}); expected that of {preview(types)}"
+        ) from error
 
 
 def read_file(path: Path) -> Any:

@@ -1,9 +1,15 @@
 """Checks that configurations share, and the error of a field that fails one. Standard library only."""
 
 import difflib
-from collections.abc import Iterable
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+LARGEST = 2**31 - 1
+"""Largest whole number of a field that comes from a file."""
 
 
 class FieldError(ValueError):
@@ -31,13 +37,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def at_least(least: int, config: Any, *names: str) -> None:
-    """Raise FieldError for a field of ``config`` that is below ``least``, or a list with such an item. None passes.
+    """Raise FieldError for a field of ``config`` that is below ``least`` or not finite, or a list with such an item.
+    None passes.
 
     least: 1 for a count, 0 for a size or a rate.
     """
     for name in names:
         value = getattr(config, name)
-        if any(n is not None and n < least for n in (value if isinstance(value, list) else [value])):
+        if any(n is not None and not least <= n < math.inf for n in (value if isinstance(value, list) else [value])):
             raise FieldError(name, value, f"expected {f'at least {least}' if least else '0 or more'}")
 
 
@@ -47,3 +54,41 @@ def one_of(config: Any) -> None:
         value = getattr(config, field.name)
         if get_origin(field.type) is Literal and value not in get_args(field.type):
             raise FieldError(field.name, value, f"expected one of {', '.join(get_args(field.type))}")
+
+
+def check_types(cls: type, values: Mapping[str, Any]) -> None:
+    """Raise FieldError for a value from a file whose type is not that of its field in the dataclass ``cls``."""
+    for field in fields(cls):
+        if field.name in values and not fits(values[field.name], field.type):
+            value = values[field.name]
+            expected = f"expected {type_in_words(field.type)}"
+            raise FieldError(field.name, value, expected, shown=reprlib.repr(value))
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value of a file has the type of an annotation. A whole number is a number, too; True is neither, and
+    numbers are finite and at most ``LARGEST`` where they are whole."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(value, each) for each in get_args(kind))
+    if get_origin(kind) is Literal:
+        return isinstance(value, str | bool) and value in get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(fits(item, *get_args(kind)) for item in value)
+    if kind is int or (kind is float and type(value) is int):
+        return type(value) is int and abs(value) <= LARGEST
+    if kind is float:
+        return isinstance(value, float) and math.isfinite(value)
+    return kind is Any or isinstance(value, kind)
+
+
+def type_in_words(kind: Any) -> str:
+    """An annotation as a user reads it."""
+    words = {int: f"a whole number of at most {LARGEST}", float: "a finite number", bool: "true or false"}
+    words |= {str: "a text", NoneType: "null"}
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(type_in_words, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is list:
+        return f"a list, each {type_in_words(*get_args(kind))}"
+    return words.get(kind, str(kind))
