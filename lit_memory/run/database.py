@@ -45,7 +45,9 @@ def lock(uri: StoreURI, connect: Callable[[str], Any]) -> Iterator[None]:
     connect: makes an SQLAlchemy engine of a URI.
     """
     path, statement = uri.file, LOCKS.get(uri.scheme)
-    if path is not None:
+    if path is not None and path.exists() and not os.access(path, os.W_OK):
+        yield  # nobody creates anything there, but a plan can be read
+    elif path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             yield
@@ -97,8 +99,9 @@ def make_whole(path: Path, create: Callable[[Path], None], warn: Callable[[str],
         create(new)
         with new.open("rb") as file:
             os.fsync(file.fileno())
-        remove(path)  # an empty file may have a journal, which SQLite would play back into the new one
-        os.replace(new, path)
+        if not (path.is_file() and path.stat().st_size):  # else `mlflow ui`, which knows no lock, was faster
+            remove(path)  # an empty file may have a journal, which SQLite would play back into the new one
+            os.replace(new, path)
     finally:
         remove(new)
 
