@@ -89,7 +89,6 @@ def test_a_creation_that_is_broken_off(empty_root, spec, share, end):
     empty_root.mkdir()
     killed = forked(lambda: Tracker(empty_root) and 0, (STATEMENT, int(share * STATEMENTS), end))
     assert killed() == (-signal.SIGKILL if end is die else 1)
-    assert not (empty_root / "mlflow.db").exists() and find_tracker(empty_root) is None
     recorded(empty_root, spec)
     assert sorted(p.name for p in empty_root.iterdir()) == ["mlflow.db", "mlflow.db.lock", "mlruns"]
 
