@@ -218,6 +218,7 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from lit_memory.run.launchers.local import LocalLauncher
+from lit_memory.run.uri import StoreURI
 
 class Spec:
     name = experiment = key = "a"
@@ -227,7 +228,7 @@ class Spec:
         return root
 
 if __name__ == "__main__":
-    launcher = LocalLauncher([Spec()], 1, Path(sys.argv[1]), "", {"a": ""}, {})
+    launcher = LocalLauncher([Spec()], 1, Path(sys.argv[1]), StoreURI(""), {"a": ""}, {})
     for child, event in launcher.events():
         print(event["event"], child.failure)
 """
