@@ -28,7 +28,7 @@ from lit_memory.run.worklist import WorkList
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
-REPORT = ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
+REPORT = ["README.md", "figure.pdf", "figure.png", "report.json", "table.csv", "table.md", "verdict.json"]
 
 
 def prepare(*argv) -> Sweep:

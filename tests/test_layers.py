@@ -55,6 +55,10 @@ OUTSIDE = {
 LATE = {
     "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
+    "report/fold.py": "numpy",
+    "report/results.py": "numpy",
+    "report/saved.py": "numpy",
+    "report/statistics.py": "numpy scipy",
     "run/frame.py": "pandas",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
