@@ -102,8 +102,13 @@ class Mark:
         """Whether measurement and paper agree; None if one of them is "?"."""
         return None if "?" in (self.mark, self.paper) else self.mark == self.paper
 
+    @property
+    def measured(self) -> str:
+        """The mark, with a remark if it is not sure."""
+        return self.mark if self.sure else f"{self.mark} perhaps"
+
     def __str__(self) -> str:
-        return f"{self.mark}{'' if self.sure else ' perhaps'} ({self.paper})"
+        return f"{self.measured} ({self.paper})"
 
 
 @dataclass

@@ -115,5 +115,5 @@ def _numbers(summary: Summary, marks: Marks) -> str:
     for (ability, arm), mark in marks.items():
         numbers = "; ".join(f"`{claim.line}`: {claim.numbers}" for claim in mark.claims)
         model = summary.config.models[arm]
-        rows.append([ability, model, mark.mark, mark.paper, numbers or "no results yet"])
+        rows.append([ability, model, mark.measured, mark.paper, numbers or "no results yet"])
     return "## Numbers\n\n" + markdown(["ability", "model", "measured", "paper", "thresholds in numbers"], rows)

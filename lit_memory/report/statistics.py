@@ -19,6 +19,7 @@ the tests compare one level with the former.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 DRAWS = 10_000
@@ -138,7 +139,7 @@ class Margin:
     """(count,): what every draw would have."""
     seeds: int
 
-    @property
+    @cached_property
     def error(self) -> float:
         """Standard error: that of the draws for n seeds, which differ less than the seeds themselves; 0 if all draws
         are equal, NaN with one seed or a draw that is no number."""
