@@ -1,9 +1,14 @@
 """The language of expectations: what a line says in numbers, and that it can say nothing else."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
-from lit_memory.plan.claims import check_lines, check_requirement, parse
+from lit_memory.plan.claims import check_lines, parse
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import parse as parse_file
+from lit_memory.plan.measured import check_requirement
 from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import (
     INCOMPLETE,
@@ -165,11 +170,15 @@ def test_a_reach_that_the_test_ends_decides_nothing():
     assert (least.verdict, least.interval) == (REPRODUCED, (6.0, 6.0))
 
 
-def test_claims_without_a_requirement():
-    check_requirement(["a[1] > 0"], ["a[1] > 0.5"])
-    check_requirement([], [])
-    with pytest.raises(ValueError, match=r"^missing, but expect has 2 lines; expected what must hold before they can"):
-        check_requirement(["a[1] > 0", "a[1] > 1"], [])
+def test_claims_without_a_requirement(tree):
+    experiment = parse_file(tree | {"requires": ["a[2] >= 0.5"]}, "tiny.yaml").at()
+    assert experiment.expect
+    check_requirement(experiment)
+    check_requirement(dataclasses.replace(experiment, expect=[], requires=[]))
+    with pytest.raises(
+        ConfigError, match=r"^tiny\.yaml: requires: missing beside the lines of expect; expected what mu"
+    ):
+        check_requirement(dataclasses.replace(experiment, requires=[]))
 
 
 def test_std_is_that_of_a_sample():

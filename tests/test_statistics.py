@@ -2,8 +2,8 @@
 
 Simulated: seeds of two arms that differ by nothing, normal (sd 0.05) or bimodal (half of them solve the task, at 0.99,
 the others stay at chance, at 0.06; sd 0.005), and the claim a > b. Of 1,000 experiments with 10,000 draws REPRODUCED
-are, for 3, 5 and 10 seeds: 2.3, 2.0 and 2.4 % of the normal and 1.7, 0.8 and 3.2 % of the bimodal ones. Of normal ones in
-which a is better by 0.1, two standard deviations, 29.7, 64.3 and 97.7 %.
+are, for 3, 5 and 10 seeds: 2.3, 2.0 and 2.4 % of the normal and 1.7, 0.8 and 3.2 % of the bimodal ones. Of normal ones
+in which a is better by 0.1, two standard deviations, 29.7, 64.3 and 97.7 %.
 """
 
 import itertools

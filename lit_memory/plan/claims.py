@@ -77,13 +77,6 @@ def check_lines(
             raise ValueError(f"{section}[{i}] {line!r:.90}: {error}") from None
 
 
-def check_requirement(expect: Sequence[str], requires: Sequence[str]) -> None:
-    """Raise ValueError for claims that nothing is required for: a comparison of models that never learnt their task."""
-    if expect and not requires:
-        expected = "what must hold before they can be judged, for example 'min(a[first], b[first]) >= 0.9'"
-        raise ValueError(f"missing, but expect has {len(expect)} line{'s' * (len(expect) > 1)}; expected {expected}")
-
-
 def _require(name: str, kind: str, known: Collection[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -96,6 +96,16 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
             raise ConfigError(file, section, str(error)) from None
 
 
+def check_requirement(experiment: ScaledExperiment) -> None:
+    """Raise ConfigError for claims that nothing is required for: models may be compared that never learnt their task.
+
+    ``check_report`` will call it when all experiments have a requirement.
+    """
+    if experiment.expect and not experiment.requires:
+        expected = "expected what must hold before it can be judged, for example 'min(a[first], b[first]) >= 0.9'"
+        raise ConfigError(experiment.file, "requires", f"missing beside the lines of expect; {expected}")
+
+
 def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, dict[str, int]]:
     """``model_size`` of every run, by its key. Raises ConfigError for a model that no memory could hold."""
     found: dict[str, dict[str, int]] = {}
