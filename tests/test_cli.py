@@ -367,7 +367,7 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert (
         "2 runs: 1 finished, 1 new" in out
         and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1
-        and "\nREPRODUCED\n" in out
+        and "\nINCONCLUSIVE, exploratory (1 seed)\n" in out
     )
 
 
@@ -391,7 +391,7 @@ def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inlin
     assert f"report   {folders.complete}/README.md\n" in capsys.readouterr().out
     assert (
         not folders.incomplete.exists()
-        and json.loads((folders.complete / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+        and json.loads((folders.complete / "verdict.json").read_text())["verdict"] == "INCONCLUSIVE"
     )
 
 
