@@ -31,6 +31,8 @@ GENERATOR = 23
 """Seed of all draws: the same results have the same intervals."""
 MOST_PATTERNS = 100
 """Different rows of scores up to which they are counted instead of picked one by one."""
+BLOCK = 500_000
+"""Samples that are picked at a time."""
 Column = tuple[str, str]
 """(arm, metric)."""
 
@@ -127,7 +129,13 @@ def resampled_means(scores: Any, rng: Any) -> Any:
     patterns, counts = np.unique(scores, axis=0, return_counts=True)
     if len(patterns) <= MOST_PATTERNS:
         return rng.multinomial(count, counts / count, size=RESAMPLES) @ patterns / count
-    return np.stack([scores[rng.integers(count, size=count)].mean(axis=0) for _ in range(RESAMPLES)])
+    rows = max(1, BLOCK // count)
+    blocks = []
+    for begin in range(0, RESAMPLES, rows):
+        here = min(rows, RESAMPLES - begin)
+        picks = rng.integers(count, size=(here, count)) + count * np.arange(here)[:, None]
+        blocks.append(np.bincount(picks.ravel(), minlength=here * count).reshape(here, count) @ scores / count)
+    return np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
