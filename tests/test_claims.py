@@ -1,20 +1,40 @@
 """The language of expectations: what a line says in numbers, and that it can say nothing else."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
-from lit_memory.plan.claims import check_expect, parse
-from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, evaluate, std
+from lit_memory.plan.claims import check_lines, parse
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import parse as parse_file
+from lit_memory.plan.measured import check_requirement
+from lit_memory.report.statistics import Evidence
+from lit_memory.report.verdict import (
+    INCOMPLETE,
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    conclude,
+    judge,
+    measure,
+    std,
+)
 
 ARMS, XS = ["gamma", "no_gamma"], [50, 100, 200, 500]
 EXPECT = ["gamma[200] - no_gamma[200] > 0.2", "abs(gamma[first] - no_gamma[first]) < 0.05"]
 
 
-def answer(line, cells, seeds=3):
-    """``evaluate`` over {arm: {x: values}} of one metric."""
-    return evaluate(
-        line, lambda arm, metric, x: cells.get(arm if metric is None else f"{arm}.{metric}", {}).get(x, []), XS, seeds
+def evidence(cells, seeds=3):
+    """Of {arm: {x: values}} of one metric, or {arm.metric: ...}."""
+    return Evidence(
+        lambda arm, metric, x: cells.get(arm if metric is None else f"{arm}.{metric}", {}).get(x, []), XS, seeds
     )
+
+
+def answer(line, cells, seeds=3):
+    """The line by the mean over seeds."""
+    return measure(line, "expect", evidence(cells, seeds))
 
 
 CELLS = {
@@ -24,25 +44,6 @@ CELLS = {
     "c": {50: [1.0]},
     "d": {50: [0.9], 100: [0.85], 200: [0.7], 500: [0.9]},
 }
-
-
-@pytest.mark.parametrize(
-    ("line", "close"),
-    [
-        ("a[50] > 0.95", True),
-        ("a[50] < 0.95", True),
-        ("a[50] > 0.85", False),
-        ("0 < a[50] < 1.05", True),
-        ("a[100] > 0.4999", False),
-        ("a[50] - a[100] > 0.45", True),
-        ("a[50] - a[50] > -0.05", False),
-        ("b[50] > 0", False),
-        ("c[50] > 0.99", False),
-    ],
-)
-def test_sides_as_close_as_the_seeds_are_told(line, close):
-    """By the spread of a side as a whole: what all seeds share cancels. Nothing is said of unfinished runs."""
-    assert answer(line, CELLS).numbers.endswith(" (within one std of the seeds)") == close
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,8 @@ def test_a_line_in_numbers(line, verdict, numbers):
 @pytest.mark.parametrize(
     ("line", "verdict", "numbers"),
     [
-        ("reach(d[first], 0.9) >= 2", REPRODUCED, "2.000 >= 2 ✓"),  # what comes after the fall does not count
+        # What comes after the fall does not count: 100 * 2 ** (0.04 / 0.15), as a multiple of 50.
+        ("reach(d[first], 0.9) >= 2.4", REPRODUCED, "2.406 >= 2.4 ✓"),
         ("reach(d[first], 0.7) > reach(d[50], 1)", REPRODUCED, "10.000 > 1.000 ✓"),
         ("reach(d[200], 0.9) / 2 > 1.25", NOT_REPRODUCED, "2.500 / 2 = 1.250 > 1.25 ✗"),
         ("reach(d[first], 1.1) > 1", NOT_REPRODUCED, "nan > 1 ✗"),
@@ -94,6 +96,89 @@ def test_a_line_in_numbers(line, verdict, numbers):
 def test_how_far_a_result_reaches(line, verdict, numbers):
     claim = answer(line, CELLS, seeds=1)
     assert (claim.verdict, claim.numbers) == (verdict, numbers)
+
+
+def test_the_reach_is_linear_where_an_x_is_not_positive():
+    cells = {"a": {-1.0: [1.0], 0.0: [1.0], 4.0: [0.5]}}
+    found = Evidence(lambda arm, metric, x: cells[arm][x], [-1, 0, 4], 1)
+    assert measure("reach(a[first], 0.75) < 0", "expect", found).sides == (-2.0, 0.0)
+    assert measure("reach(a[0], 0.75) > 0", "expect", found).numbers == "nan > 0 ✗"  # no multiple of 0
+
+
+SOLVED = {
+    "good": {50: [0.99, 0.98, 0.99], 100: [0.95, 0.97, 0.96]},
+    "poor": {50: [0.4, 0.38, 0.41], 100: [0.3, 0.28, 0.29]},
+    "same": {50: [0.5, 0.5, 0.5], 100: [0.5, 0.5, 0.5]},
+    "wild": {50: [0.9, 0.1, 0.95], 100: [0.2, 0.9, 0.3]},
+    "lost": {50: [0.9, float("nan"), 0.9]},
+}
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "each"),
+    [
+        ({"expect": ["good[50] > poor[50]"]}, REPRODUCED, "✓"),
+        ({"expect": ["good[50] < poor[50]"]}, NOT_REPRODUCED, "✗"),
+        ({"expect": ["good[50] > poor[50]", "wild[50] > poor[50]"]}, INCONCLUSIVE, "✓?"),
+        ({"expect": ["good[50] < poor[50]", "wild[50] > poor[50]"]}, NOT_REPRODUCED, "✗?"),
+        ({"expect": ["same[50] >= 0.5", "abs(same[50] - same[100]) <= 0"]}, REPRODUCED, "✓✓"),
+        ({"expect": ["same[50] > 0.5"]}, NOT_REPRODUCED, "✗"),
+        ({"expect": ["lost[50] > 0"]}, INCONCLUSIVE, "?"),
+        ({"expect": ["good[50] > poor[50]"], "requires": ["poor[50] > 0.3"]}, REPRODUCED, "✓✓"),
+        ({"expect": ["good[50] > poor[50]"], "requires": ["min(good[50], poor[50]) > 0.9"]}, INCONCLUSIVE, "✓✗"),
+        ({"expect": ["good[50] < poor[50]"], "requires": ["poor[50] > 0.9"]}, INCONCLUSIVE, "✗✗"),
+        ({"expect": ["good[50] > poor[50]"], "requires": ["wild[50] > 0.6"]}, REPRODUCED, "✓✓"),  # by the mean
+        ({"expect": ["good[50] > poor[50]"], "requires": ["lost[50] > 0"]}, INCONCLUSIVE, "✓✗"),
+        ({"expect": ["good[50] > poor[50]"], "verify": ["abs(same[50] - same[100]) <= 0"]}, REPRODUCED, "✓✓"),
+        ({"expect": ["good[50] > poor[50]"], "verify": ["good[50] < 0.5"]}, NOT_REPRODUCED, "✓✗"),
+        ({"requires": ["poor[50] > 0.9"], "verify": ["good[50] < 0.5"]}, NOT_REPRODUCED, "✗✗"),
+        ({"verify": ["same[50] >= 0.5"]}, INCONCLUSIVE, "✓"),
+        ({}, INCONCLUSIVE, ""),
+        ({"expect": ["good[50] > poor[50]"], "requires": ["good[500] > 0"]}, INCOMPLETE, "✓ "),
+    ],
+)
+def test_the_verdict_of_all_lines(lines, verdict, each):
+    claims = judge(lines, evidence(SOLVED))
+    found, reason = conclude(claims, [])
+    signs = "".join(claim.numbers[-1] if claim.numbers[-1] in "✓✗?" else " " for claim in claims)
+    assert (found, signs) == (verdict, each)
+    if any(claim.kind == "requirement" and not claim.holds for claim in claims) and verdict == INCONCLUSIVE:
+        assert reason.startswith(f"A requirement fails, so that the claim cannot be judged: `{lines['requires'][0]}`")
+    assert conclude(claims, ["good seed 1"])[0] == INCOMPLETE
+
+
+def test_a_line_says_what_it_rests_on():
+    clear, unclear, needed = judge(
+        {"expect": ["good[50] > poor[50]", "wild[50] > poor[50]"], "requires": ["good[50] > 0.9"]}, evidence(SOLVED)
+    )
+    assert (clear.kind, clear.level, clear.resampled, clear.reason) == ("claim", 0.025, "seeds alone", "")
+    assert clear.margin == pytest.approx(0.59) and 0 < clear.interval[0] < 0.59 < clear.interval[1] < 1.18
+    assert clear.shown_margin.startswith("0.59, 97.5 % interval 0.5")
+    assert unclear.level == 0.05 and unclear.interval[0] < 0 < unclear.interval[1] and unclear.holds
+    assert unclear.reason == f"80 % of such experiments would see a margin of {unclear.detectable:.3g}"
+    assert conclude([clear, unclear, needed], [])[1] == f"Undecided: `{unclear.line}` ({unclear.reason})."
+    assert (needed.kind, needed.verdict, needed.interval, needed.level) == ("requirement", REPRODUCED, None, None)
+    (one,) = judge({"expect": ["good[50] > 0"]}, evidence({"good": {50: [0.9]}}, seeds=1))
+    assert (one.verdict, one.numbers, one.reason) == (INCONCLUSIVE, "0.900 > 0 ?", "one seed has no interval")
+
+
+def test_a_reach_that_the_test_ends_decides_nothing():
+    kept = {arm: {x: [1.0, 0.9, 1.0] for x in XS} for arm in "ab"}
+    lines = ["reach(a[50], 0.9) > reach(b[50], 0.9)", "reach(a[50], 0.9) >= 4"]
+    tie, least = judge({"expect": lines}, evidence(kept))
+    assert (tie.verdict, tie.interval) == (INCONCLUSIVE, (0.0, 0.0)) and "a longer test" in tie.reason
+    assert (least.verdict, least.interval) == (REPRODUCED, (6.0, 6.0))
+
+
+def test_claims_without_a_requirement(tree):
+    experiment = parse_file(tree | {"requires": ["a[2] >= 0.5"]}, "tiny.yaml").at()
+    assert experiment.expect
+    check_requirement(experiment)
+    check_requirement(dataclasses.replace(experiment, expect=[], requires=[]))
+    with pytest.raises(
+        ConfigError, match=r"^tiny\.yaml: requires: missing beside the lines of expect; expected what mu"
+    ):
+        check_requirement(dataclasses.replace(experiment, requires=[]))
 
 
 def test_std_is_that_of_a_sample():
@@ -117,7 +202,7 @@ gamma[50] > 1; gamma[50] > 2|gamma[50] > \0|await gamma[50] > 1""".replace("\n",
 @pytest.mark.parametrize("line", [*FORBIDDEN, "gamma[50] > " + "1 + " * 200 + "1", 3])
 def test_everything_else_is_refused_in_one_line(line):
     with pytest.raises(ValueError, match=r"^expect\[1\] ") as error:
-        check_expect([EXPECT[0], line], ARMS, XS)
+        check_lines([EXPECT[0], line], ARMS, XS)
     assert "\n" not in str(error.value)
 
 
@@ -139,10 +224,10 @@ def test_everything_else_is_refused_in_one_line(line):
 )
 def test_messages_say_what_was_expected(line, message):
     with pytest.raises(ValueError) as error:
-        check_expect([line], ARMS, XS, metrics=["exact_match", "capacity"])
-    assert str(error.value).startswith(f"expect[0] {line!r}: {message}")
+        check_lines([line], ARMS, XS, metrics=["exact_match", "capacity"], section="requires")
+    assert str(error.value).startswith(f"requires[0] {line!r}: {message}")
 
 
 def test_good_lines_pass():
-    check_expect([*EXPECT, "gamma.any_metric[last] > 1", "gamma[-2] + gamma[0.5] > 1"], ARMS, [*XS, -2, 0.5])
+    check_lines([*EXPECT, "gamma.any_metric[last] > 1", "gamma[-2] + gamma[0.5] > 1"], ARMS, [*XS, -2, 0.5])
     assert parse("  a[1] > 2\n").ops

@@ -30,7 +30,7 @@ from lit_memory.run.worklist import WorkList
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
-REPORT = ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
+REPORT = ["README.md", "figure.pdf", "figure.png", "report.json", "table.csv", "table.md", "verdict.json"]
 
 
 def prepare(*argv) -> Sweep:
@@ -372,7 +372,7 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     assert (
         "2 runs: 1 finished, 1 new" in out
         and out.count("✓ b seed 0 finished") == out.count(" finished in ") == 1
-        and "\nREPRODUCED\n" in out
+        and "\nINCONCLUSIVE, exploratory (1 seed)\n" in out
     )
 
 
@@ -396,7 +396,7 @@ def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inlin
     assert f"report   {folders.complete}/README.md\n" in capsys.readouterr().out
     assert (
         not folders.incomplete.exists()
-        and json.loads((folders.complete / "verdict.json").read_text())["verdict"] == "REPRODUCED"
+        and json.loads((folders.complete / "verdict.json").read_text())["verdict"] == "INCONCLUSIVE"
     )
 
 

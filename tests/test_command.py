@@ -168,7 +168,8 @@ def test_a_whole_sweep(finished):
     assert lines[0] == "tiny (scale default): 2 runs: 2 new"
     assert sum("✓ " in line for line in lines) == 2
     assert any("stage 1/1" in line for line in lines) and any("testing" in line for line in lines)
-    assert "REPRODUCED" in lines and f"runs     mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db" in lines
+    assert "INCONCLUSIVE, exploratory (1 seed)" in lines
+    assert f"runs     mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db" in lines
     assert f"report   {root}/reports/tiny/README.md" in lines
     assert statuses(root) == {"parent": "FINISHED", "a": "FINISHED", "b": "FINISHED"} and files(root) == REPORT
     artifacts = {path.name for path in (root / "mlruns").rglob("report/*")}

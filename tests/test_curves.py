@@ -76,7 +76,7 @@ def test_a_report_along_the_training(unsaved_figures, experiment, root, tmp_path
         run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), {}, lambda message: None)
     assert main([str(path), "--root", str(root), "--report"]) == 0
     out = capsys.readouterr().out
-    assert "REPRODUCED" in out and "NOT" not in out and re.search(r"\| arm +\| 2 +\| 6 +\| 12 +\| seeds", out)
+    assert "INCONCLUSIVE" in out and "✗" not in out and re.search(r"\| arm +\| 2 +\| 6 +\| 12 +\| seeds", out)
     with (root / "reports" / "tiny" / "table.csv").open() as file:
         table = {
             (row["arm"], int(row["x"]), row["metric"]): float(row["mean"])

@@ -39,7 +39,8 @@ PAPERS = {
     "memreasoner": "MemReasoner",
 }
 """What the names of experiments begin with -> the paper."""
-VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCOMPLETE")
+VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCONCLUSIVE")
+"""Of complete reports."""
 
 
 def claims_table() -> str:
@@ -55,13 +56,16 @@ def claims_table() -> str:
 
 def counts_table() -> str:
     """Experiments and verdicts per paper, as experiments/ and the reports have them."""
-    lines = ["| paper | experiments | reproduced | not reproduced | no report yet |", "|---|---|---|---|---|"]
+    lines = [
+        "| paper | experiments | reproduced | not reproduced | inconclusive | no report yet |",
+        "|---|---|---|---|---|---|",
+    ]
     names = [path.stem for path in ROOT.glob("experiments/*.yaml")]
     for start, paper in PAPERS.items():
         found = Counter(report["verdict"] for report in REPORTS if report["experiment"].startswith(f"{start}_"))
         planned = sum(name.startswith(f"{start}_") for name in names)
-        assert set(found) <= set(VERDICTS[:2])
-        counts = [planned, *(found[verdict] for verdict in VERDICTS[:2]), planned - found.total()]
+        assert set(found) <= set(VERDICTS)
+        counts = [planned, *(found[verdict] for verdict in VERDICTS), planned - found.total()]
         lines.append(f"| {paper} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 

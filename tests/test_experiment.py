@@ -118,7 +118,8 @@ def test_an_arm_may_have_a_grid_of_its_own(tree):
 
 
 def test_a_scale_has_its_own_seeds_and_claims(tree):
-    own = {"seeds": [4, 5], "expect": ["a[2] > 0.9"], "model.layers": 2}
+    own = {"seeds": [4, 5], "expect": ["a[2] > 0.9"], "requires": ["a[2] > 0.5"], "verify": [], "model.layers": 2}
+    tree = tree | {"requires": ["b[2] > 0.1"], "verify": ["a[2] >= 0"]}
     whole = parse(change(tree, {"scales": {"cpu": {}, "paper": own}}), "tiny.yaml")
     assert whole.scales.keys() == {"cpu", "paper"}
     cpu, paper = whole.at(), whole.at("paper")
@@ -126,9 +127,20 @@ def test_a_scale_has_its_own_seeds_and_claims(tree):
     assert (cpu.expect, paper.expect) == (tree["expect"], ["a[2] > 0.9"]) and {s.scale for s in paper.plan()} == {
         "paper"
     }
+    assert (cpu.requires, paper.requires) == (["b[2] > 0.1"], ["a[2] > 0.5"]) and (cpu.verify, paper.verify) == (
+        ["a[2] >= 0"],
+        [],
+    )
     assert {s.model["layers"] for s in paper.plan()} == {2} and whole.seeds == [0] and "seeds" in whole.scales["paper"]
     default = parse(tree, "tiny.yaml")
     assert default.default_scale == "default" and default.at().plan()[0].scale == "default"
+
+
+def test_lines_are_in_no_key(tree):
+    """What is required and verified changes no run, and a file without them has none."""
+    with_lines = parse(tree | {"requires": ["a[2] > 0.5"], "verify": ["b[2] >= 0"]}, "tiny.yaml").at()
+    without = parse(tree, "tiny.yaml").at()
+    assert keys(with_lines.plan()) == keys(without.plan()) and (without.requires, without.verify) == ([], [])
 
 
 def test_a_scale_changes_the_report(tree):
@@ -254,7 +266,9 @@ def test_every_scale_plans_and_builds(path, scale):
     assert keys(specs) == frozen, "finished runs would be trained again"
     check_report(experiment, specs)
     assert (
-        experiment.experiment == path.stem and experiment.expect and (whole.default_scale == "cpu") != (path in LARGE)
+        experiment.experiment == path.stem
+        and (experiment.expect or experiment.verify)
+        and (whole.default_scale == "cpu") != (path in LARGE)
     )
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
     assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)

@@ -448,7 +448,7 @@ def test_the_command_ends_with_a_verdict(experiment, root, tmp_path, capsys):
         run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), {}, lambda message: None)
     assert main([str(path), "--root", str(root), "--report"]) == 0
     out, by_length = capsys.readouterr().out, table(root)
-    assert "REPRODUCED" in out and "perplexity, mean" in out and "NOT" not in out
+    assert "INCONCLUSIVE" in out and "perplexity, mean" in out and "✗" not in out
     assert {(x, metric) for _, x, metric in by_length} == {
         (x, m) for x in "13" for m in ("perplexity", "bits_per_byte", "loss", "steps")
     }

@@ -57,6 +57,10 @@ OUTSIDE = {
 LATE = {
     "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
+    "report/fold.py": "numpy",
+    "report/results.py": "numpy",
+    "report/saved.py": "numpy",
+    "report/statistics.py": "numpy scipy",
     "run/frame.py": "pandas",
     "run/server.py": "requests",
     "hf/pretrained.py": "huggingface_hub",

@@ -64,16 +64,21 @@ def test_a_mark_is_the_strongest_whose_lines_hold(folder):
 
 
 @pytest.mark.parametrize(
-    ("least", "verdict"),
+    ("least", "seeds", "verdict"),
     [
-        ({"+": "model[2] >= 0.4"}, "REPRODUCED"),
-        ({"++": "model[2] >= 0.4"}, "NOT REPRODUCED"),
-        ({"+": "model[4] >= 0.4"}, "INCOMPLETE"),
+        ({"+": "model[2] >= 0.4"}, "1.0,1.0", "REPRODUCED, exploratory (2 seeds)"),
+        ({"++": "model[2] >= 0.4"}, "1.0,1.0", "NOT REPRODUCED, exploratory (2 seeds)"),
+        ({"+": "model[2] >= 0.4"}, "0.4,1.0", "INCONCLUSIVE, exploratory (2 seeds)"),
+        ({"+": "model[2] >= 0.4", "++": "model[2] >= 1"}, "0.4,1.0", "INCONCLUSIVE, exploratory (2 seeds)"),
+        ({"+": "model[4] >= 0.4"}, "1.0,1.0", "INCOMPLETE"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, least, verdict):
-    """Through the command, which trains nothing; the report lies on the disk and in MLflow."""
+def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, least, seeds, verdict):
+    """Through the command, which trains nothing; the report lies on the disk and in MLflow. Where two seeds of both
+    models agree, the marks are sure."""
+    table = folder / "reports" / "tiny" / "table.csv"
+    table.write_text(table.read_text().replace("0.9,1.0", seeds).replace("0.4,0.6", seeds))
     path = write(folder, abilities={"Working Memory": {"experiment": "tiny"} | least})
     assert main([path, "--root", str(folder)]) == 0
     out = capsys.readouterr().out
@@ -87,6 +92,10 @@ def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, le
         "table.md",
         "verdict.json",
     }
+    verdict, _, scope = verdict.partition(",")
+    page = (written / "README.md").read_text()
+    assert f"**{verdict}** at scale default{',' * bool(scope)}{scope}" in page
+    assert ("+ perhaps |" in page) == (verdict == "INCONCLUSIVE")
     assert json.loads((written / "verdict.json").read_text())["verdict"] == verdict
     tracker = Tracker(folder)
     assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict

@@ -21,8 +21,7 @@ from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import figures
 from lit_memory.report.render import render
 from lit_memory.report.settings import arm_settings
-from lit_memory.report.tables import wilson_interval
-from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.run import reporting
 from lit_memory.run.options import Options
 from lit_memory.run.sweep import Sweep
@@ -81,16 +80,21 @@ def test_verdicts_of_complete_runs(tmp_path):
     nan.loc[(nan.arm == "gamma") & (nan.x == 200) & (nan.seed == 1), "value"] = float("nan")
     cases = [
         (make_plan(expect=[*EXPECT, "no_gamma[last] > 0.9"]), make_frame(), NOT_REPRODUCED),
-        (make_plan(), nan, NOT_REPRODUCED),
+        (make_plan(), nan, INCONCLUSIVE),
     ]
     cases += [
-        (make_plan(expect=[]), make_frame(), INCOMPLETE),
+        (make_plan(expect=[]), make_frame(), INCONCLUSIVE),
+        (make_plan(requires=["no_gamma[50] > 0.9"]), make_frame(), REPRODUCED),
+        (make_plan(requires=["no_gamma[500] > 0.9"]), make_frame(), INCONCLUSIVE),
+        (make_plan(verify=["no_gamma[500] > 0.9"]), make_frame(), NOT_REPRODUCED),
         (make_plan(expect=["gamma.capacity[50] > 1"]), make_frame(), INCOMPLETE),
     ]
     for plan, frame, verdict in cases:
         assert render(plan, frame, tmp_path).verdict == verdict
     with pytest.raises(ValueError, match="no arm 'armt'"):
         render(make_plan(expect=["armt[50] > 0"]), make_frame(), tmp_path)
+    with pytest.raises(ValueError, match=r"requires\[0\] 'armt\[50\] > 0': no arm 'armt'"):
+        render(make_plan(requires=["armt[50] > 0"]), make_frame(), tmp_path)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -116,12 +120,21 @@ def test_the_verdict_for_programs(tmp_path):
     ]
     assert found["runs"] == [{"arm": "gamma", "seed": 0, "steps": 3000.0, "seconds": 61.7}]
     claim = found["claims"][0]
+    low, high = claim.pop("interval")
+    assert 0.58 < low < claim["margin"] < high < 0.68 and 0 < claim.pop("p") < claim.pop("detectable") < 0.1
     assert claim == {
         "line": EXPECT[0],
         "verdict": REPRODUCED,
         "numbers": "0.991 - 0.160 = 0.831 > 0.2 ✓",
-        "sides": [pytest.approx(0.831), 0.2],
+        "kind": "claim",
+        "holds": True,
+        "sides": [0.831, 0.2],
+        "margin": 0.631,
+        "level": 0.05,  # the other line has no doubt and took 0.025
+        "resampled": "seeds alone",
+        "reason": "",
     }
+    assert found["exploratory"] is True and found["reason"] == ""
 
 
 @pytest.mark.usefixtures("png_only")
@@ -142,7 +155,7 @@ def test_the_same_results_give_the_same_bytes(complete, tmp_path):
     changed = dataclasses.replace(plan, provenance={"date": "tomorrow"}, runs=runs)
     paths = render(changed, make_frame(), tmp_path / "changed").paths
     differing = [name for name, path in complete.items() if path.read_bytes() != paths[name].read_bytes()]
-    assert differing == ["verdict.json", "README.md"]
+    assert differing == ["report.json", "verdict.json", "README.md"]
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -216,8 +229,8 @@ def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     assert rows[2:] == [["gamma", "0.1 ± 0.05", "0.2 ± 0.1", "–", "–"], ["no_gamma", "–", "–", "–", "–"]]
     assert "(time.png)" in page and "[time.pdf](time.pdf)" in page
     assert (found.verdict, found.claims[-1].numbers) == (
-        REPRODUCED,
-        "0.200 < 3 * 0.100 = 0.300 ✓ (within one std of the seeds)",
+        INCONCLUSIVE,
+        "0.200 < 3 * 0.100 = 0.300 ?",
     )
     render(make_plan(), make_frame(), tmp_path / "without")
     for name in ("table.csv", "table.md", "figure.png"):
@@ -258,7 +271,7 @@ def test_the_page(tmp_path):
     wanted = [
         "**MODIFIED RUN**",
         "`train.steps=3000`",
-        "**REPRODUCED**",
+        "**REPRODUCED** at scale `cpu`, exploratory (3 seeds)",
         "(https://arxiv.org/abs/2407.04841), Figure 5a",
         "![",
         "figure.png",
@@ -285,7 +298,15 @@ def test_the_page(tmp_path):
 def test_a_failure_leaves_the_old_report(unsaved_figures, tmp_path, monkeypatch):
     render(make_plan(), make_frame(), tmp_path)
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(old) == ["README.md", "figure.pdf", "figure.png", "table.csv", "table.md", "verdict.json"]
+    assert sorted(old) == [
+        "README.md",
+        "figure.pdf",
+        "figure.png",
+        "report.json",
+        "table.csv",
+        "table.md",
+        "verdict.json",
+    ]
 
     def fail(*_):
         raise OSError("no space left on device")
@@ -366,9 +387,41 @@ def test_the_section_of_the_yaml_is_strict():
 def test_a_verdict_says_how_far_it_reaches(tmp_path):
     for paper_x, scope in [(None, ""), (500, ""), (400, ""), (128000, ", tested up to 500 (paper: 128,000)")]:
         found = render(make_plan(paper_x=paper_x), make_frame(), tmp_path)
+        scope = f", exploratory (3 seeds){scope}"
         assert f"**REPRODUCED** at scale `cpu`{scope}\n" in (
             tmp_path / "README.md"
         ).read_text() and found.text.endswith(f"\nREPRODUCED{scope}")
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("name", "seeds", "told"), [("a", 4, True), ("a", 5, False), ("a_ablation", 9, True)])
+def test_too_few_seeds_are_told(tmp_path, name, seeds, told):
+    plan = make_plan(seeds=range(seeds), experiment=name)
+    assert render(plan, make_frame(seeds=range(seeds)), tmp_path).scope == f", exploratory ({seeds} seeds)" * told
+    assert render(plan, make_frame(seeds=[0]), tmp_path).text.partition("\nINCOMPLETE")[2].startswith("; missing")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_has_claims_requirements_and_properties_apart(tmp_path):
+    lines = {"expect": [EXPECT[0], "no_gamma[100] > 0.3"], "requires": ["gamma[50] > 0.9"], "verify": ["gamma[50] > 0"]}
+    found = render(make_plan(**lines), make_frame(), tmp_path)
+    head = (tmp_path / "README.md").read_text().partition("Every seed and metric")[0]
+    reason = found.claims[1].reason
+    wanted = [
+        f"**INCONCLUSIVE** at scale `cpu`, exploratory (3 seeds). Undecided: `no_gamma[100] > 0.3` ({reason}).",
+        "| expected ",
+        "| margin ",
+        "0.631, 97.5 % interval 0.",
+        "| undecided |",
+        "10,000 draws over seeds alone",
+        "Required before the claim can be judged",
+        "| `gamma[50] > 0.9` | 0.991 > 0.9 ✓ | yes ",
+        "Verified properties",
+        "| `gamma[50] > 0` | 0.991 > 0 ✓ | yes ",
+    ]
+    places = [head.find(text) for text in wanted]
+    assert places == sorted(places) and places[0] > 0, dict(zip(wanted, places, strict=True))
+    assert "requirement gamma[50] > 0.9:  0.991 > 0.9 ✓\n" in found.text and "(margin 0.631, 97.5 % inter" in found.text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -408,39 +461,12 @@ def test_importing_report_loads_nothing_heavy():
     )
 
 
-@pytest.mark.parametrize(
-    ("share", "n", "low", "high"),
-    [(0.5, 100, 0.4038, 0.5962), (1.0, 10, 0.7225, 1.0), (0.0, 10, 0.0, 0.2775), (0.99, 600, 0.9783, 0.9954)],
-)
-def test_wilson_intervals(share, n, low, high):
-    """By hand: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
-    assert wilson_interval(share, n) == pytest.approx((low, high), abs=2e-4)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_table_of_intervals(tmp_path):
-    """Samples of all seeds count together; without the option, or what a test has read, there is none."""
-    plan = make_plan(config=ReportConfig(intervals=True))
-    plan = dataclasses.replace(plan, runs=[run | {"samples": [200] * 4} for run in plan.runs])
-    frame = make_frame()
-    render(plan, frame[~((frame.arm == "no_gamma") & (frame.seed == 2))], tmp_path)
-    page = (tmp_path / "README.md").read_text()
-    low, high = wilson_interval(0.991, 600)
-    assert f"| gamma    | {low:.3f} to {high:.3f} |" in page and "200 x 3 seeds" in page and "200 x 2 seeds" in page
-    assert "| samples |" not in (tmp_path / "table.md").read_text()
-    render(make_plan(), frame, tmp_path)
-    assert "Wilson" not in (tmp_path / "README.md").read_text()
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_fewer_samples_at_some_values(tmp_path):
-    """Intervals count those of their own value, and both tables say how many there are."""
-    plan = make_plan(config=ReportConfig(intervals=True))
+    """The table says how many there are."""
+    plan = make_plan()
     plan = dataclasses.replace(plan, runs=[run | {"samples": [200, 200, 50, 10]} for run in plan.runs])
     table = render(plan, make_frame(), tmp_path).table
-    page = (tmp_path / "README.md").read_text()
-    cells = ["{:.3f} to {:.3f}".format(*wilson_interval(0.991, 3 * n)) for n in (200, 200, 50, 10)]
-    assert f"| gamma    | {' | '.join(cells)} | 200, 200, 50, 10 x 3 seeds |" in page
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert [row[5] for row in rows[:1] + rows[2:]] == ["samples", "200, 200, 50, 10", "200, 200, 50, 10"]
 

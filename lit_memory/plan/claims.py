@@ -1,4 +1,5 @@
-"""The language of ``expect:`` lines, in which an experiment states the paper's claim.
+"""The language of ``expect:``, ``requires:`` and ``verify:`` lines: the paper's claim, what must hold before it can be
+judged, and what holds by construction.
 
     line = sum (< | <= | > | >=) sum ...             one comparison; 0.2 < a[1] < 0.5 is allowed
     sum  = + - * / and unary minus over terms and parentheses
@@ -9,29 +10,33 @@
     armt[50] - rmt[50] > std(armt[50]) + std(rmt[50])
     reach(armt[first], 0.9) > reach(rmt[first], 0.9)
 
-std is the sample standard deviation over seeds (ddof = 1). reach is the largest tested multiple of the ref's x up to
-which the mean stays at share * ref or more. Lines are parsed by ``ast``, and every node must be one of a few; nothing
+std is the sample standard deviation over seeds (ddof = 1). reach is the multiple of the ref's x at which the mean falls
+below share * ref, interpolated between tested x (linear in log x, or in x where one is 0 or less); that of the last x
+where it never does. Lines are parsed by ``ast``, and every node must be one of a few; nothing
 reaches ``eval``. ``report.verdict`` evaluates them. Standard library only.
 """
 
 import ast
 import difflib
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 GRAMMAR = (
     "a line holds arm[x], arm.metric[x], numbers, + - * /, abs(), min(), max(), std(arm[x]) and reach(arm[x], 0.9)"
 )
 MAX_LENGTH = 400
+KINDS = {"expect": "claim", "requires": "requirement", "verify": "property"}
+"""Section of an experiment -> what one of its lines is."""
 COMPARE = {
     ast.Lt: ("<", operator.lt),
     ast.LtE: ("<=", operator.le),
     ast.Gt: (">", operator.gt),
     ast.GtE: (">=", operator.ge),
 }
+"""Node -> its sign and what it asks."""
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
+FUNCTIONS = ("abs", "min", "max")
 
 
 class Ref(NamedTuple):
@@ -46,12 +51,16 @@ class Ref(NamedTuple):
         return f"{name}[{self.x if isinstance(self.x, str) else format(self.x, 'g')}]"
 
 
-def check_expect(
-    lines: Sequence[str], arms: Sequence[str], x_values: Sequence[float], metrics: Collection[str] | None = None
+def check_lines(
+    lines: Sequence[str],
+    arms: Sequence[str],
+    x_values: Sequence[float],
+    metrics: Collection[str] | None = None,
+    section: str = "expect",
 ) -> None:
-    """Raise ValueError, in one line, for a claim that no run of this plan can answer.
+    """Raise ValueError, in one line, for a line that no run of this plan can answer.
 
-    metrics: the known names; None leaves them unchecked.
+    metrics: the known names; None leaves them unchecked. section: one of ``KINDS``.
     """
     for i, line in enumerate(lines):
         try:
@@ -65,7 +74,7 @@ def check_expect(
             if not found:
                 raise ValueError("the line compares no result; expected at least one arm[x]")
         except ValueError as error:
-            raise ValueError(f"expect[{i}] {line!r:.90}: {error}") from None
+            raise ValueError(f"{section}[{i}] {line!r:.90}: {error}") from None
 
 
 def _require(name: str, kind: str, known: Collection[str]) -> None:

@@ -3,8 +3,8 @@
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a
 trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
 section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
-``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid`` and ``expect`` replace the experiment's own, and its
-``report`` changes keys of the experiment's. For ``extends`` see ``reading``.
+``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid``, ``expect``, ``requires`` and ``verify`` replace the
+experiment's own, and its ``report`` changes keys of the experiment's. For ``extends`` see ``reading``.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import parsed
@@ -51,8 +52,7 @@ class Experiment:
     base: dict[str, Any]
     """The three sections that all arms share."""
     scales: dict[str, dict[str, Any]]
-    """Scale -> dotted settings, with ``seeds``, ``grid``, ``expect`` and ``report`` of its own; the first is the
-    default."""
+    """Scale -> dotted settings, with ``seeds``, ``grid``, ``report`` and lines of its own; the first is the default."""
     arms: dict[str, dict[str, Any]]
     """Arm -> dotted settings."""
     grid: dict[str, list]
@@ -61,6 +61,10 @@ class Experiment:
     report: ReportConfig
     expect: list[str]
     """Claims, in the language of ``claims``."""
+    requires: list[str]
+    """What must hold before the claims can be judged."""
+    verify: list[str]
+    """What holds by construction, which is no evidence for the paper."""
 
     @property
     def default_scale(self) -> str:
@@ -84,7 +88,7 @@ class Experiment:
             grid=settings.pop("grid", self.grid),
             seeds=settings.pop("seeds", self.seeds),
             report=report,
-            expect=settings.pop("expect", self.expect),
+            **{section: settings.pop(section, getattr(self, section)) for section in KINDS},
             settings=settings,
         )
 
@@ -111,6 +115,8 @@ class ScaledExperiment:
     seeds: list[int]
     report: ReportConfig
     expect: list[str]
+    requires: list[str]
+    verify: list[str]
     others: dict[str, "ScaledExperiment"] = field(default_factory=dict, compare=False, repr=False)
     """Experiments of the same folder at the same scale that ``beside`` has read, by name."""
 

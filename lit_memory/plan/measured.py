@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from lit_memory.plan.claims import check_expect
+from lit_memory.plan.claims import KINDS, check_lines
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
@@ -89,10 +89,21 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if report.threshold is not None and report.x != STEP:
         expected = f"expected none where x={report.x} is not {STEP}"
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
-    try:
-        check_expect(experiment.expect, list(experiment.arms), values, [*known, *times])
-    except ValueError as error:
-        raise ConfigError(file, "expect", str(error)) from None
+    for section in KINDS:
+        try:
+            check_lines(getattr(experiment, section), list(experiment.arms), values, [*known, *times], section)
+        except ValueError as error:
+            raise ConfigError(file, section, str(error)) from None
+
+
+def check_requirement(experiment: ScaledExperiment) -> None:
+    """Raise ConfigError for claims that nothing is required for: models may be compared that never learnt their task.
+
+    ``check_report`` will call it when all experiments have a requirement.
+    """
+    if experiment.expect and not experiment.requires:
+        expected = "expected what must hold before it can be judged, for example 'min(a[first], b[first]) >= 0.9'"
+        raise ConfigError(experiment.file, "requires", f"missing beside the lines of expect; {expected}")
 
 
 def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, dict[str, int]]:

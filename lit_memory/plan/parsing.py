@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.reading import file_name, mapping, mappings
 from lit_memory.plan.runspec import SECTIONS
@@ -11,7 +12,7 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", "expect")
+TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS)
 REQUIRED = ("experiment", "paper", "base", "arms", "seeds", "report")
 
 
@@ -28,11 +29,11 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
         "grid": mapping({} if tree.get("grid") is None else tree["grid"], file, "grid"),
         "report": strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
         "seeds": tree["seeds"],
-        "expect": [] if tree.get("expect") is None else tree["expect"],
+        **{section: [] if tree.get(section) is None else tree[section] for section in KINDS},
     }
     if not fields["arms"]:
         raise ConfigError(file, "arms", "expected at least one arm")
-    check_runs({name: fields[name] for name in ("seeds", "expect", "grid")}, fields["arms"], file, "")
+    check_runs({name: fields[name] for name in ("seeds", "grid", *KINDS)}, fields["arms"], file, "")
     for scale, values in fields["scales"].items():
         check_runs(values, fields["arms"], file, f"scales.{scale}.")
     return fields
@@ -91,13 +92,16 @@ def named_scales(value: Any, file: str) -> dict[str, dict[str, Any]]:
 
 def check_runs(values: Mapping[str, Any], arms: Mapping[str, Any], file: str, where: str) -> None:
     """Check seeds, claims, grid and addressed arms of the file itself (``where`` is "") or of one of its scales."""
-    seeds, expect, grid = values.get("seeds", [0]), values.get("expect", []), values.get("grid", {})
+    seeds, grid = values.get("seeds", [0]), values.get("grid", {})
     if not _are_seeds(seeds):
         expected = "expected a list of different whole numbers, for example [0, 1, 2]"
         raise ConfigError(file, f"{where}seeds", f"{seeds!r}: {expected}")
-    if not isinstance(expect, list) or not all(isinstance(line, str) for line in expect):
-        expected = "expected a list of claims, for example 'gamma[200] > 0.95'"
-        raise ConfigError(file, f"{where}expect", f"{expect!r}: {expected}")
+    for section, kind in KINDS.items():
+        lines = values.get(section, [])
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            kinds = kind.removesuffix("y") + ("ies" if kind.endswith("y") else "s")
+            expected = f"expected a list of {kinds}, for example 'gamma[200] > 0.95'"
+            raise ConfigError(file, f"{where}{section}", f"{lines!r}: {expected}")
     for key, points in mapping(grid, file, f"{where}grid").items():
         if not _differ(points):
             raise ConfigError(file, f"{where}grid.{key}", f"{points!r}: expected a list of different values")

@@ -134,8 +134,6 @@ class ReportConfig:
     log_y: bool = False
     chance: float | None = None
     """y of blind guessing, a horizontal line."""
-    intervals: bool = False
-    """Add a table of 95 % Wilson intervals; y is a share of right answers."""
     identity: bool = False
     """Draw the line y = x, on which everything written is kept."""
     state_x: int | str | None = None

@@ -10,8 +10,9 @@
           "++": model.capacity[last] >= 50
 
 A mark has one claim in the language of ``expect``, or a list of them; ``model`` stands for every arm in turn. A model
-gets the strongest mark whose claims hold, "-" if none does, "?" while a result is missing. The verdict asks whether
-every mark is the paper's, except those that are "?". Nothing is trained: the numbers come from
+gets the strongest mark whose claims hold by the mean over seeds, "-" if none does, "?" while a result is missing. The
+verdict asks whether every mark is the paper's, except those that are "?"; it is INCONCLUSIVE where the interval of one
+of the claims contains its threshold, at the level of 5 % over all marks. Nothing is trained: the numbers come from
 reports/<experiment>/table.csv, below the root or as shipped with the project.
 """
 
@@ -23,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import check_expect
+from lit_memory.plan.claims import check_lines
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import ScaledExperiment, load
 from lit_memory.plan.measured import x_values
@@ -32,7 +33,8 @@ from lit_memory.plan.parsing import paper_section
 from lit_memory.plan.reading import extended, file_name, mapping
 from lit_memory.plan.sections import PaperConfig
 from lit_memory.plan.strict import strict
-from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, Claim, evaluate
+from lit_memory.report.statistics import LEVEL, Evidence
+from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, judge
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
@@ -72,6 +74,11 @@ class Source:
         """How many seeds were planned."""
         return sum(name.startswith("seed_") for name in self.rows[0])
 
+    @property
+    def evidence(self) -> Evidence:
+        """What thresholds are judged by: seeds alone."""
+        return Evidence(self.values, self.x_values, self.seeds)
+
     def values(self, arm: str, metric: str | None, x: float) -> list[float]:
         """The values of the finished seeds; metric None is that of the figure."""
         wanted = (arm, metric or self.experiment.report.y, x)
@@ -86,15 +93,22 @@ class Mark:
     mark: str
     paper: str
     claims: list[Claim]
-    """One per threshold that was evaluated."""
+    """One per threshold."""
+    sure: bool = True
+    """Whether their intervals decide that it is this one."""
 
     @property
     def agrees(self) -> bool | None:
         """Whether measurement and paper agree; None if one of them is "?"."""
         return None if "?" in (self.mark, self.paper) else self.mark == self.paper
 
+    @property
+    def measured(self) -> str:
+        """The mark, with a remark if it is not sure."""
+        return self.mark if self.sure else f"{self.mark} perhaps"
+
     def __str__(self) -> str:
-        return f"{self.mark} ({self.paper})"
+        return f"{self.measured} ({self.paper})"
 
 
 @dataclass
@@ -147,7 +161,7 @@ class Summary:
         for arm in self.config.models:
             claims = [text for mark in MARKS for text in thresholds(line, mark, arm)]
             try:
-                check_expect(claims, list(experiment.arms), values)
+                check_lines(claims, list(experiment.arms), values)
             except ValueError as error:
                 raise ConfigError(self.file, where, str(error)) from None
         folder = "" if self.scale == whole.default_scale else self.scale
@@ -166,17 +180,23 @@ class Summary:
         """The strongest mark whose claims hold."""
         source, line = self.sources[ability], self.config.abilities[ability]
         paper = self.paper_marks.get((ability, self.config.models[arm]), "?")
-        claims: list[Claim] = []
-        for mark in MARKS:
-            texts = thresholds(line, mark, arm)
-            if not texts or not source.rows:
-                continue
-            found = [evaluate(text, source.values, source.x_values, source.seeds) for text in texts]
-            claims += found
+        if not source.rows:
+            return Mark("?", paper, [])
+        texts = [text for mark in MARKS for text in thresholds(line, mark, arm)]
+        claims = judge({"expect": texts}, source.evidence, LEVEL / self.cells)
+        by_line, sure = dict(zip(texts, claims, strict=True)), True
+        for mark in filter(line.get, MARKS):
+            found = [by_line[text] for text in thresholds(line, mark, arm)]
             verdicts = {claim.verdict for claim in found}
-            if NOT_REPRODUCED not in verdicts:
-                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims)
-        return Mark("-" if claims else "?", paper, claims)
+            if all(claim.holds or claim.verdict == INCOMPLETE for claim in found):
+                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure and verdicts == {REPRODUCED})
+            sure = sure and NOT_REPRODUCED in verdicts
+        return Mark("-", paper, claims, sure)
+
+    @property
+    def cells(self) -> int:
+        """How many marks there are."""
+        return len(self.config.abilities) * len(self.config.models)
 
     @cached_property
     def paper_marks(self) -> dict[tuple[str, str], str]:

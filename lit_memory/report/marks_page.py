@@ -9,8 +9,8 @@ from lit_memory.report.figures import draw_marks
 from lit_memory.report.markdown import markdown
 from lit_memory.report.marks import MARKS, Mark, Summary, thresholds
 from lit_memory.report.page import join_blocks, paper_claim
-from lit_memory.report.results import Report
-from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.results import Report, exploratory
+from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.util import files
 
 Marks = Mapping[tuple[str, str], Mark]
@@ -21,7 +21,9 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
     """Write the report into root/reports; ``command`` is shown on its page."""
     marks = summary.marks()
     missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in summary.missing]
-    report = Report(_verdict(marks), [], missing, _table(summary, marks))
+    verdict, seeds = _verdict(marks), [source.seeds for source in summary.sources.values() if source.rows]
+    scope = "" if verdict == INCOMPLETE else exploratory(summary.name, min(seeds))
+    report = Report(verdict, [], missing, _table(summary, marks), scope)
     texts = {
         "table.csv": _csv(summary, marks),
         "table.md": report.table,
@@ -33,11 +35,14 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
 
 
 def _verdict(marks: Marks) -> str:
-    """REPRODUCED if every mark is the paper's, of those that the paper has."""
-    agree = [mark.agrees for mark in marks.values() if mark.paper != "?"]
-    if None in agree or not agree:
+    """REPRODUCED if every mark is surely the paper's, of those that the paper has; NOT REPRODUCED if one surely is
+    not."""
+    found = [mark for mark in marks.values() if mark.paper != "?"]
+    if not found or any(mark.agrees is None for mark in found):
         return INCOMPLETE
-    return REPRODUCED if all(agree) else NOT_REPRODUCED
+    if any(mark.sure and not mark.agrees for mark in found):
+        return NOT_REPRODUCED
+    return REPRODUCED if all(mark.sure for mark in found) else INCONCLUSIVE
 
 
 def _figure(summary: Summary, report: Report, marks: Marks) -> dict[str, bytes]:
@@ -79,7 +84,7 @@ def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
     notes = summary.config.notes.strip()
     blocks = [
         f"# {summary.name}",
-        f"**{report.verdict}** at {summary.scale_shown}{missing}",
+        f"**{report.verdict}** at {summary.scale_shown}{report.scope}{missing}",
         paper_claim(vars(summary.paper)),
         "![The marks of this report, in brackets those of the paper.](figure.png)",
         _thresholds(summary),
@@ -97,7 +102,10 @@ def _thresholds(summary: Summary) -> str:
         claims = [[f"`{text}`" for text in thresholds(line, mark, "model")] for mark in weakest_first]
         rows.append([ability, f"`{line['experiment']}`", *map(", ".join, claims)])
     table = markdown(["ability", "experiment", *(f"`{mark}`" for mark in weakest_first)], rows)
-    rule = "A mark is the strongest whose line holds in the report of the experiment; `-` if none does."
+    rule = (
+        "A mark is the strongest whose line holds in the report of the experiment, by the mean over seeds; `-` if\n"
+        'none does. "perhaps": the interval of a line contains its threshold.'
+    )
     return f"## Thresholds\n\n{rule}\n\n{table}"
 
 
@@ -107,5 +115,5 @@ def _numbers(summary: Summary, marks: Marks) -> str:
     for (ability, arm), mark in marks.items():
         numbers = "; ".join(f"`{claim.line}`: {claim.numbers}" for claim in mark.claims)
         model = summary.config.models[arm]
-        rows.append([ability, model, mark.mark, mark.paper, numbers or "no results yet"])
+        rows.append([ability, model, mark.measured, mark.paper, numbers or "no results yet"])
     return "## Numbers\n\n" + markdown(["ability", "model", "measured", "paper", "thresholds in numbers"], rows)

@@ -9,10 +9,16 @@ from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
 from lit_memory.report.results import Report, ReportPlan, Results
-from lit_memory.report.tables import interval_table, time_table
-from lit_memory.report.verdict import NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.statistics import DRAWS
+from lit_memory.report.tables import time_table
+from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 
-INTERVALS = "95 % Wilson intervals of the same numbers, with the samples of all seeds taken together:"
+MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is a bootstrap
+of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
+REQUIRED = "Required before the claim can be judged, by the mean over seeds:"
+VERIFIED = "Verified properties, by the mean over seeds; they hold by construction, and no verdict rests on them alone:"
+HOLDS = {REPRODUCED: "yes", NOT_REPRODUCED: "no", INCONCLUSIVE: "undecided"}
+"""Verdict of a line -> whether it holds."""
 
 
 def page(plan: ReportPlan, report: Report, results: Results) -> str:
@@ -24,7 +30,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         _state_figure(plan),
         _claims(report),
         _arms(plan),
-        *_numbers(plan, report, results),
+        _numbers(plan, report),
         _times(results),
         "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
         _deviations(plan),
@@ -56,16 +62,29 @@ def _head(plan: ReportPlan, report: Report) -> list[str]:
     verdict = f"**{report.verdict}** at scale `{plan.scale}`{report.scope}"
     if report.missing:
         verdict += f". Missing: {'; '.join(report.missing)}."
-    elif not report.claims:
-        verdict += ". The experiment states no claim to check."
+    elif report.reason:
+        verdict += f". {report.reason}"
     return [f"# {plan.experiment}", warning if changed else "", verdict]
 
 
 def _claims(report: Report) -> str:
-    """Every line of ``expect`` in numbers."""
-    holds = {REPRODUCED: "yes", NOT_REPRODUCED: "no"}
-    rows = [[f"`{claim.line}`", claim.numbers, holds.get(claim.verdict, "unknown")] for claim in report.claims]
-    return markdown(["expected", "measured", "holds"], rows) if rows else ""
+    """Every line in numbers: the claims with their intervals, then requirements and verified properties."""
+    rows: dict[str, list[list[str]]] = {}
+    for claim in report.claims:
+        margin = [claim.shown_margin if claim.interval else "–"] if claim.kind == "claim" else []
+        row = [f"`{claim.line}`", claim.numbers, *margin, HOLDS.get(claim.verdict, "unknown")]
+        rows.setdefault(claim.kind, []).append(row)
+    resampled = " or ".join(dict.fromkeys(claim.resampled for claim in report.claims if claim.resampled))
+    margins = MARGINS.format(draws=DRAWS, what=resampled)
+    blocks = {
+        "claim": (["expected", "measured", "margin", "holds"], "", margins if resampled else ""),
+        "requirement": (["required", "measured", "holds"], REQUIRED, ""),
+        "property": (["property", "measured", "holds"], VERIFIED, ""),
+    }
+    shown = [
+        (above, markdown(head, rows[kind]), below) for kind, (head, above, below) in blocks.items() if kind in rows
+    ]
+    return "\n\n".join(text.strip() for block in shown for text in block if text)
 
 
 def _arms(plan: ReportPlan) -> str:
@@ -73,12 +92,11 @@ def _arms(plan: ReportPlan) -> str:
     return "## Arms\n\n" + markdown(["arm", "settings"], rows) if rows else ""
 
 
-def _numbers(plan: ReportPlan, report: Report, results: Results) -> list[str]:
-    """The table of the figure, links to table.csv and the PDFs, and the intervals if the report has them."""
+def _numbers(plan: ReportPlan, report: Report) -> str:
+    """The table of the figure, and links to table.csv and the PDFs."""
     names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time)]
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
-    numbers = f"## Numbers\n\n{report.table}\nEvery seed and metric: [table.csv](table.csv). For print: {prints}."
-    return [numbers, f"{INTERVALS}\n\n{interval_table(results)}" if plan.config.intervals else ""]
+    return f"## Numbers\n\n{report.table}\nEvery seed and metric: [table.csv](table.csv). For print: {prints}."
 
 
 def _state_figure(plan: ReportPlan) -> str:

@@ -1,59 +1,64 @@
-"""Writes the report of a plan: figures, table.csv, table.md, verdict.json and README.md.
+"""Writes the report of a plan: figures, tables, verdict.json, README.md, and what it can be drawn from again.
 
 ``render`` is pure apart from the files that it writes: no clock, no search for runs. Runs without results are named,
 and the verdict stays INCOMPLETE until they are finished. table.csv and the figures depend on the plan and the measured
-values alone, so the same experiment gives the same bytes; ``TIMES``, which differ from run to run, are not in
-table.csv.
+values alone, so the same experiment gives the same bytes; ``TIMES``, which differ from run to run, are in report.json.
+What ``saved.load`` reads from a report's folder gives its verdict.json byte for byte.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import check_expect
+from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
 from lit_memory.report.labels import count
 from lit_memory.report.page import page
-from lit_memory.report.results import Report, ReportPlan, Results
+from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
+from lit_memory.report.saved import PLAN, SCORES, plan_json, scores_npz
 from lit_memory.report.tables import csv_table, main_table
-from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, evaluate
+from lit_memory.report.verdict import INCOMPLETE, conclude, judge
 from lit_memory.util import files
 
 
-def render(plan: ReportPlan, frame: Any, out_dir: str | Path) -> Report:
+def render(plan: ReportPlan, frame: Any, out_dir: str | Path, scores: Mapping[Cell, Any] | None = None) -> Report:
     """Write the report of ``plan`` into ``out_dir``.
 
     frame: long DataFrame of FINISHED runs with columns arm, seed, x, metric, value; it may be empty, and rows outside
         the plan are ignored.
-
-    All files are staged first, then renamed, README.md last: none is ever half-written. state.* and time.* of an
-    earlier report are removed if the plan has none.
+    scores: (arm, metric, x, seed) -> the scores of the test samples, of which the value is the mean; where they are
+        not known, intervals are over seeds alone.
     """
-    check_expect(plan.expect, plan.arms, plan.x_values)
-    results = Results.from_frame(plan, frame)
-    claims = [evaluate(line, results.values, plan.x_values, len(plan.seeds)) for line in plan.expect]
-    missing = results.missing()
-    report = Report(_verdict(claims, missing), claims, missing, main_table(results), _scope(plan))
+    return write(Results.from_frame(plan, frame, scores), out_dir)
+
+
+def write(results: Results, out_dir: str | Path) -> Report:
+    """Write the report of some results into ``out_dir``.
+
+    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.* and scores.npz
+    of an earlier report are removed if this one has none.
+    """
+    plan, missing = results.plan, results.missing()
+    for section, lines in plan.lines.items():
+        check_lines(lines, plan.arms, plan.x_values, section=section)
+    claims = judge(plan.lines, results.evidence)
+    verdict, reason = conclude(claims, missing)
+    scope = "" if verdict == INCOMPLETE else exploratory(plan.experiment, len(plan.seeds))
+    report = Report(verdict, claims, missing, main_table(results), scope + _scope(plan), reason)
     texts = {
         "table.csv": csv_table(results),
         "table.md": report.table,
+        PLAN: plan_json(results),
         "verdict.json": _verdict_json(plan, report),
         "README.md": page(plan, report, results),
     }
-    contents = draw(results, _status(plan, report)) | {name: text.encode() for name, text in texts.items()}
-    unused = [name for name in OPTIONAL if name not in contents]
+    contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
+    contents |= {name: text.encode() for name, text in texts.items()}
+    unused = [name for name in (*OPTIONAL, SCORES) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
-
-
-def _verdict(claims: Sequence[Claim], missing: Sequence[str]) -> str:
-    """REPRODUCED if every claim holds; INCOMPLETE without claims, or while a result is missing."""
-    verdicts = {claim.verdict for claim in claims}
-    if missing or not claims or INCOMPLETE in verdicts:
-        return INCOMPLETE
-    return NOT_REPRODUCED if NOT_REPRODUCED in verdicts else REPRODUCED
 
 
 def _scope(plan: ReportPlan) -> str:
@@ -75,12 +80,16 @@ def _verdict_json(plan: ReportPlan, report: Report) -> str:
     """verdict.json, read by the list of all experiments; its seconds also serve to estimate the time of the next
     run."""
     content = {name: getattr(plan, name) for name in ("experiment", "scale", "modified", "paper", "arms", "seeds")}
-    content |= {"verdict": report.verdict, "missing": report.missing}
-    content["claims"] = [vars(claim) | {"sides": _finite(claim.sides)} for claim in report.claims]
+    content |= {"verdict": report.verdict, "exploratory": "exploratory" in report.scope, "reason": report.reason}
+    content |= {"missing": report.missing, "claims": [_plain(vars(claim)) for claim in report.claims]}
     content["runs"] = [{name: run.get(name) for name in ("arm", "seed", "steps", "seconds")} for run in plan.runs]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _finite(values: Sequence[float]) -> list[float | None]:
-    """Numbers that JSON can hold: None for NaN and infinity."""
-    return [value if math.isfinite(value) else None for value in values]
+def _plain(value: Any) -> Any:
+    """What JSON can hold: None for NaN and infinity, and nine digits, as the last ones depend on the machine."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value

@@ -5,9 +5,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lit_memory.plan.claims import KINDS, parse, refs
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.labels import label, short
+from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import Claim
+
+Cell = tuple[str, str, float, int]
+"""(arm, metric, x, seed)."""
+LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
+"""Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
+
+
+def exploratory(experiment: str, seeds: int) -> str:
+    """A remark on a verdict of too few seeds; "" if they suffice."""
+    least = LEAST_OF_ABLATION if "ablation" in experiment else LEAST_SEEDS
+    return f", exploratory ({seeds} seed{'s' * (seeds > 1)})" if seeds < least else ""
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,8 @@ class ReportPlan:
     x_values: list[float]
     config: ReportConfig
     expect: list[str]
+    requires: list[str] = field(default_factory=list)
+    verify: list[str] = field(default_factory=list)
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
     train_x: float | None = None
@@ -45,6 +60,17 @@ class ReportPlan:
         if self.config.log_x and min(self.x_values) < 0:
             raise ValueError(f"log_x: expected values of {self.config.x} of 0 or more, got {min(self.x_values):g}")
         self.config.state_value(self.x_values)
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """Section of ``claims.KINDS`` -> its lines."""
+        return {section: getattr(self, section) for section in KINDS}
+
+    @property
+    def judged(self) -> set[str]:
+        """The metrics of the figure and of all lines."""
+        found = {ref.metric for lines in self.lines.values() for line in lines for ref in refs(parse(line))}
+        return {self.config.y, *filter(None, found)}
 
     @property
     def x_label(self) -> str:
@@ -95,15 +121,28 @@ class Report:
     table: str
     """table.md."""
     scope: str = ""
-    """Limits of the verdict: the part of the paper's test that was left out."""
+    """Limits of the verdict: too few seeds, and the part of the paper's test that was left out."""
+    reason: str = ""
+    """Why the verdict is what it is, in a sentence of Markdown; "" where the lines say it all."""
     paths: dict[str, Path] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """The summary for a terminal: table, claims in numbers, verdict."""
-        claims = [f"{claim.line}:  {claim.numbers}" for claim in self.claims]
+        claims = [f"{_in_words(claim)}:  {claim.numbers}{_with_interval(claim)}" for claim in self.claims]
         missing = f"; missing: {'; '.join(self.missing)}" if self.missing else ""
-        return "\n".join([self.table, *claims, self.verdict + self.scope + missing])
+        reason = [self.reason.replace("`", "")] if self.reason else []
+        return "\n".join([self.table, *claims, *reason, self.verdict + self.scope + missing])
+
+
+def _in_words(claim: Claim) -> str:
+    """A line with its kind, where it is no claim."""
+    return claim.line if claim.kind == "claim" else f"{claim.kind} {claim.line}"
+
+
+def _with_interval(claim: Claim) -> str:
+    """The margin and its interval in brackets; "" where there is none."""
+    return f"  (margin {claim.shown_margin})" if claim.interval else ""
 
 
 @dataclass(frozen=True)
@@ -111,13 +150,16 @@ class Results:
     """The measured values of a plan, by arm, metric, x and seed."""
 
     plan: ReportPlan
-    cells: Mapping[tuple[str, str, float, int], float]
+    cells: Mapping[Cell, float]
+    scores: Mapping[Cell, Any] = field(default_factory=dict)
+    """The scores of the test samples behind a cell, of which it is the mean: 1-D arrays of float64. Of the metrics that
+    figure and lines use; none where they are not known."""
 
     @classmethod
-    def from_frame(cls, plan: ReportPlan, frame: Any) -> "Results":
-        """Read a long DataFrame (arm, seed, x, metric, value); rows outside the plan are ignored. Raises ValueError for
-        two values of one cell."""
-        cells: dict[tuple[str, str, float, int], float] = {}
+    def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
+        """Read a long DataFrame (arm, seed, x, metric, value) and the ``scores`` of its samples; what is outside the
+        plan is ignored. Raises ValueError for two values of one cell, and for scores that are not those of theirs."""
+        cells: dict[Cell, float] = {}
         for arm, seed, x, metric, value in frame[["arm", "seed", "x", "metric", "value"]].itertuples(index=False):
             if arm not in plan.arms or seed not in plan.seeds or x not in plan.x_values:
                 continue
@@ -125,7 +167,12 @@ class Results:
             if cell in cells:
                 raise ValueError(f"two finished runs of arm {arm}, seed {seed} both report {metric} at x={x:g}")
             cells[cell] = float(value)
-        return cls(plan, cells)
+        return cls.of(plan, cells, scores or {})
+
+    @classmethod
+    def of(cls, plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[Cell, Any]) -> "Results":
+        """With those of the ``scores`` that belong to a cell and are used. Raises ValueError for wrong ones."""
+        return cls(plan, cells, kept_scores(plan, cells, scores) if scores else {})
 
     @property
     def metrics(self) -> list[str]:
@@ -147,6 +194,22 @@ class Results:
         """The values of the finished seeds, in the order of the plan."""
         return [value for value in self.by_seed(arm, metric, x) if value is not None]
 
+    @property
+    def evidence(self) -> Evidence:
+        """What the lines are judged by."""
+        plan = self.plan
+        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, self.scores_at)
+
+    def scores_at(self, x: float) -> dict[tuple[str, str], list[Any]]:
+        """(arm, metric) -> the scores of every planned seed, where all are known."""
+        columns = dict.fromkeys((arm, metric) for arm, metric, at, _ in self.scores if at == x)
+        cells = {column: [(*column, float(x), seed) for seed in self.plan.seeds] for column in columns}
+        return {
+            column: [self.scores[cell] for cell in of_seeds]
+            for column, of_seeds in cells.items()
+            if self.scores.keys() >= {*of_seeds}
+        }
+
     def missing(self) -> list[str]:
         """Planned runs without results, seeds with the same gap together: ``gamma seeds 0, 1 at 500 (failed)``."""
         status = {(run["arm"], run["seed"]): run.get("status") for run in self.plan.runs}
@@ -161,3 +224,24 @@ class Results:
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
+
+
+def kept_scores(plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[Cell, Any]) -> dict[Cell, Any]:
+    """The scores of a plan's cells, of the metrics that figure and lines use. Raises ValueError for scores that cannot
+    be those of their cell."""
+    import numpy as np
+
+    kept, judged = {}, plan.judged
+    for (arm, metric, x, seed), given in scores.items():
+        cell = (arm, metric, float(x), int(seed))
+        if metric not in judged or cell not in cells:
+            continue
+        found, value = np.asarray(given, dtype=np.float64), cells[cell]
+        name = f"scores of arm {arm}, seed {seed}, {metric} at x={x:g}"
+        if found.ndim != 1 or not found.size:
+            raise ValueError(f"{name}: shape {found.shape}; expected one number per sample of the test")
+        average = float(found.mean())
+        if not np.isclose(average, value, rtol=1e-5, atol=1e-5, equal_nan=True):
+            raise ValueError(f"{name}: their mean is {average:g}, but the result is {value:g}; expected the same test")
+        kept[cell] = found
+    return kept

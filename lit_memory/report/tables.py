@@ -1,4 +1,4 @@
-"""The tables of a report: table.csv, table.md, intervals and times."""
+"""The tables of a report: table.csv, table.md and times."""
 
 import csv
 import io
@@ -18,7 +18,8 @@ NEVER = " nan: a seed has never come that far."
 
 
 def csv_table(results: Results) -> str:
-    """All metrics with six decimals, in the order of the plan. Empty: not measured; nan: measured as not a number."""
+    """All metrics, in the order of the plan, so that ``saved.load`` reads the very numbers: six decimals, or all that a
+    seed's value has. Empty: not measured; nan: measured as not a number."""
     plan, file = results.plan, io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["arm", "x", "metric", "mean", "std", "n", *(f"seed_{seed}" for seed in plan.seeds)])
@@ -28,13 +29,19 @@ def csv_table(results: Results) -> str:
                 values = results.values(arm, metric, x)
                 average = _decimals(mean(values) if values else None)
                 spread = _decimals(std(values) if len(values) > 1 else None)
-                seeds = map(_decimals, results.by_seed(arm, metric, x))
+                seeds = map(_exactly, results.by_seed(arm, metric, x))
                 writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *seeds])
     return file.getvalue()
 
 
 def _decimals(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
+
+
+def _exactly(value: float | None) -> str:
+    """Six decimals where they are the value, else all digits."""
+    short = _decimals(value)
+    return short if value is None or math.isnan(value) or float(short) == value else repr(value)
 
 
 def main_table(results: Results) -> str:
@@ -97,34 +104,6 @@ def _curve_table(results: Results) -> str:
 def _sample_count(samples: Sequence[int]) -> str:
     """One number if all are equal, else all of them."""
     return ", ".join(map(str, samples if len(set(samples)) > 1 else samples[:1]))
-
-
-def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a probability, from a ``share`` of successes in ``n`` trials. Source: Wilson 1927."""
-    z2 = 1.959964**2 / n
-    middle, half = (share + z2 / 2) / (1 + z2), math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
-    return middle - half, middle + half
-
-
-def interval_table(results: Results) -> str:
-    """Wilson intervals over the samples of all seeds, one arm per row and one tested value per column."""
-    plan, rows = results.plan, []
-    for arm in plan.arms:
-        samples = plan.samples(arm)
-        if not samples:
-            continue
-        groups = [results.values(arm, None, x) for x in plan.x_values]
-        cells = [_interval(group, n) for group, n in zip(groups, samples, strict=True)]
-        rows.append([arm, *cells, f"{_sample_count(samples)} x {min(map(len, groups))} seeds"])
-    return markdown(["arm", *map(short, plan.x_values), "samples"], rows)
-
-
-def _interval(values: Sequence[float], samples: int) -> str:
-    """The interval of a share that every seed measured on as many samples; a dash without values."""
-    if not values:
-        return "–"
-    low, high = wilson_interval(mean(values), len(values) * samples)
-    return f"{low:.3f} to {high:.3f}"
 
 
 def time_table(results: Results) -> str:

@@ -1,19 +1,24 @@
-"""The verdict on a claim: a line of ``plan.claims`` folded over the measured values.
+"""The verdict on a claim: the lines of ``plan.claims`` folded over the measured values, and over draws of them.
 
-A comparison with NaN does not hold. Where two sides differ by less than one of them does from seed to seed, the numbers
-say so; the verdict does not change. Standard library only.
+A line of ``expect`` is decided where the interval of its margin (see ``statistics``) lies on one side of 0, at the
+level of Holm's correction over all lines of ``expect``. A requirement and a verified property hold by the mean over
+seeds. A comparison with NaN does not hold, and decides no claim.
 """
 
 import ast
-import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lit_memory.plan.claims import ARITHMETIC, COMPARE, FUNCTIONS, Ref, calls, parse, reference, refs
+from lit_memory.plan.claims import COMPARE, KINDS, Ref, calls, parse, refs
+from lit_memory.report.fold import Fold, digits_of, in_numbers, measured, used
+from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, Margin, holm
 
-REPRODUCED, NOT_REPRODUCED, INCOMPLETE = "REPRODUCED", "NOT REPRODUCED", "INCOMPLETE"
+REPRODUCED, NOT_REPRODUCED = "REPRODUCED", "NOT REPRODUCED"
+INCONCLUSIVE, INCOMPLETE = "INCONCLUSIVE", "INCOMPLETE"
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, INCOMPLETE)
+SIGNS = {REPRODUCED: "✓", NOT_REPRODUCED: "✗", INCONCLUSIVE: "?"}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -33,127 +38,137 @@ class Claim:
 
     line: str
     verdict: str
+    """Of a requirement and a property: REPRODUCED if it holds, NOT REPRODUCED if not."""
     numbers: str
     """The line with numbers in the place of references."""
+    kind: str = "claim"
+    """One of ``KINDS``."""
+    holds: bool = False
+    """By the mean over seeds, which decides no claim."""
     sides: tuple[float, ...] = ()
     """The values between the comparison signs."""
+    margin: float = math.nan
+    """By how much it holds: left - right in the direction of the sign, of a chain the smallest."""
+    interval: tuple[float, float] | None = None
+    """Of the margin; None for requirements and properties, and where there is none."""
+    level: float | None = None
+    """1 - confidence of the interval: the level at which Holm's correction judged the line."""
+    p: float | None = None
+    """Two-sided, of a margin of 0."""
+    detectable: float | None = None
+    """The margin that four in five experiments with these seeds and samples would have told from 0."""
+    resampled: str = ""
+    """What was drawn for the interval: "seeds and samples", "seeds alone", or "seeds and a part of the samples"."""
+    reason: str = ""
+    """Why it is undecided."""
+
+    @property
+    def shown_margin(self) -> str:
+        """``0.586, 98.3 % interval 0.21 to 0.96``, or the margin alone."""
+        if self.interval is None or self.level is None:
+            return f"{self.margin:.3g}"
+        low, high = self.interval
+        return f"{self.margin:.3g}, {100 * (1 - self.level):.3g} % interval {low:.3g} to {high:.3g}"
 
 
-Lookup = Callable[[str, str | None, float], Sequence[float]]
-"""(arm, metric or None for the figure's, x) -> the values of the finished seeds."""
+def judge(
+    lines: Mapping[str, Sequence[str]], evidence: Evidence, level: float = LEVEL, draws: int = DRAWS
+) -> list[Claim]:
+    """The verdicts on the lines of every section, in the order of ``KINDS``.
+
+    lines: section -> its lines. level: of all claims together.
+    """
+    found = {section: [measure(line, section, evidence) for line in lines.get(section, ())] for section in KINDS}
+    complete = [claim for claim in found["expect"] if claim.verdict != INCOMPLETE]
+    if complete:
+        drawn = Draws(evidence, draws)
+        margins = [Fold(drawn).margin(parse(claim.line)) for claim in complete]
+        levels = holm([margin.p_value for margin in margins], level)
+        judged = iter([_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)])
+        found["expect"] = [claim if claim.verdict == INCOMPLETE else next(judged) for claim in found["expect"]]
+    return [claim for section in KINDS for claim in found[section]]
 
 
-@dataclass(frozen=True)
-class _Fold(ast.NodeTransformer):
-    """The value of a tree, and its text with numbers in the place of references."""
-
-    results: Lookup
-    x_values: Sequence[float]
-    digits: int = 3
-
-    def x(self, ref: Ref) -> float:
-        """The tested value that a reference names."""
-        ends = {"first": self.x_values[0], "last": self.x_values[-1]}
-        return ends[ref.x] if isinstance(ref.x, str) else ref.x
-
-    def seeds(self, ref: Ref) -> Sequence[float]:
-        """The values of the finished seeds."""
-        return self.results(ref.arm, ref.metric, self.x(ref))
-
-    def onwards(self, ref: Ref) -> list[Ref]:
-        """The same result at every tested x from that of ``ref`` on."""
-        return [ref._replace(x=x) for x in sorted(self.x_values) if x >= self.x(ref)]
-
-    def reach(self, ref: Ref, share: float) -> float:
-        """The last x, as a multiple of that of ``ref``, before the mean falls below ``share`` of its value at ``ref``;
-        NaN if it does so at once."""
-        least, start = share * mean(self.seeds(ref)), self.x(ref)
-        kept = list(itertools.takewhile(lambda at: mean(self.seeds(at)) >= least, self.onwards(ref)))
-        return self.x(kept[-1]) / start if kept and start else math.nan
-
-    def value(self, node: ast.expr) -> float:
-        """The value of a sum. Division by zero and min or max with NaN are NaN."""
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return float(number)
-            case ast.UnaryOp(operand=operand):
-                return -self.value(operand)
-            case ast.BinOp(left=left, op=op, right=right):
-                a, b = self.value(left), self.value(right)
-                return math.nan if isinstance(op, ast.Div) and b == 0 else ARITHMETIC[type(op)](a, b)
-            case ast.Subscript():
-                return mean(self.seeds(reference(node)))
-            case ast.Call(func=ast.Name(id="std"), args=[ast.Subscript() as ref]):
-                return std(self.seeds(reference(ref)))
-            case ast.Call(func=ast.Name(id="reach"), args=[ast.Subscript() as ref, share]):
-                return self.reach(reference(ref), self.value(share))
-            case ast.Call(func=ast.Name(id=name), args=args):
-                numbers = [self.value(arg) for arg in args]
-                return math.nan if any(map(math.isnan, numbers)) else FUNCTIONS[name](*numbers)
-        raise TypeError(f"{type(node).__name__} passed the parser")
-
-    def text(self, side: ast.expr) -> str:
-        """``0.998 - 0.412 = 0.586``, or the number alone where there is nothing to compute."""
-        numbers = self.visit(copy.deepcopy(side))
-        text = ast.unparse(numbers)
-        return f"{text} = {self.value(side):.{self.digits}f}" if isinstance(numbers, ast.BinOp | ast.Call) else text
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.Name:
-        return ast.Name(f"{self.value(node):.{self.digits}f}")
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id in ("std", "reach"):
-            return ast.Name(f"{self.value(node):.{self.digits}f}")
-        return self.generic_visit(node)
-
-
-def evaluate(line: str, results: Lookup, x_values: Sequence[float], seeds: int) -> Claim:
-    """Whether a line holds. INCOMPLETE while one of its results lacks one of ``seeds`` seeds, or if it takes the std of
-    one seed."""
-    tree = parse(line)
-    fold = _Fold(results, x_values)
-    finished = {str(ref): len(fold.seeds(ref)) for ref in _used(tree, fold)}
+def measure(line: str, section: str, evidence: Evidence) -> Claim:
+    """Whether a line holds by the mean over seeds. INCOMPLETE while one of its results lacks a seed, or if it takes the
+    std of one seed."""
+    kind, tree, fold = KINDS[section], parse(line), Fold(Draws(evidence, 0))
+    finished = {str(ref): len(fold.values(ref)) for ref in used(tree, fold)}
     if absent := [name for name, n in finished.items() if not n]:
-        return Claim(line, INCOMPLETE, f"no result of {', '.join(absent)}")
-    if any(len(fold.seeds(ref)) < 2 for call in calls(tree, "std") for ref in refs(call)):
-        return Claim(line, INCOMPLETE, "std needs at least two seeds")
-    nodes = [tree.left, *tree.comparators]
-    sides = tuple(fold.value(node) for node in nodes)
+        return Claim(line, INCOMPLETE, f"no result of {', '.join(absent)}", kind)
+    if any(len(fold.values(ref)) < 2 for call in calls(tree, "std") for ref in refs(call)):
+        return Claim(line, INCOMPLETE, "std needs at least two seeds", kind)
+    sides = tuple(measured(fold.value(node)) for node in (tree.left, *tree.comparators))
     compared = zip(tree.ops, itertools.pairwise(sides), strict=True)
     holds = all(COMPARE[type(op)][1](a, b) for op, (a, b) in compared)
-    least = min(finished.values())
-    remark = ""
-    if least < seeds:
-        remark = f" so far ({least} of {seeds} seeds)"
-    elif _close(nodes, fold, seeds):
-        remark = " (within one std of the seeds)"
-    numbers = f"{_numbers(tree, replace(fold, digits=_digits(sides)))} {'✓' if holds else '✗'}{remark}"
     verdict = REPRODUCED if holds else NOT_REPRODUCED
-    return Claim(line, INCOMPLETE if least < seeds else verdict, numbers, sides)
+    numbers = f"{in_numbers(tree, replace(fold, digits=digits_of(sides)))} {SIGNS[verdict]}"
+    if (least := min(finished.values())) < evidence.seeds:
+        verdict, numbers = INCOMPLETE, f"{numbers} so far ({least} of {evidence.seeds} seeds)"
+    return Claim(line, verdict, numbers, kind, holds, sides, fold.margin(tree).estimate)
 
 
-def _used(tree: ast.Compare, fold: _Fold) -> list[Ref]:
-    """Every result that a line needs; a ``reach`` needs all tested x from its own on."""
-    reached = [ref for call in calls(tree, "reach") for ref in refs(call)]
-    return refs(tree) + [on for ref in reached for on in fold.onwards(ref)]
+def conclude(claims: Sequence[Claim], missing: Sequence[str]) -> tuple[str, str]:
+    """The verdict of a report, and its reason in a sentence; "" where the lines say it all.
+
+    A property that fails refutes whatever the requirements, as it holds by construction.
+    """
+    if missing or any(claim.verdict == INCOMPLETE for claim in claims):
+        return INCOMPLETE, ""
+    found = {kind: [c for c in claims if c.kind == kind and c.verdict != REPRODUCED] for kind in KINDS.values()}
+    if found["property"]:
+        return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")
+    if found["requirement"]:
+        return INCONCLUSIVE, _told(found["requirement"], "a requirement fails, so that the claim cannot be judged")
+    if refuted := [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]:
+        return NOT_REPRODUCED, _told(refuted, "with confidence the opposite holds")
+    if found["claim"]:
+        return INCONCLUSIVE, _told(found["claim"], "undecided")
+    if not any(claim.kind == "claim" for claim in claims):
+        return INCONCLUSIVE, "The experiment states no claim to judge."
+    return REPRODUCED, ""
 
 
-def _close(nodes: Sequence[ast.expr], fold: _Fold, seeds: int) -> bool:
-    """Whether two compared sides differ by less than one of them does from seed to seed (sample standard deviation)."""
-    single = [replace(fold, results=lambda *ref, i=i: fold.results(*ref)[i : i + 1]) for i in range(seeds)]
-    sides = [(fold.value(node), std([one.value(node) for one in single])) for node in nodes]
-    return any(abs(a - b) < spread for (a, s), (b, t) in itertools.pairwise(sides) for spread in (s, t))
+def _told(claims: Sequence[Claim], what: str) -> str:
+    """A sentence on some lines."""
+    lines = [f"`{claim.line}`" + (f" ({claim.reason})" if claim.reason else "") for claim in claims]
+    return f"{what[0].upper()}{what[1:]}: {', '.join(lines)}."
 
 
-def _digits(sides: Sequence[float]) -> int:
-    """Decimals with which sides that differ look different: 3, 6 or 9."""
-    gaps = [abs(a - b) for a, b in itertools.pairwise(sides) if a != b]
-    return next((digits for digits in (3, 6) if not any(gap < 2 * 10**-digits for gap in gaps)), 9)
+def _decided(claim: Claim, margin: Margin, level: float, drawn: Draws) -> Claim:
+    """A claim of which all results are there, with its interval and what follows from it."""
+    numbers = claim.numbers.rstrip("".join(SIGNS.values()))
+    if not margin.known:
+        reason = "one seed has no interval" if margin.seeds < 2 else "a result is not a number, so there is no interval"
+        return replace(claim, verdict=INCONCLUSIVE, numbers=numbers + SIGNS[INCONCLUSIVE], reason=reason)
+    tree = parse(claim.line)
+    low, high = margin.interval(level)
+    strict = any(isinstance(op, ast.Lt | ast.Gt) for op in tree.ops)
+    verdict, reason, detectable = INCONCLUSIVE, "", margin.detectable(level)
+    if low == high == 0 and any(calls(tree, "reach")):
+        reason = "both sides carry to the end of the test, or equally far in every draw; a longer test could tell them"
+    elif low > 0 or (low == 0 and not strict):
+        verdict = REPRODUCED
+    elif high < 0 or (high == 0 and strict):
+        verdict = NOT_REPRODUCED
+    else:
+        reason = f"{POWER:.0%} of such experiments would see a margin of {detectable:.3g}".replace("%", " %")
+    return replace(
+        claim,
+        verdict=verdict,
+        numbers=numbers + SIGNS[verdict],
+        interval=(low, high),
+        level=level,
+        p=margin.p_value,
+        detectable=detectable,
+        resampled=_resampled(used(tree, Fold(drawn)), Fold(drawn)),
+        reason=reason,
+    )
 
 
-def _numbers(tree: ast.Compare, fold: _Fold) -> str:
-    """A line in numbers: "0.998 - 0.412 = 0.586 > 0.2"."""
-    words = [fold.text(tree.left)]
-    for op, node in zip(tree.ops, tree.comparators, strict=True):
-        words += [COMPARE[type(op)][0], fold.text(node)]
-    return " ".join(words)
+def _resampled(results: Iterable[Ref], fold: Fold) -> str:
+    """What was drawn for the interval of a line."""
+    with_samples = {fold.drawn.table(*fold.at(ref)) is not None for ref in results}
+    if len(with_samples) > 1:
+        return "seeds and a part of the samples"
+    return "seeds and samples" if with_samples == {True} else "seeds alone"

@@ -1,0 +1,116 @@
+"""The files from which a report can be drawn again: report.json, table.csv and scores.npz.
+
+report.json: the plan, and the measured times, which no two runs share and table.csv leaves out. scores.npz: one array
+"arm/metric/x/seed" of the scores of the test samples. Old reports have neither, and table.csv with six decimals.
+"""
+
+import csv
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.sections import TIMES, ReportConfig
+from lit_memory.report.results import Cell, ReportPlan, Results
+from lit_memory.util.checks import nearest
+from lit_memory.util.provenance import PROJECT
+
+PLAN, TABLE, SCORES = "report.json", "table.csv", "scores.npz"
+DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
+"""What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
+
+
+def plan_json(results: Results) -> str:
+    """report.json: the plan with its times as [arm, metric, x, seed, value]."""
+    times = [[*cell, value] for cell, value in results.cells.items() if cell[1] in TIMES]
+    content = asdict(results.plan) | {"times": sorted(times)}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
+    """scores.npz; the same scores give the same bytes. Scores of 0 and 1 take a byte each before compression."""
+    import numpy as np
+
+    file, arrays = io.BytesIO(), {}
+    for (arm, metric, x, seed), found in sorted(scores.items()):
+        small = found.astype(np.uint8)
+        arrays[f"{arm}/{metric}/{x:.17g}/{seed}"] = small if np.array_equal(small, found) else found
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def load(report: str | Path) -> Results:
+    """What a report was made from: its plan, the measured values and the scores of the samples.
+
+    report: a folder, or the name of a report in reports/ of this folder or of the project ("armt_rewrite", or
+        "armt_rewrite/gpu" for another scale).
+
+    Raises ConfigError, in one line with the file, for a report that is not there, is older than report.json, or is
+    damaged.
+    """
+    folder = _folder(report)
+    if not (folder / PLAN).is_file():
+        expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
+        raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
+    plan, cells = _read(folder / PLAN, _plan)
+    cells |= _read(folder / TABLE, _cells)
+    scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
+    try:
+        return Results.of(plan, cells, scores)
+    except ValueError as error:
+        raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
+
+
+def _folder(report: str | Path) -> Path:
+    """The folder of a report. Raises ConfigError."""
+    homes = (Path("reports"), PROJECT / "reports")
+    found = [path for path in (Path(report), *(home / report for home in homes)) if path.is_dir()]
+    if not found:
+        names = [path.name for home in homes if home.is_dir() for path in sorted(home.iterdir()) if path.is_dir()]
+        raise ConfigError(str(report), "", f"no such report; {nearest(str(report), names)}")
+    return next((path for path in found if (path / PLAN).is_file()), found[-1])
+
+
+def _read(path: Path, parse: Any) -> Any:
+    """What ``parse`` makes of a file. Raises ConfigError."""
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
+    except DAMAGED as error:
+        reason = f"damaged ({first_line(error)})"
+        raise ConfigError(str(path), "", f"{reason}; expected the file as a report wrote it") from None
+
+
+def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
+    """The plan and the times of report.json."""
+    values = json.loads(content)
+    times = {(arm, metric, float(x), seed): float(value) for arm, metric, x, seed, value in values.pop("times")}
+    return ReportPlan(**values | {"config": ReportConfig(**values["config"])}), times
+
+
+def _cells(content: bytes) -> dict[Cell, float]:
+    """The values of table.csv."""
+    cells = {}
+    for row in csv.DictReader(content.decode().splitlines(), strict=True):
+        for name, value in row.items():
+            if name.startswith("seed_") and value != "":
+                cells[row["arm"], row["metric"], float(row["x"]), int(name.removeprefix("seed_"))] = float(value)
+    return cells
+
+
+def _scores(content: bytes) -> dict[Cell, Any]:
+    """The arrays of scores.npz."""
+    import numpy as np
+
+    scores = {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        for name in arrays.files:
+            arm, metric, x, seed = name.split("/")
+            scores[arm, metric, float(x), int(seed)] = arrays[name]
+    return scores
