@@ -474,13 +474,16 @@ def test_fewer_samples_at_some_values(tmp_path):
 def test_the_plan_that_a_report_gets(tmp_path):
     """How far the paper tests, where that is another scale; values of an arm as its scale and its grid have them."""
 
+    lines = {"requires": ["a[0] > 0"], "verify": ["a[1] > 0"]}
+
     def report_plan(name, scale):
         whole = load(EXPERIMENTS / f"{name}.yaml")
         specs = whole.at(scale).plan()
-        sweep = Sweep(Options(name), whole, whole.at(scale), specs, specs, {}, tmp_path)
+        sweep = Sweep(Options(name), whole, dataclasses.replace(whole.at(scale), **lines), specs, specs, {}, tmp_path)
         return reporting.report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", "lr0.003")])
 
     plan = report_plan("memreasoner_babilong", "cpu")
+    assert (plan.expect, plan.lines | lines) == (plan.lines["expect"], plan.lines)
     assert (
         plan.paper_x == 128000
         and plan.settings["memreasoner_iu"]

@@ -72,6 +72,8 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         x_values=x_values(e, sweep.specs),
         config=e.report,
         expect=e.expect,
+        requires=e.requires,
+        verify=e.verify,
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
