@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.names import block_names, convert
-from lit_memory.hf.reading import check_dims, check_names, check_size, errors_from, read_config, read_weights
+from lit_memory.hf.reading import check_dims, check_names, errors_from, read_config, read_weights
 from lit_memory.text.tokenizers import pretrained_tokenizer
 from lit_memory.util.checks import FieldError
 
@@ -46,11 +46,6 @@ def read_bert(folder: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
         config = read_config(folder, ("bert",))
         if config.hidden_act != "gelu":
             raise FieldError("hidden_act", config.hidden_act, "expected 'gelu'; the encoder here computes nothing else")
-        for name in SIZES.values():
-            check_size(name, getattr(config, name))
-        if config.hidden_size % config.num_attention_heads:
-            expected = f"expected a multiple of num_attention_heads={config.num_attention_heads}"
-            raise FieldError("hidden_size", config.hidden_size, expected)
         weights, layers = _published_weights(folder), config.num_hidden_layers
         needed = {*TABLES, *(name for theirs in _names(weights, layers).values() for name in theirs)}
         check_names(weights, needed, f"of a BERT with {layers} layers: check num_hidden_layers")

@@ -6,6 +6,7 @@ Everything is strict: a weight that is missing, surplus or of another shape is a
 decoder does not compute.
 """
 
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
-from lit_memory.hf.reading import check_dims, check_names, check_size, merge_flags, preview, shared_dtype
+from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
-from lit_memory.util.checks import LARGEST, FieldError, fits
+from lit_memory.util.checks import FieldError, fits
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
 
     Raises FieldError for a setting that our decoder does not compute, ValueError for several dropout rates.
     """
-    _check_sizes(config)
     _check_settings(config, family, dropout)
     settings = {
         "heads": config.num_attention_heads,
@@ -93,8 +93,8 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
         "tie_embeddings": config.tie_word_embeddings,
     }
     if rope := getattr(config, "rope_parameters", None):
-        settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None))
-        settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0)
+        settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None, math.inf))
+        settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0, 1.0)
     rates = {getattr(config, name) for name in family.dropouts} or {0.0}
     if dropout is not None:
         rates = {dropout}
@@ -112,17 +112,12 @@ def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> N
         raise FieldError(name, config.hidden_size, f"expected {table.shape[1]}, as in the weights; check them")
 
 
-def _check_sizes(config: Any) -> None:
-    """Raise FieldError for sizes that no decoder has, by the names that its config.json has for them."""
-    for name, most in (("num_hidden_layers", 1000), ("num_attention_heads", LARGEST), ("hidden_size", LARGEST)):
-        check_size(config.attribute_map.get(name, name), getattr(config, name), most)
-
-
-def _rope_number(rope: Mapping[str, Any], name: str, default: float | None) -> float:
-    """A number of ``rope_parameters``. Raises FieldError unless it is one above 0."""
+def _rope_number(rope: Mapping[str, Any], name: str, default: float | None, most: float) -> float:
+    """A number of ``rope_parameters``. Raises FieldError unless it is above 0 and at most ``most``."""
     value = rope.get(name, default)
-    if not fits(value, float) or value <= 0:
-        raise FieldError(name, value, "expected a number above 0", reprlib.repr(value))
+    if not fits(value, float) or not 0 < value <= most:
+        expected = f"expected a number above 0{f' and at most {most:g}' if most < math.inf else ''}"
+        raise FieldError(name, value, expected, reprlib.repr(value))
     return value
 
 

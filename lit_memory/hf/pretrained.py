@@ -26,7 +26,7 @@ from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.text import tokenizers
 from lit_memory.util import files
-from lit_memory.util.checks import FieldError, check_types, nearest
+from lit_memory.util.checks import FieldError, check_types, fits, nearest
 
 MODEL_TYPE = "lit_memory"
 HF_CLASS = "LitMemoryForCausalLM"
@@ -230,8 +230,12 @@ def _load(cls: Any, folder: Path, config: Mapping[str, Any], flags: Mapping[str,
     try:
         with torch.device("meta"):
             sketch = found(built)
-    except (RuntimeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"the settings in config.json make no model ({type(error).__name__}); check them") from error
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # tensors of sizes that no number can count
+        largest = max((n for n in vars(built) if fits(vars(built)[n], float)), key=lambda n: vars(built)[n])
+        kind = type(error).__name__
+        raise FieldError(
+            largest, vars(built)[largest], f"the settings make no model ({kind}); expected less"
+        ) from error
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights(folder).items()}
     for name, kept in shared_weights(sketch).items():
         if kept in weights:

@@ -10,6 +10,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,18 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_memory.util.checks import LARGEST, FieldError, fits, nearest
+from lit_memory.util.checks import LARGEST, MOST_LAYERS, FieldError, fits, nearest
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 STEMS = ("model.safetensors", "pytorch_model.bin")
 """Files with the weights of a folder, in the order of preference; each may be split, with an index."""
+
+LAYERS = {"num_hidden_layers", "n_layer"}
+HEADS = {"num_attention_heads", "n_head"}
+WIDTHS = {"hidden_size", "n_embd"}
+EPSILONS = {"layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"}
+DTYPES = {"dtype", "torch_dtype"}
+"""What Hugging Face's families call these fields in config.json."""
 
 
 @contextmanager
@@ -79,10 +87,24 @@ def check_model_type(model_type: Any, types: Sequence[str]) -> None:
         raise FieldError("model_type", model_type, f"expected {'one of ' * (len(types) > 1)}{', '.join(types)}")
 
 
-def check_size(name: str, value: Any, most: int = LARGEST) -> None:
-    """Raise FieldError unless a field of a Hugging Face configuration is a whole number from 1 to ``most``."""
-    if not fits(value, int) or not 1 <= value <= most:
-        raise FieldError(name, value, f"expected a whole number from 1 to {most}")
+def check_fields(content: Mapping[str, Any]) -> None:
+    """Raise FieldError for what no model of Hugging Face has, before transformers makes lists of that size."""
+    for names, most in ((LAYERS, MOST_LAYERS), (HEADS, LARGEST), (WIDTHS, LARGEST)):
+        for name in names & content.keys():
+            value = content[name]
+            if not fits(value, int) or not 1 <= value <= most:
+                raise FieldError(name, value, f"expected a whole number from 1 to {most}", reprlib.repr(value))
+    for name in EPSILONS & content.keys():
+        if not fits(content[name], float) or content[name] < 0:
+            raise FieldError(name, content[name], "expected a number, 0 or more", reprlib.repr(content[name]))
+    for width, heads in product(WIDTHS & content.keys(), HEADS & content.keys()):
+        if content[width] % content[heads]:
+            raise FieldError(width, content[width], f"expected a multiple of {heads}={content[heads]} in config.json")
+    for name in DTYPES & content.keys():
+        value = content[name]
+        known = isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+        if value is not None and not known:
+            raise FieldError(name, value, "expected a type of numbers, such as 'float32'", reprlib.repr(value))
 
 
 def shared_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
@@ -149,9 +171,7 @@ def read_config(folder: Path, types: Sequence[str]) -> Any:
         )
     content = read_json(folder / "config.json")
     check_model_type(content.get("model_type"), types)
-    for name in ("dtype", "torch_dtype"):  # transformers looks it up in torch
-        if not fits(content.get(name), str | None):
-            raise FieldError(name, content[name], "expected a text, as 'float32'", reprlib.repr(content[name]))
+    check_fields(content)
     from transformers import AutoConfig
 
     try:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.attention import attention_mask, rotate
-from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 from lit_memory.util.fields import added
 
 
@@ -68,9 +68,8 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         one_of(self)
         at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
-        at_least(0, self, "inputs")
-        if self.layers > 1000:
-            raise FieldError("layers", self.layers, "expected at most 1000")
+        at_least(0, self, "inputs", "vocab_size")
+        check_layers(self, "layers")
         if self.width % self.heads:
             raise FieldError("width", self.width, f"expected a multiple of heads={self.heads}")
         if self.heads % (self.kv_heads or self.heads):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
 from lit_memory.recurrence import LayerRecurrent
-from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
 
@@ -33,6 +33,7 @@ class TokenRecurrentConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width")
+        check_layers(self, "layers")
         at_least(0, self, "vocab_size", "inputs", "norm_eps")
 
     def rows(self, segment_len: int) -> int:

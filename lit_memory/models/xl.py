@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import embedding
 from lit_memory.recurrence import LayerRecurrent, LossHead, state_options
-from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
 ALL = slice(None)
@@ -250,6 +250,7 @@ class XL(LayerRecurrent):
 
         def __post_init__(self) -> None:
             at_least(1, self, "layers", "width", "heads", "head_width", "ff_width")
+            check_layers(self, "layers")
             at_least(0, self, "inputs", "cutoffs", "mem_len", "clamp_len", "norm_eps", "init_std")
             if self.cutoffs != sorted({*self.cutoffs} - {0}):
                 raise FieldError("cutoffs", self.cutoffs, "expected ids that rise")

@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 LARGEST = 2**31 - 1
 """Largest whole number of a field that comes from a file."""
 
+MOST_LAYERS = 1000
+
 
 class FieldError(ValueError):
     """A field or an argument has a value that it may not have.
@@ -46,6 +48,13 @@ def at_least(least: int, config: Any, *names: str) -> None:
         value = getattr(config, name)
         if any(n is not None and not least <= n < math.inf for n in (value if isinstance(value, list) else [value])):
             raise FieldError(name, value, f"expected {f'at least {least}' if least else '0 or more'}")
+
+
+def check_layers(config: Any, *names: str) -> None:
+    """Raise FieldError for a number of layers that is no plan but a loop without end."""
+    for name in names:
+        if getattr(config, name) > MOST_LAYERS:
+            raise FieldError(name, getattr(config, name), f"expected at most {MOST_LAYERS}")
 
 
 def one_of(config: Any) -> None:

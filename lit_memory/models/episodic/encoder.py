@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Block
-from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
 
@@ -55,6 +55,7 @@ class LinesConfig(BackboneConfig):
         if self.inputs:
             raise FieldError("inputs", self.inputs, "this model reads lines of text; expected 0")
         at_least(1, self, "encoder_layers", "latent_width", "slots", "solver_steps")
+        check_layers(self, "encoder_layers")
         at_least(0, self, "encoder_width", "encoder_heads", "line_tokens", "write_noise", "read_noise")
         at_least(-1, self, "pad_id", "bos_id")
         if self.vocab_size and self.bos_id >= self.vocab_size:

@@ -48,7 +48,7 @@ from lit_memory.models.episodic.encoder import LinesConfig
 from lit_memory.models.episodic.episode import Episode, Readouts, before_question, readouts_of
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
 from lit_memory.recurrence import full_precision
-from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
 
@@ -90,6 +90,7 @@ class MemReasoner(LineRecurrent):
         def __post_init__(self) -> None:
             super().__post_init__()
             at_least(1, self, "gru_layers", "hops")
+            check_layers(self, "gru_layers")
             at_least(0, self, "tolerance", "alpha", "test_alpha", "update_lines")
             if not self.temperature > 0:
                 raise FieldError(
