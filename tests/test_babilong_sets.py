@@ -205,7 +205,8 @@ def test_a_set_of_the_hub(monkeypatch):
         asked.append((name, config, split, revision))
         return rows
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, load_from_disk=None))
+    hub = SimpleNamespace(load_dataset=load_dataset, load_from_disk=None, disable_progress_bars=lambda: None)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     task = make(
         eval_set="RMT-team/babilong",
         eval_revision="abc",

@@ -28,7 +28,7 @@ from faults import (
 )
 from sqlalchemy.engine.default import DefaultDialect
 
-from lit_memory.cli import parse_options
+from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 

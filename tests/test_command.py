@@ -175,7 +175,12 @@ def test_a_whole_sweep(finished):
     artifacts = {path.name for path in (root / "mlruns").rglob("report/*")}
     assert artifacts == set(REPORT)
     assert sorted(p.name for p in root.iterdir()) == ["checkpoints", "mlflow.db", "mlflow.db.lock", "mlruns", "reports"]
-    kept = ["lock", "log.txt", *(f"step-{n:08d}.ckpt{end}" for n in (90, 120) for end in ("", ".sha256"))]
+    kept = [
+        "journal.jsonl",
+        "lock",
+        "log.txt",
+        *(f"step-{n:08d}.ckpt{end}" for n in (90, 120) for end in ("", ".sha256")),
+    ]
     assert [sorted(p.name for p in folder.iterdir()) for folder in (root / "checkpoints").glob("[!.]*")] == [kept, kept]
     assert all(path.read_text() == "" for path in root.rglob("log.txt"))
 

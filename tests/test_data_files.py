@@ -72,7 +72,7 @@ class Started(Exception):
 def make(place, monkeypatch):  # noqa: F811
     """``make(kind)``: the experiment of a kind with good files; returns the path of the one that is to be hostile."""
 
-    def started(root):
+    def started(*arguments):
         raise Started
 
     def write(kind):

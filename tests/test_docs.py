@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_memory.cli import parser
 from lit_memory.plan.experiment import load
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
 from lit_memory.registry import MODELS, TASKS
 from lit_memory.run.engine import run_one
+from lit_memory.run.options import parser
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy

@@ -23,13 +23,14 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from lit_memory.cli import main
-from lit_memory.run import checkpoint, engine, journal
+from lit_memory.run import checkpoint, engine, journal, saving
 from lit_memory.run.engine import run_one
 from lit_memory.run.journal import Journal, merged, read
 from lit_memory.run.options import parse_options
 from lit_memory.run.outbox import Outbox, Sender, deliver, sending, waiting
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
+from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -326,8 +327,8 @@ def test_a_run_of_an_interrupted_store_goes_on_where_it_was(undisturbed, root):
     handler = signal.getsignal(signal.SIGINT)
     for commit, place, step in (("first", uri, 3), ("second", nobody(), 6)):
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            run_one(spec, root, place, "", {"commit": commit}, stop_at(step))
-    run_one(spec, root, uri, "", {"commit": "third"}, lambda message: None)
+            run_one(spec, root, StoreURI(place), "", {"commit": commit}, stop_at(step))
+    run_one(spec, root, StoreURI(uri), "", {"commit": "third"}, lambda message: None)
     signal.signal(signal.SIGINT, handler)  # Lightning ignores SIGINT from the first one on
     tracker = Tracker(root)
     run = tracker.find(spec.key)
@@ -664,8 +665,8 @@ def test_a_journal_is_on_the_disk_before_its_checkpoint(make_spec, root, monkeyp
     """A checkpoint that survives a power cut has all its rows; those after it are computed again."""
     spec, seen = make_spec(), []
     monkeypatch.setattr(Journal, "sync", lambda self: seen.append(len(read(self.path.parent).rows)))
-    save = engine.RunCheckpoint.save
-    monkeypatch.setattr(engine.RunCheckpoint, "save", lambda self, trainer: (save(self, trainer), seen.append("saved")))
+    save = saving.RunCheckpoint.save
+    monkeypatch.setattr(saving.RunCheckpoint, "save", lambda self, trainer: (save(self, trainer), seen.append("saved")))
     train(spec, root, Tracker(root).uri)
     assert seen[1::2] == ["saved"] * 2 and 0 < seen[0] < seen[2]
     line = (spec.folder(root) / journal.NAME).read_text().splitlines()[-1]

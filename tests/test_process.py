@@ -383,12 +383,12 @@ CHANGES = {
 def leave_running(root):
     tracker = Tracker(root)
     tags = {"lit.kind": "run", "lit.key": "0" * 64, "lit.where": receipt.location(root)}
-    tracker.client.create_run(tracker.experiment_id("tiny"), tags=tags)
+    tracker.client.create_run(tracker.experiments.id_of("tiny"), tags=tags)
 
 
 def delete_runs(root, kind):
     tracker = Tracker(root)
-    for run in tracker.client.search_runs([tracker.experiment_id("tiny")], f"tags.`lit.kind` = '{kind}'"):
+    for run in tracker.client.search_runs([tracker.experiments.id_of("tiny")], f"tags.`lit.kind` = '{kind}'"):
         tracker.client.delete_run(run.info.run_id)
 
 

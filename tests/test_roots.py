@@ -19,7 +19,8 @@ from faults import (
     train,
 )
 
-from lit_memory.cli import main, parse_options
+from lit_memory.cli import main
+from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.tasks import language_modeling
 

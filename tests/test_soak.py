@@ -35,8 +35,8 @@ from faults import (
     wait_for,
 )
 
-from lit_memory.cli import parse_options
 from lit_memory.plan.merging import parse_override
+from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 
 pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.filterwarnings(NOLOAD)]

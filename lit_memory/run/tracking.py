@@ -37,6 +37,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import database
 from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
+from lit_memory.run.register import NAME as LEASES
 from lit_memory.run.register import Checked, Register
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
@@ -109,7 +110,7 @@ class Tracker:
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
         self.experiments = Experiments(self.client, MlflowException, self._creation_lock, self.artifacts, warn)
-        self.register = Register(self.client, self.Error, self.artifacts.as_uri())
+        self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
         self.twins: dict[str, str] = {}
         """Run id -> what of a run is there twice: two processes without a lease trained it."""
