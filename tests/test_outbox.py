@@ -325,10 +325,10 @@ def test_a_run_of_an_interrupted_store_goes_on_where_it_was(undisturbed, root):
         return send
 
     handler = signal.getsignal(signal.SIGINT)
-    for commit, place, step in (("first", uri, 3), ("second", nobody(), 6)):
+    for commit, place, step in (("first", uri, 3), ("second", StoreURI(nobody()), 6)):
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            run_one(spec, root, StoreURI(place), "", {"commit": commit}, stop_at(step))
-    run_one(spec, root, StoreURI(uri), "", {"commit": "third"}, lambda message: None)
+            run_one(spec, root, place, "", {"commit": commit}, stop_at(step))
+    run_one(spec, root, uri, "", {"commit": "third"}, lambda message: None)
     signal.signal(signal.SIGINT, handler)  # Lightning ignores SIGINT from the first one on
     tracker = Tracker(root)
     run = tracker.find(spec.key)
