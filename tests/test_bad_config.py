@@ -157,7 +157,7 @@ def tries(name, tmp_path, limit):
     for place, value in changes[:limit]:
         path.write_text(json.dumps(put(config, place, value)))
         try:
-            with limited(20):
+            with limited(120):
                 found.append(outcome(folder, load, place, value is ...))
         except Exception as error:
             wrong.append(f"{'.'.join(place)} = {value!r}: {type(error).__name__}: {str(error)[:300]}")
