@@ -6,8 +6,10 @@ rows the store has, and a row that was on its way all the same has the time of t
 """
 
 import contextlib
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 FIRST_DELAY, LONGEST_DELAY = 1.0, 15.0
 """Seconds until a store that did not answer is tried again; each delay is twice the one before."""
 PATIENCE = 3.0
-"""Seconds that an interrupted run or command gives the store."""
+"""Seconds that an interrupted run or command gives the store for an answer."""
 
 
 def away(error: BaseException) -> str | None:
@@ -70,6 +72,8 @@ class Outbox:
         """The store has a FINISHED run of the key."""
         self.position = 0
         """Bytes of the journal that the store has."""
+        self.answered = 0.0
+        """When the store last did what it was asked, on the monotonic clock."""
 
     def finished(self) -> bool:
         """Whether nothing is left to train: the run is FINISHED in the store, or on disk and on its way there."""
@@ -94,6 +98,7 @@ class Outbox:
 
     def _open(self) -> "Tracker":
         self.tracker = self.tracker or self.connect()
+        self.answered = time.monotonic()
         return self.tracker
 
     def _send(self) -> None:
@@ -103,8 +108,10 @@ class Outbox:
             self._attach(tracker, told)
         if not self.superfluous:
             tracker.write(self.run_id, told.rows)
+            self.answered = time.monotonic()
             if told.tags:
                 tracker.tag(self.run_id, told.tags)
+                self.answered = time.monotonic()
             if told.status not in ("", "RUNNING"):
                 tracker.end(self.run_id, told.status)
         self.position = told.end
@@ -114,12 +121,14 @@ class Outbox:
     def _attach(self, tracker: "Tracker", told: Messages) -> None:
         """Find the run of the key in the store, or create it."""
         run = tracker.find(self.spec.key)
+        self.answered = time.monotonic()
         self.superfluous = run is not None and run.status == "FINISHED"
         if run is not None and self.superfluous:
             self.run_id = run.run_id
             return
         self.parent = self.parent or tracker.parent(self.spec.experiment, self.spec.scale, {})
         self.run_id = tracker.start(self.spec, run, self.parent, told.origin, told.params)
+        self.answered = time.monotonic()
 
 
 class Sender:
@@ -140,11 +149,16 @@ class Sender:
         if problem is not None:
             raise problem
 
-    def close(self, patience: float | None = None) -> None:
-        """Let the thread try once more and end; None waits for that. Raises the problem of the thread, once."""
+    def close(self, patience: float = math.inf) -> None:
+        """Let the thread try once more and end. Raises the problem of the thread, once.
+
+        patience: seconds to wait for each answer of the store; one that is slow but answers is waited for.
+        """
         self.closing.set()
         self.news.set()
-        self.thread.join(patience)
+        closed = time.monotonic()
+        while self.thread.is_alive() and time.monotonic() - max(closed, self.outbox.answered) < patience:
+            self.thread.join(0.05)
         self.notify()
 
     def _work(self) -> None:
@@ -187,7 +201,7 @@ def sending(outbox: Outbox, send: Callable[[dict[str, Any]], object]) -> Iterato
         yield story
     except BaseException as error:
         with contextlib.suppress(Exception):  # what ends the run is raised, not what follows from it
-            sender.close(None if isinstance(error, Exception) else PATIENCE)
+            sender.close(math.inf if isinstance(error, Exception) else PATIENCE)
         raise
     sender.close()
 
