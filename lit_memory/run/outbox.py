@@ -6,8 +6,10 @@ rows the store has, and a row that was on its way all the same has the time of t
 """
 
 import contextlib
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 FIRST_DELAY, LONGEST_DELAY = 1.0, 15.0
 """Seconds until a store that did not answer is tried again; each delay is twice the one before."""
 PATIENCE = 3.0
-"""Seconds that an interrupted run or command gives the store."""
+"""Seconds that an interrupted run or command gives the store for an answer."""
 
 
 def away(error: BaseException) -> str | None:
@@ -74,6 +76,8 @@ class Outbox:
         """The store has a FINISHED run of the key."""
         self.position = 0
         """Bytes of the journal that the store has."""
+        self.answered = 0.0
+        """When the store last did what it was asked, on the monotonic clock."""
 
     @contextlib.contextmanager
     def owning(self, send: "Send") -> Iterator[None]:
@@ -140,6 +144,7 @@ class Outbox:
 
     def _open(self) -> "Tracker":
         self.tracker = self.tracker or self.connect()
+        self.answered = time.monotonic()
         return self.tracker
 
     def _send(self) -> None:
@@ -149,8 +154,10 @@ class Outbox:
             self._attach(tracker, told)
         if not self.superfluous:
             tracker.write(self.run_id, told.rows)
+            self.answered = time.monotonic()
             if told.tags:
                 tracker.tag(self.run_id, told.tags)
+                self.answered = time.monotonic()
             if told.status not in ("", "RUNNING"):
                 tracker.end(self.run_id, told.status)
         self.position = told.end
@@ -167,12 +174,14 @@ class Outbox:
         if self.lease is None:
             self._hold(Lease(tracker.register, self.spec.key, self.folder))
         run = tracker.find(self.spec.key)
+        self.answered = time.monotonic()
         self.superfluous = run is not None and run.status == "FINISHED"
         if run is not None and self.superfluous:
             self.run_id = run.run_id
             return
         self.parent = self.parent or tracker.parent(self.spec.experiment, self.spec.scale, {})
         self.run_id = tracker.start(self.spec, run, self.parent, told.origin, told.params)
+        self.answered = time.monotonic()
 
 
 class Sender:
@@ -193,11 +202,16 @@ class Sender:
         if problem is not None:
             raise problem
 
-    def close(self, patience: float | None = None) -> None:
-        """Let the thread try once more and end; None waits for that. Raises the problem of the thread, once."""
+    def close(self, patience: float = math.inf) -> None:
+        """Let the thread try once more and end. Raises the problem of the thread, once.
+
+        patience: seconds to wait for each answer of the store; one that is slow but answers is waited for.
+        """
         self.closing.set()
         self.news.set()
-        self.thread.join(patience)
+        closed = time.monotonic()
+        while self.thread.is_alive() and time.monotonic() - max(closed, self.outbox.answered) < patience:
+            self.thread.join(0.05)
         self.notify()
 
     def _work(self) -> None:
@@ -240,7 +254,7 @@ def sending(outbox: Outbox, send: Callable[[dict[str, Any]], object]) -> Iterato
         yield story
     except BaseException as error:
         with contextlib.suppress(Exception):  # what ends the run is raised, not what follows from it
-            sender.close(None if isinstance(error, Exception) else PATIENCE)
+            sender.close(math.inf if isinstance(error, Exception) else PATIENCE)
         raise
     sender.close()
 
