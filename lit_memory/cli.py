@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -34,7 +35,7 @@ from lit_memory.run.display import (
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
 from lit_memory.run.options import Options, parse_options, short
-from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting, within
+from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
@@ -126,6 +127,13 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         warn_of_twins(tracker, errors)
         print_store(tracker, console)
     return code
+
+
+def within(seconds: float, work: Callable[[], object]) -> None:
+    """Wait for ``work`` no longer than that; it goes on in a thread until the process ends. It must not raise."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def warner(errors: Console) -> Callable[[str], None]:

@@ -53,13 +53,6 @@ def away_line(error: BaseException) -> str | None:
     return reason and f"the tracking store does not answer ({reason}); run the same command again when it does"
 
 
-def within(seconds: float, work: Callable[[], object]) -> None:
-    """Wait for ``work`` no longer than that; it goes on in a thread until the process ends. It must not raise."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-
-
 class Outbox:
     """Brings the run of one key in the store up to its journal."""
 
