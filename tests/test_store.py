@@ -88,7 +88,8 @@ def test_a_creation_that_is_broken_off(empty_root, spec, share, end):
     """By kill -9 or Ctrl-C: the next command works, and nothing of the first one is left."""
     empty_root.mkdir()
     killed = forked(lambda: Tracker(empty_root) and 0, (STATEMENT, int(share * STATEMENTS), end))
-    assert killed() == (-signal.SIGKILL if end is die else 1)
+    interrupted = (1, -signal.SIGINT)  # where the tests run in the background of a shell, Python has no handler
+    assert killed() in ((-signal.SIGKILL,) if end is die else interrupted)
     recorded(empty_root, spec)
     assert sorted(p.name for p in empty_root.iterdir()) == ["mlflow.db", "mlflow.db.lock", "mlruns"]
 
