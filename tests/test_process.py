@@ -402,7 +402,7 @@ def test_what_has_changed_is_planned_again(done, root, no_plan, change):
 
 
 def test_other_code_or_flags_plan_again(done, root, no_plan, monkeypatch, tmp_path):
-    assert not no_plan(done, "--root", root, "--report") and no_plan(done, "--root", root, "--report")
+    assert not no_plan(done, "--root", root, "--report") and not no_plan(done, "--root", root, "--report")
     assert not no_plan(done, "--root", root, "--dry-run") and not no_plan(done, "--root", root, "--dry-run")
     assert no_plan(done, "--root", root)
     (tmp_path / "package").mkdir()

@@ -1,12 +1,14 @@
 """The files from which a report can be drawn again: report.json, table.csv and scores.npz.
 
-report.json: the plan, and the measured times, which no two runs share and table.csv leaves out. scores.npz: one array
-"arm/metric/x/seed" of the scores of the test samples. Old reports have neither, and table.csv with six decimals.
+report.json: the plan, and the values "arm/metric/x/seed" that table.csv rounds though the verdict rests on them, or
+leaves out: times, which no two runs share. scores.npz: one array "arm/metric/x/seed" of the scores of the test samples.
+Old reports have neither.
 """
 
 import csv
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.results import Cell, ReportPlan, Results
+from lit_memory.report.tables import decimals
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
@@ -26,9 +29,12 @@ DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZip
 
 
 def plan_json(results: Results) -> str:
-    """report.json: the plan with its times as [arm, metric, x, seed, value]."""
-    times = [[*cell, value] for cell, value in results.cells.items() if cell[1] in TIMES]
-    content = asdict(results.plan) | {"times": sorted(times)}
+    """report.json: the plan, with the values that table.csv does not have exactly."""
+    judged, cells = results.plan.judged, sorted(results.cells.items())
+    exact = [(cell, value) for cell, value in cells if cell[1] in judged and float(decimals(value)) != value]
+    times = [(cell, value) for cell, value in cells if cell[1] in TIMES]
+    values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
+    content = asdict(results.plan) | {"values": values}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -37,9 +43,9 @@ def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
     import numpy as np
 
     file, arrays = io.BytesIO(), {}
-    for (arm, metric, x, seed), found in sorted(scores.items()):
+    for cell, found in sorted(scores.items()):
         small = found.astype(np.uint8)
-        arrays[f"{arm}/{metric}/{x:.17g}/{seed}"] = small if np.array_equal(small, found) else found
+        arrays[_name(cell)] = small if np.array_equal(small, found) else found
     np.savez_compressed(file, **arrays)
     return file.getvalue()
 
@@ -57,8 +63,8 @@ def load(report: str | Path) -> Results:
     if not (folder / PLAN).is_file():
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
-    plan, cells = _read(folder / PLAN, _plan)
-    cells |= _read(folder / TABLE, _cells)
+    plan, exact = _read(folder / PLAN, _plan)
+    cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     try:
         return Results.of(plan, cells, scores)
@@ -88,10 +94,10 @@ def _read(path: Path, parse: Any) -> Any:
 
 
 def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
-    """The plan and the times of report.json."""
-    values = json.loads(content)
-    times = {(arm, metric, float(x), seed): float(value) for arm, metric, x, seed, value in values.pop("times")}
-    return ReportPlan(**values | {"config": ReportConfig(**values["config"])}), times
+    """The plan and the values of report.json."""
+    plan = json.loads(content)
+    values = {_cell(name): float(value) for name, value in plan.pop("values").items()}
+    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
 
 
 def _cells(content: bytes) -> dict[Cell, float]:
@@ -108,9 +114,15 @@ def _scores(content: bytes) -> dict[Cell, Any]:
     """The arrays of scores.npz."""
     import numpy as np
 
-    scores = {}
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        for name in arrays.files:
-            arm, metric, x, seed = name.split("/")
-            scores[arm, metric, float(x), int(seed)] = arrays[name]
-    return scores
+        return {_cell(name): arrays[name] for name in arrays.files}
+
+
+def _name(cell: Cell) -> str:
+    arm, metric, x, seed = cell
+    return f"{arm}/{metric}/{x:.17g}/{seed}"
+
+
+def _cell(name: str) -> Cell:
+    arm, metric, x, seed = name.split("/")
+    return arm, metric, float(x), int(seed)

@@ -18,8 +18,7 @@ NEVER = " nan: a seed has never come that far."
 
 
 def csv_table(results: Results) -> str:
-    """All metrics, in the order of the plan, so that ``saved.load`` reads the very numbers: six decimals, or all that a
-    seed's value has. Empty: not measured; nan: measured as not a number."""
+    """All metrics, in the order of the plan. Empty: not measured; nan: measured as not a number."""
     plan, file = results.plan, io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["arm", "x", "metric", "mean", "std", "n", *(f"seed_{seed}" for seed in plan.seeds)])
@@ -27,21 +26,16 @@ def csv_table(results: Results) -> str:
         for x in plan.x_values:
             for metric in results.metrics:
                 values = results.values(arm, metric, x)
-                average = _decimals(mean(values) if values else None)
-                spread = _decimals(std(values) if len(values) > 1 else None)
-                seeds = map(_exactly, results.by_seed(arm, metric, x))
+                average = decimals(mean(values) if values else None)
+                spread = decimals(std(values) if len(values) > 1 else None)
+                seeds = map(decimals, results.by_seed(arm, metric, x))
                 writer.writerow([arm, f"{x:.10g}", metric, average, spread, len(values), *seeds])
     return file.getvalue()
 
 
-def _decimals(value: float | None) -> str:
+def decimals(value: float | None) -> str:
+    """A value as table.csv has it."""
     return "" if value is None else f"{value:.6f}"
-
-
-def _exactly(value: float | None) -> str:
-    """Six decimals where they are the value, else all digits."""
-    short = _decimals(value)
-    return short if value is None or math.isnan(value) or float(short) == value else repr(value)
 
 
 def main_table(results: Results) -> str:

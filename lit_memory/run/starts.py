@@ -39,7 +39,7 @@ def provide_start(spec: RunSpec, root: Path, outbox: Outbox, send: Send) -> None
 
 def newest(start: RunSpec, root: Path) -> bool:
     """Whether a run that is complete on disk has its weights there; one without stages has none."""
-    return not start.stages or any(not checkpoint.damaged(path) for path in checkpoint.saved(start.folder(root))[-1:])
+    return not start.stages or any(not checkpoint.damaged(path) for path in checkpoint.saved(start.folder(root))[:1])
 
 
 def last(start: RunSpec, root: Path, steps: int) -> Path | None:

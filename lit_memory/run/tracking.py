@@ -117,7 +117,7 @@ class Tracker:
 
     def guard(self, check: Callable[[], None]) -> None:
         """Call ``check`` before everything that is written from now on; it raises where nothing may be written."""
-        self.client = Checked(self.client, check)
+        self.client = self.experiments.client = Checked(self.client, check)
 
     def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
         """Let one process at a time create a database, an experiment or a parent run: first starts race."""
