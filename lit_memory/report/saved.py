@@ -64,7 +64,7 @@ def load(report: str | Path) -> Results:
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
     plan, exact = _read(folder / PLAN, _plan)
-    cells = _read(folder / TABLE, _cells) | exact
+    cells = _read(folder / TABLE, read_cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     try:
         return Results.of(plan, cells, scores)
@@ -100,7 +100,7 @@ def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
     return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
 
 
-def _cells(content: bytes) -> dict[Cell, float]:
+def read_cells(content: bytes) -> dict[Cell, float]:
     """The values of table.csv."""
     cells = {}
     for row in csv.DictReader(content.decode().splitlines(), strict=True):

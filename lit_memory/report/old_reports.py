@@ -1,0 +1,74 @@
+"""Reports from before report.json, read back from their pages: table.csv, verdict.json, table.md and README.md.
+
+What those do not say stays unknown: the x values of the training, and the scores of samples. How the figure was drawn
+is in the ``report:`` section of the project's experiment of that name. ``saved.load`` reads newer reports.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_memory.plan.reading import extended
+from lit_memory.plan.sections import ReportConfig
+from lit_memory.report.markdown import tables
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.saved import TABLE, read_cells
+from lit_memory.util.provenance import PROJECT
+
+CAPTION = re.compile(r"^(?P<y>.+), mean ± standard deviation over seeds; columns: (?P<x>.+)$", re.MULTILINE)
+"""The line above table.md."""
+STATE = re.compile(r"(?P<floats>[\d,]+)( \+ (?P<growth>[\d,]+) a (?P<unit>\w+))?( \((?P<whole>[\d,]+) at .+\))?$")
+"""A cell of the column "state floats": ``256 + 512 a segment (256,256 at 500)``."""
+
+
+def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
+    """The results of an old report. verdict: its verdict.json. Raises OSError, or one of ``saved.DAMAGED``."""
+    page, table = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "table.md"))
+    cells = read_cells((folder / TABLE).read_bytes())
+    caption = CAPTION.search(table)
+    if not cells or caption is None:
+        raise ValueError("no values or no caption")
+    config = _config(verdict["experiment"], list(dict.fromkeys(metric for _, metric, _, _ in cells)))
+    config.x_label, config.y_label = caption["x"], caption["y"]
+    settings = next((rows for header, *rows in tables(page) if header == ["arm", "settings"]), [])
+    sizes = _sizes(tables(table)[0])
+    runs = [run | sizes.get(run["arm"], {}) for run in verdict["runs"]]
+    names = ("experiment", "scale", "paper", "arms", "seeds", "modified")
+    plan = ReportPlan(
+        **{name: verdict[name] for name in names},
+        x_values=list(dict.fromkeys(x for _, _, x, _ in cells)),
+        config=config,
+        expect=[],
+        settings={arm: text for arm, text in settings},
+        runs=runs,
+    )
+    return Results(plan, cells)
+
+
+def _config(experiment: str, metrics: list[str]) -> ReportConfig:
+    """How the figure was drawn, as far as the project's experiment still has the metric."""
+    path = PROJECT / "experiments" / f"{experiment}.yaml"
+    section = extended(path).get("report", {}) if path.is_file() else {}
+    return ReportConfig(**section) if section.get("y") in metrics else ReportConfig(y=metrics[0])
+
+
+def _sizes(table: list[list[str]]) -> dict[str, dict[str, Any]]:
+    """Arm -> the sizes of its model, as a run has them."""
+    header, *rows = table
+    found = {}
+    for row in rows:
+        state = STATE.match(row[header.index("state floats")])
+        if state is None:  # a dash: not known
+            continue
+        floats, growth, whole = (_number(state[name]) for name in ("floats", "growth", "whole"))
+        sizes: dict[str, Any] = {"state_floats": floats}
+        if growth:
+            sizes |= {"state_growth": growth, "growth_unit": state["unit"]}
+            sizes |= {"segments": (whole - floats) / growth} if whole is not None and floats is not None else {}
+        found[row[0]] = sizes
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text.replace(",", ""))
