@@ -51,7 +51,7 @@ def series(results: Results, arm: str, at: Sequence[tuple[float, float, str]]) -
             rows.append([rounded(value) for value in results.by_seed(arm, None, x)])
     i = results.plan.arms.index(arm)
     seeds = [list(column) for column in zip(*rows, strict=True)]
-    return {"name": arm, "group": arm, "look": look(i), "line": len(at) > 1, "points": points, "seeds": seeds}
+    return {"name": results.plan.shown(arm), "look": look(i), "line": len(at) > 1, "points": points, "seeds": seeds}
 
 
 def rounded(value: float | None) -> float | None:
@@ -87,8 +87,8 @@ def _lines(results: Results, xs: list[float]) -> Chart:
 def _dots(results: Results, x: float) -> Chart:
     """The arms side by side: a test with a single x."""
     plan = results.plan
-    ticks = [[i, arm] for i, arm in enumerate(plan.arms)]
-    found = [series(results, arm, [(i, x, arm)]) for i, arm in enumerate(plan.arms)]
+    ticks = [[i, plan.shown(arm)] for i, arm in enumerate(plan.arms)]
+    found = [series(results, arm, [(i, x, short(x))]) for i, arm in enumerate(plan.arms)]
     return _chart(results, f"{plan.x_label}: {short(x)}", ticks, found, [])
 
 

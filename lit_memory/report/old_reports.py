@@ -1,7 +1,7 @@
 """Reports from before report.json, read back from their pages: table.csv, verdict.json, table.md and README.md.
 
-What those do not say stays unknown: the x values of the training, and the scores of samples. How the figure was drawn
-is in the ``report:`` section of the project's experiment of that name. ``saved.load`` reads newer reports.
+What those do not say stays unknown: the x values of the training, times, and the scores of samples. How the figure was
+drawn, and the words for title and arms, are in the project's experiment of that name. ``saved.load`` reads newer reports.
 """
 
 import re
@@ -29,7 +29,8 @@ def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
     caption = CAPTION.search(table)
     if not cells or caption is None:
         raise ValueError("no values or no caption")
-    config = _config(verdict["experiment"], list(dict.fromkeys(metric for _, metric, _, _ in cells)))
+    tree = _file(verdict["experiment"])
+    config = _config(tree, list(dict.fromkeys(metric for _, metric, _, _ in cells)))
     config.x_label, config.y_label = caption["x"], caption["y"]
     settings = next((rows for header, *rows in tables(page) if header == ["arm", "settings"]), [])
     sizes = _sizes(tables(table)[0])
@@ -40,16 +41,23 @@ def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
         x_values=list(dict.fromkeys(x for _, _, x, _ in cells)),
         config=config,
         expect=[],
+        title=tree.get("title", ""),
+        labels=tree.get("labels", {}),
         settings={arm: text for arm, text in settings},
         runs=runs,
     )
     return Results(plan, cells)
 
 
-def _config(experiment: str, metrics: list[str]) -> ReportConfig:
-    """How the figure was drawn, as far as the project's experiment still has the metric."""
+def _file(experiment: str) -> dict[str, Any]:
+    """The project's experiment of that name; {} without one."""
     path = PROJECT / "experiments" / f"{experiment}.yaml"
-    section = extended(path).get("report", {}) if path.is_file() else {}
+    return extended(path) if path.is_file() else {}
+
+
+def _config(tree: Mapping[str, Any], metrics: list[str]) -> ReportConfig:
+    """How the figure was drawn, as far as the experiment still has the metric."""
+    section = tree.get("report", {})
     return ReportConfig(**section) if section.get("y") in metrics else ReportConfig(y=metrics[0])
 
 

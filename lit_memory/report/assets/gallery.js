@@ -1,0 +1,263 @@
+"use strict";
+// Filters, theme, and the interactive figures of the gallery. The data are those of lit_memory/report/charts.py.
+document.documentElement.classList.add("script");
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const cards = [...document.querySelectorAll(".card")];
+
+// Theme: that of the system until the button is pressed.
+const system = matchMedia("(prefers-color-scheme: dark)");
+const memory = {
+  get: () => { try { return localStorage.getItem("theme"); } catch { return null; } },
+  set: (name) => { try { localStorage.setItem("theme", name); } catch { /* a page opened from a file may have none */ } },
+};
+const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+function setTheme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  document.documentElement.toggleAttribute("data-dark", isDark());
+  document.querySelector("#theme span").textContent = isDark() ? "dark" : "light";
+  $("theme").setAttribute("aria-label", `Now ${isDark() ? "dark" : "light"}; change to ${isDark() ? "light" : "dark"}`);
+  for (const redraw of drawn.values()) redraw();
+}
+
+// A figure: canvas, legend of buttons, caption. Host element -> what draws it again.
+const drawn = new Map();
+const digits = (value) => Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
+const color = (name) => (name.toLowerCase() === "#000000" && isDark() ? "#e6edf3" : name);
+const faint = (name) => color(name) + "26";
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const clip = (value, share) => (share ? Math.min(1, Math.max(0, value)) : value);
+
+function datasets(chart, series) {
+  const { look, points } = series, ink = color(look.color), common = { group: series.group, series, pointHitRadius: 12 };
+  const at = (value) => points.map((p) => ({ x: p[0], y: value(p) }));
+  const quiet = { ...common, quiet: true, pointRadius: 0, pointHitRadius: 0, borderColor: ink };
+  const parts = [];
+  if (series.line && !series.crowd) {
+    const seeds = series.seeds.filter((own) => own.some((value) => value !== null)).length;
+    if (seeds >= 5) {
+      parts.push({ ...quiet, data: at((p) => clip(p[1] + p[2], chart.share)), borderWidth: 0, fill: "+1", backgroundColor: faint(look.color) });
+      parts.push({ ...quiet, data: at((p) => clip(p[1] - p[2], chart.share)), borderWidth: 0, fill: false });
+    } else if (seeds > 1) {
+      for (const own of series.seeds) {
+        parts.push({ ...quiet, data: own.map((y, i) => ({ x: points[i][0], y })), borderWidth: 1, borderColor: ink + "66", fill: false });
+      }
+    }
+  } else if (!series.crowd) {
+    for (const p of points) {
+      const ends = [p[1] - (p[2] || 0), p[1] + (p[2] || 0)].map((y) => ({ x: p[0], y: clip(y, chart.share) }));
+      parts.push({ ...quiet, data: ends, borderWidth: 1.6, fill: false });
+      const own = series.seeds.map((values) => ({ x: p[0], y: values[points.indexOf(p)] }));
+      parts.push({ ...quiet, data: own, showLine: false, pointRadius: 2.5, pointBorderWidth: 0, pointBackgroundColor: ink + "77" });
+    }
+  }
+  parts.push({
+    ...common, data: points.map((p) => ({ x: p[0], y: p[1], p })), showLine: series.line, fill: false,
+    borderColor: series.crowd ? ink + "99" : ink, borderWidth: series.crowd ? 1.2 : 2, borderDash: look.dash,
+    pointStyle: look.point, pointRotation: look.turn, pointRadius: series.crowd ? 4 : 5, pointHoverRadius: 7,
+    pointBackgroundColor: ink, pointBorderColor: look.point.startsWith("cross") ? ink : css("--card"),
+    pointBorderWidth: look.point.startsWith("cross") ? 2 : 1,
+  });
+  return parts;
+}
+
+function guides(chart, bounds) {
+  const grey = css("--soft");
+  return chart.guides.map((guide, i) => {
+    const points = guide.points
+      || (guide.x !== undefined ? [[guide.x, bounds.low], [guide.x, bounds.high]] : [[bounds.left, guide.y], [bounds.right, guide.y]]);
+    return { group: guide.name, quiet: true, guide: true, data: points.map(([x, y]) => ({ x, y })), borderColor: grey, borderWidth: 1.3,
+      borderDash: i % 2 ? [2, 4] : [7, 5], pointRadius: 0, pointHitRadius: 0, fill: false };
+  });
+}
+
+function extent(chart) {
+  const xs = [...chart.ticks.map((tick) => tick[0]), ...chart.guides.flatMap((guide) => guide.x ?? [])];
+  for (const series of chart.series) for (const p of series.points) xs.push(p[0]);
+  const ys = chart.series.flatMap((s) => s.points.flatMap((p) => (s.crowd ? p[1] : [p[1] - (p[2] || 0), p[1] + (p[2] || 0)])));
+  const few = chart.series.some((s) => s.line) ? 0.03 : 0.08;
+  const pad = few * (Math.max(...xs) - Math.min(...xs) || 1);
+  const positive = ys.filter((y) => !chart.log || y > 0);
+  let low = Math.min(...positive, ...chart.guides.map((guide) => guide.y ?? Infinity));
+  let high = Math.max(...positive, ...chart.guides.map((guide) => guide.y ?? -Infinity));
+  if (chart.share) [low, high] = [-0.02, 1.03];
+  else if (chart.log) [low, high] = [low / 1.2, high * 1.2];
+  else [low, high] = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
+  return { left: Math.min(...xs) - pad, right: Math.max(...xs) + pad, low, high };
+}
+
+function tooltip(chart) {
+  return {
+    filter: (item) => !item.dataset.quiet,
+    callbacks: {
+      title: (items) => (items.length ? items[0].raw.p[3] : ""),
+      label: (item) => {
+        const { series } = item.dataset, p = item.raw.p, i = series.points.indexOf(p);
+        const seeds = series.seeds.map((own) => own[i]).filter((value) => value !== null);
+        const spread = p[2] === null ? "" : ` ± ${digits(p[2])}`;
+        return [`${series.name}: ${digits(p[1])}${spread}`, `  ${seeds.length} seed${seeds.length > 1 ? "s" : ""}: ${seeds.map(digits).join(", ")}`];
+      },
+    },
+  };
+}
+
+function options(chart, bounds) {
+  const text = css("--text"), line = css("--line"), soft = css("--soft");
+  const title = (words) => ({ display: true, text: words, color: text });
+  const inside = (low, high) => ({ min: low, max: high });
+  return {
+    animation: false, responsive: true, maintainAspectRatio: false, interaction: { mode: "nearest", intersect: false, axis: "xy" },
+    plugins: { legend: { display: false }, tooltip: tooltip(chart) },
+    scales: {
+      x: {
+        type: "linear", ...inside(bounds.left, bounds.right), title: title(chart.x), grid: { display: false }, border: { color: soft },
+        afterBuildTicks: (axis) => { axis.ticks = chart.ticks.map(([value]) => ({ value })); },
+        ticks: { color: text, autoSkip: true, maxRotation: 40, callback: (value) => chart.ticks.find((tick) => tick[0] === value)?.[1] },
+      },
+      y: {
+        type: chart.log ? "logarithmic" : "linear", ...inside(bounds.low, bounds.high), title: title(chart.y), border: { color: soft },
+        grid: { color: line },
+        ticks: { color: text, includeBounds: false, callback: (value) => digits(value) },
+      },
+    },
+    onClick: (event, items) => { const card = items[0] && items[0].element.$context.dataset.series?.card; if (card) show(card); },
+  };
+}
+
+function draw(host, chart, caption) {
+  const hidden = new Set();
+  const redraw = () => {
+    Chart.getChart(host.querySelector("canvas") || undefined)?.destroy();
+    host.replaceChildren();
+    if (!chart) return;
+    if (!chart.series.some((series) => series.points.length)) {
+      host.textContent = "No report has what this figure needs.";
+      return;
+    }
+    const plot = document.createElement("div"), canvas = document.createElement("canvas");
+    plot.className = "plot";
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${chart.y} against ${chart.x}, interactive; the numbers are in the table of the report.`);
+    plot.append(canvas);
+    const bounds = extent(chart);
+    const sets = [...chart.series.flatMap((series) => datasets(chart, series)).reverse(), ...guides(chart, bounds)];
+    for (const set of sets) set.hidden = hidden.has(set.group);
+    host.append(plot, legend(chart, hidden, () => {
+      for (const set of sets) set.hidden = hidden.has(set.group);
+      view.update();
+    }));
+    const words = document.createElement("figcaption");
+    words.textContent = caption;
+    host.append(words);
+    const view = new Chart(canvas, { type: "line", data: { datasets: sets }, options: options(chart, bounds) });
+  };
+  drawn.set(host, redraw);
+  redraw();
+}
+
+function legend(chart, hidden, changed) {
+  const host = document.createElement("div"), groups = new Map();
+  host.className = "legend";
+  for (const series of chart.series) if (series.points.length) groups.set(series.group, series.look.color);
+  for (const guide of chart.guides) groups.set(guide.name, null);
+  for (const [name, ink] of groups) {
+    const button = document.createElement("button"), mark = document.createElement("i");
+    button.type = "button";
+    button.title = "Show or hide";
+    button.setAttribute("aria-pressed", String(!hidden.has(name)));
+    mark.style.background = ink ? color(ink) : css("--soft");
+    button.append(mark, name);
+    button.addEventListener("click", () => {
+      if (!hidden.delete(name)) hidden.add(name);
+      button.setAttribute("aria-pressed", String(!hidden.has(name)));
+      changed();
+    });
+    host.append(button);
+  }
+  return host;
+}
+
+// The series of one report are groups of their own; those of the leaderboard are crowded.
+for (const found of Object.values(data.cards)) for (const chart of found) for (const s of chart.series) s.group = s.name;
+for (const chart of data.board) for (const series of chart.series) series.crowd = true;
+const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. ";
+const SPREAD = "Bands are one standard deviation; below five seeds, thin lines are the seeds.";
+
+// The dialog with the figures of one report.
+function explore(card) {
+  const found = data.cards[card];
+  $("explorer-title").textContent = $(`${card}-title`).textContent;
+  const choose = (chart) => {
+    draw($("explorer-chart"), chart, HOW + SPREAD);
+    for (const tab of $("tabs").children) tab.setAttribute("aria-pressed", String(tab.textContent === chart.name));
+  };
+  $("tabs").replaceChildren(...found.map((chart) => {
+    const tab = document.createElement("button");
+    tab.type = "button";
+    tab.textContent = chart.name;
+    tab.addEventListener("click", () => choose(chart));
+    return tab;
+  }));
+  $("explorer").showModal();
+  choose(found[0]);
+}
+$("close").addEventListener("click", () => $("explorer").close());
+$("explorer").addEventListener("click", (event) => { if (event.target === $("explorer")) $("explorer").close(); });
+$("explorer").addEventListener("close", () => { draw($("explorer-chart"), null); drawn.delete($("explorer-chart")); });
+for (const button of document.querySelectorAll(".explore")) button.addEventListener("click", () => explore(button.dataset.card));
+
+// Filters.
+const filters = ["paper", "verdict", "evidence"];
+function filter() {
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const card of cards) {
+    const text = card.dataset.words;
+    card.hidden = !(filters.every((name) => !$(name).value || card.dataset[name] === $(name).value) && words.every((word) => text.includes(word)));
+  }
+  const shown = cards.filter((card) => !card.hidden).length;
+  $("shown").textContent = `${shown} of ${cards.length}`;
+  $("nothing").hidden = shown > 0;
+}
+function show(anchor) {
+  if ($(anchor).hidden) { document.querySelector("main > form").reset(); filter(); }
+  location.hash = "";
+  location.hash = anchor;
+}
+for (const name of filters) $(name).addEventListener("change", filter);
+$("search").addEventListener("input", filter);
+document.querySelector("main > form").addEventListener("submit", (event) => event.preventDefault());
+document.querySelector("main > form").addEventListener("reset", () => setTimeout(filter));
+for (const link of document.querySelectorAll("#leaderboard th a")) {
+  link.addEventListener("click", (event) => { event.preventDefault(); show(link.hash.slice(1)); });
+}
+
+// Commands to copy.
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    const code = button.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
+    }
+  });
+}
+
+// The leaderboard's figures.
+function board() {
+  const card = $("task").value, found = card ? data.cards[card] : data.board;
+  const state = found.find((chart) => chart.id === "state"), other = found.find((chart) => chart.id === (card ? "figure" : "length"));
+  const caption = card ? HOW + SPREAD : HOW + "A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
+  draw($("board-state"), state || { series: [] }, caption);
+  draw($("board-length"), other, caption);
+}
+$("task").addEventListener("change", board);
+system.addEventListener("change", () => setTheme());
+$("theme").addEventListener("click", () => { setTheme(isDark() ? "light" : "dark"); memory.set(document.documentElement.dataset.theme); });
+Chart.defaults.font.family = "system-ui, sans-serif";
+Chart.defaults.font.size = 13;
+setTheme(memory.get());
+board();
