@@ -16,9 +16,11 @@ from rich.markup import escape
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
+from lit_memory.report.verdict import VERDICTS
 from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.display import (
@@ -59,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.list:
             console.print(list_table())
             return 0
+        if options.gallery:
+            root = root_of(options)
+            return show_all(root, console, errors)
         if has_marks(Path(options.experiment)):
             return summarize(options, console, errors)
         root, inputs = root_of(options), receipt.inputs(options)
@@ -186,6 +191,17 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     parent = tracker.parent(summary.name, summary.scale or "default", {})
     tracker.publish(parent, folder_of(report), report.verdict)
     print_report(report.text, folder_of(report), console)
+    return 0
+
+
+def show_all(root: Path, console: Console, errors: Console) -> int:
+    """Write the gallery of all reports below the root."""
+    cards, paths = write_gallery(root, warner(errors))
+    verdicts = [card.verdict for card in cards]
+    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts)
+    console.print(f"[bold]{counted(len(cards), 'report')}[/]: {counts}", highlight=False, soft_wrap=True)
+    for path in paths.values():
+        console.print(f"gallery  {short(path)}", highlight=False, soft_wrap=True)
     return 0
 
 

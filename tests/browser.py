@@ -8,15 +8,24 @@ import subprocess
 import urllib.request
 from contextlib import contextmanager
 
-ARGUMENTS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
-).split()
+ARGUMENTS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "about:blank",
+]
 LOGS = {"browser": "ALL", "performance": "ALL"}
 
 
 def absent():
-    """What is not installed; "" if nothing."""
+    """Names of what is not installed; "" if nothing."""
     return ", ".join(name for name in ("chromium", "chromedriver") if shutil.which(name) is None)
 
 
@@ -78,7 +87,9 @@ def browser(folder):
     process = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        found = next(match for line in process.stdout if (match := re.search(r"started successfully on port (\d+)", line)))
+        found = next(
+            match for line in process.stdout if (match := re.search(r"started successfully on port (\d+)", line))
+        )
         page = Page(f"http://127.0.0.1:{found[1]}")
         chrome = {"args": [*ARGUMENTS, f"--user-data-dir={folder}"], "binary": shutil.which("chromium")}
         wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": LOGS}

@@ -51,7 +51,7 @@ def call(*argv) -> int:
 
 
 def test_the_flags_are_frozen():
-    """A new flag needs a good reason; eight are what a reader can remember."""
+    """A new flag needs a good reason; nine are what a reader can remember."""
     flags = {(action.option_strings or [action.dest])[-1]: action.nargs for action in parser()._actions}
     assert flags == {
         "--help": 0,
@@ -67,6 +67,7 @@ def test_the_flags_are_frozen():
         "--report": 0,
         "--fresh": 0,
         "--list": 0,
+        "--gallery": 0,
     }
     assert all(action.help for action in parser()._actions)
 
@@ -89,6 +90,18 @@ BAD = {
     "unknown override": (
         ["FILE", "--dry-run", "model.widht=8"],
         "command line: model.widht: unknown key; did you mean 'width'?",
+    ),
+    "gallery of one experiment": (
+        ["FILE", "--gallery"],
+        "command line: --gallery: shows all reports, so leave FILE out",
+    ),
+    "gallery with a flag": (
+        ["--gallery", "--dry-run"],
+        "command line: --gallery: shows all reports, so leave --dry-run out",
+    ),
+    "gallery without reports": (
+        ["--gallery"],
+        "root/reports: no report that can be shown; expected some that run.py",
     ),
     "markup": (["FILE", "[/red]=1"], "command line: [/red]=1: expected key=value"),
     "two lines": (["FILE", "a\nb"], "command line: a b: expected key=value"),

@@ -33,7 +33,7 @@ class Picture:
 
     @classmethod
     def of(cls, path: Path) -> "Picture":
-        """A picture with fewer colours, as figures have few: a third of the bytes at no visible loss. Raises OSError."""
+        """A picture in ``COLORS`` colours: a third of the bytes, and no loss that one sees. Raises OSError."""
         from PIL import Image
 
         with Image.open(io.BytesIO(path.read_bytes())) as image:
@@ -100,8 +100,8 @@ class Card:
 
 
 def read_cards(reports: Path, warn: Callable[[str], None]) -> list[Card]:
-    """All reports of a folder in the order of their names. A report that cannot be read is named by ``warn`` in one line
-    and left out."""
+    """All reports of a folder in the order of their names. One that cannot be read is left out, and ``warn`` gets a
+    line on it."""
     cards = []
     for path in sorted([*reports.glob("*/verdict.json"), *reports.glob("*/*/verdict.json")]):
         if any(part in path.parent.name for part in APART):

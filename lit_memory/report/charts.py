@@ -1,9 +1,9 @@
 """The data of interactive figures: what the pictures of a report show, as plain values that JSON can hold.
 
-A chart is {id, name, x, y, log, share, ticks, series, guides}. x and y are labels, log and share say how y is drawn, a tick
-is [position, text]. A series is {name, group, look, line, points, seeds}: a point is [position, mean, std, text of x],
-with None for a std of one seed; ``seeds`` has one list of values per seed, aligned with the points. A guide is a grey line
-{name, and x, y or points}. Positions are those of ``axes.Scale``, so the axis is linear in them.
+A chart is {id, name, x, y, log, share, ticks, series, guides}. x and y are labels, log and share say how y is drawn, a
+tick is [position, text]. A series is {name, group, look, line, points, seeds}: a point is [position, mean, std, text of
+x], with None for a std of one seed; ``seeds`` has one list of values per seed, aligned with the points. A guide is a
+grey line {name, and x, y or points}. The x axis is linear in the positions, as that of the picture is.
 """
 
 import math
@@ -37,7 +37,12 @@ def look(i: int, dashed: bool = True) -> Chart:
     """Colour, point and dashes of the i-th arm, as in the pictures."""
     found = arm_look(i)
     dashes = [round(2 * part, 1) for part in found["ls"][1]] if dashed and found["ls"] != "-" else []
-    return {"color": found["color"], "point": POINTS[found["marker"]], "turn": 180 * (found["marker"] == "v"), "dash": dashes}
+    return {
+        "color": found["color"],
+        "point": POINTS[found["marker"]],
+        "turn": 180 * (found["marker"] == "v"),
+        "dash": dashes,
+    }
 
 
 def series(results: Results, arm: str, at: Sequence[tuple[float, float, str]]) -> Chart:
@@ -104,7 +109,10 @@ def state_chart(results: Results, x: float) -> Iterator[Chart]:
     found = [series(results, arm, [(positions[arm], x, f"{count(known[arm])} floats")]) for arm in known]
     guides: list[Chart] = [{"name": f"all kept ({short(x)})", "y": x}] if plan.config.identity else []
     title = f"floats of state that one sample carries ({plan.x_label}: {short(x)})"
-    yield _chart(results, title, state_ticks(axis, list(known.values())), found, guides) | {"id": "state", "name": "State"}
+    yield _chart(results, title, state_ticks(axis, list(known.values())), found, guides) | {
+        "id": "state",
+        "name": "State",
+    }
 
 
 def state_ticks(axis: StateAxis, states: Sequence[float]) -> list[list[Any]]:

@@ -1,7 +1,7 @@
 """Writes reports/README.md and reports/index.html: every report below a root at one look, and the leaderboard.
 
-index.html is one file that works offline: figures, data, style, script and the library that draws the interactive figures
-(assets/SOURCES) are inside, and its policy forbids it to load anything. The same reports give the same bytes.
+index.html is one file that works offline: figures, data, style, script and the library that draws the interactive
+figures (assets/SOURCES) are inside, and its policy forbids it to load anything. The same reports give the same bytes.
 """
 
 import json
@@ -24,17 +24,19 @@ LIBRARY = "chart.umd.min.js"
 WHAT = "All reports at one look, with their figures to click on: [index.html](index.html), one file that works offline."
 BOARD = """The metric of every report at its shortest and its longest test (→), and the floats of state that one sample
 carries from segment to segment. Every value is a mean over the seeds of one report, which its link leads to; reports
-differ in task, length and size of the models, so only the values of one row compare. Where several arms of a report have
-the same architecture, their range is shown. *grows*: the state grows with the context."""
+differ in task, length and size of the models, so only the values of one row compare. Where several arms of a report
+have the same architecture, their range is shown. *grows*: the state grows with the context."""
 
 
 def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[list[Card], dict[str, Path]]:
-    """Write both files into root/reports; ``warn`` names the reports that cannot be read. Returns what is shown and name
-    -> path. Raises ConfigError if there is no report."""
+    """Write both files into root/reports; ``warn`` names the reports that cannot be read. Returns what is shown, and
+    name -> path. Raises ConfigError if there is no report."""
     reports = root / "reports"
     cards = read_cards(reports, warn)
     if not cards:
-        raise ConfigError(str(reports), "", "no report that can be shown; expected folders that run.py EXPERIMENT.yaml wrote")
+        raise ConfigError(
+            str(reports), "", "no report that can be shown; expected some that run.py EXPERIMENT.yaml wrote"
+        )
     architectures, rows = board(cards)
     texts = {"index.html": html(cards, architectures, rows), "README.md": readme(cards, architectures, rows)}
     return cards, files.write_all(reports, {name: text.encode() for name, text in texts.items()})
@@ -57,7 +59,9 @@ def readme(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[R
     blocks += ["## Leaderboard", BOARD, markdown(["report", "metric", "tested", *names], table) if table else ""]
     single = [[_report(row), row.metric, row.lengths, name, _cell(row, name)] for row in alone for name in row.arms]
     tested_alone = "Reports of one architecture:"
-    blocks += [tested_alone, markdown(["report", "metric", "tested", "architecture", "measured"], single)] if single else []
+    blocks += (
+        [tested_alone, markdown(["report", "metric", "tested", "architecture", "measured"], single)] if single else []
+    )
     blocks += ["Written by `python run.py --gallery`; changes are lost."]
     return join_blocks(blocks)
 
@@ -106,7 +110,11 @@ def html(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[Row
     several, alone = compared(rows)
     data: dict[str, Any] = {card.anchor: charts(card.results) for card in cards if card.results is not None}
     environment = Environment(
-        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("gallery.html").render(
         cards=cards,
@@ -137,4 +145,3 @@ def embedded(data: Any) -> str:
 def _asset(name: str) -> str:
     """A text to stand inside the page; without the name of a source map, which is not there."""
     return (ASSETS / name).read_text(encoding="utf-8").partition("\n//# sourceMappingURL=")[0]
-

@@ -88,7 +88,11 @@ def _architectures(card: Card) -> dict[str, str]:
 def _range(values: Sequence[float]) -> str:
     """``0.994``, or ``0.060 to 0.073`` of several arms; a dash where none is finished."""
     known = sorted(value for value in values if math.isfinite(value))
-    shown = dict.fromkeys(f"{value:.3f}" if value < 100 else f"{value:,.1f}" for value in (known[0], known[-1])) if known else ()
+    shown = (
+        dict.fromkeys(f"{value:.3f}" if value < 100 else f"{value:,.1f}" for value in (known[0], known[-1]))
+        if known
+        else ()
+    )
     return " to ".join(shown) or "–"
 
 
@@ -115,7 +119,14 @@ def _against_state(rows: Sequence[Row]) -> Chart:
         text = f"{count(floats)} floats; {row.plan.x_label}: {short(x)}"
         shown.append(_series(row, architecture, arm, [(math.log10(floats) if floats else axis.zero, x, text)]))
     x_label = "floats of state that one sample carries; at the longest test of each report"
-    return {"id": "state", "name": "State", "x": x_label, "ticks": state_ticks(axis, states), "series": shown, "guides": []}
+    return {
+        "id": "state",
+        "name": "State",
+        "x": x_label,
+        "ticks": state_ticks(axis, states),
+        "series": shown,
+        "guides": [],
+    }
 
 
 def _against_length(rows: Sequence[Row]) -> Chart:
@@ -129,7 +140,14 @@ def _against_length(rows: Sequence[Row]) -> Chart:
             positions += [position for position, _, _ in at]
     guides = [{"name": "trained up to here", "x": 0.0}]
     x_label = "tested length, as a multiple of the longest of the training"
-    return {"id": "length", "name": "Length", "x": x_label, "ticks": _ratio_ticks(positions), "series": shown, "guides": guides}
+    return {
+        "id": "length",
+        "name": "Length",
+        "x": x_label,
+        "ticks": _ratio_ticks(positions),
+        "series": shown,
+        "guides": guides,
+    }
 
 
 def _arms(rows: Sequence[Row]) -> Iterator[tuple[Row, str, str]]:

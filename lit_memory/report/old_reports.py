@@ -1,7 +1,8 @@
 """Reports from before report.json, read back from their pages: table.csv, verdict.json, table.md and README.md.
 
 What those do not say stays unknown: the x values of the training, times, and the scores of samples. How the figure was
-drawn, and the words for title and arms, are in the project's experiment of that name. ``saved.load`` reads newer reports.
+drawn, and the words for title and arms, are in the project's experiment of that name. ``saved.load`` reads newer
+reports.
 """
 
 import re
@@ -43,7 +44,7 @@ def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
         expect=[],
         title=tree.get("title", ""),
         labels=tree.get("labels", {}),
-        settings={arm: text for arm, text in settings},
+        settings=dict(settings),
         runs=runs,
     )
     return Results(plan, cells)
