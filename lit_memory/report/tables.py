@@ -47,8 +47,8 @@ def main_table(results: Results) -> str:
         groups = [results.values(arm, None, x) for x in shown]
         samples = [_sample_count(plan.samples(arm))] if differ else []
         seeds = f"{min(map(len, groups))} of {len(plan.seeds)}"
-        rows.append([arm, *map(mean_std, groups), *samples, seeds, count(plan.sizes(arm).get("parameters"))])
-        rows[-1].append(_state_cell(plan, arm))
+        sizes = [count(plan.sizes(arm).get("parameters")), _state_cell(plan, arm)]
+        rows.append([plan.shown(arm), *map(mean_std, groups), *samples, seeds, *sizes])
     caption = f"{plan.y_label}, mean ± standard deviation over seeds; columns: {plan.x_label}"
     header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
     return f"{caption}\n\n{markdown(header, rows)}{_curve_table(results)}"
@@ -90,7 +90,7 @@ def _curve_table(results: Results) -> str:
             columns[title] = [mean_std(group, ".4g", ".2g") for group in groups]
     if not columns:
         return ""
-    rows = [[arm, *(cells[i] for cells in columns.values())] for i, arm in enumerate(plan.arms)]
+    rows = [[plan.shown(arm), *(cells[i] for cells in columns.values())] for i, arm in enumerate(plan.arms)]
     table = markdown(["arm", *columns], rows)
     return f"\n{CURVES}{NEVER if 'nan' in table else ''}\n\n{table}"
 
@@ -105,5 +105,5 @@ def time_table(results: Results) -> str:
     plan, rows = results.plan, []
     for arm in plan.arms:
         groups = [results.values(arm, plan.config.time, x) for x in plan.x_values]
-        rows.append([arm, *(mean_std(group, ".3g", ".2g") for group in groups)])
+        rows.append([plan.shown(arm), *(mean_std(group, ".3g", ".2g") for group in groups)])
     return markdown(["arm", *map(short, plan.x_values)], rows)
