@@ -19,7 +19,6 @@ ARGUMENTS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
-    "about:blank",
 ]
 LOGS = {"browser": "ALL", "performance": "ALL"}
 
@@ -64,7 +63,7 @@ class Page:
         return self.call("/execute/async", {"script": named + frame, "args": []})
 
     def click(self, selector):
-        self.run("document.querySelector(arguments[0]).click()", selector)
+        self.run("const e = document.querySelector(arguments[0]); e.focus(); e.click()", selector)
 
     def picture(self):
         """What is on the screen, as PNG."""
@@ -75,10 +74,11 @@ class Page:
         return [entry["message"] for entry in self.call("/se/log", {"type": "browser"})]
 
     def requests(self):
-        """The URLs that pages have asked for since the last call, without those that are their own content."""
+        """The URLs that pages have asked for since the last call, but not what they hold themselves, nor what the
+        browser's own pages have."""
         messages = [json.loads(entry["message"])["message"] for entry in self.call("/se/log", {"type": "performance"})]
         sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith("data:")]
+        return [url for url in sent if not url.startswith(("data:", "chrome:"))]
 
 
 @contextmanager

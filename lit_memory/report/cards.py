@@ -79,6 +79,11 @@ class Card:
         return self.name.replace("/", "-")
 
     @property
+    def caveats(self) -> list[str]:
+        """What a reader must know first."""
+        return [] if self.results is None else self.results.plan.config.caveats
+
+    @property
     def paper_key(self) -> str:
         """What the reports of one paper share; its title may be spelled in several ways."""
         return self.paper.get("arxiv") or self.paper["title"].casefold()
@@ -103,17 +108,18 @@ def read_cards(reports: Path, warn: Callable[[str], None]) -> list[Card]:
     """All reports of a folder in the order of their names. One that cannot be read is left out, and ``warn`` gets a
     line on it."""
     cards = []
-    for path in sorted([*reports.glob("*/verdict.json"), *reports.glob("*/*/verdict.json")]):
-        if any(part in path.parent.name for part in APART):
+    found = [path.parent for pattern in ("*/verdict.json", "*/*/verdict.json") for path in reports.glob(pattern)]
+    for folder in sorted(found):
+        if any(part in folder.name for part in APART):
             continue
         try:
-            cards.append(_card(reports, path.parent))
+            cards.append(_card(reports, folder))
         except ConfigError as error:
             warn(f"left out of the gallery: {error}")
         except OSError as error:
-            warn(f"left out of the gallery: {path.parent}: {error.filename or 'figure.png'} cannot be read")
+            warn(f"left out of the gallery: {folder}: {error.filename or 'figure.png'} cannot be read")
         except (*DAMAGED, AttributeError) as error:
-            warn(f"left out of the gallery: {path.parent}: damaged ({first_line(error)}); --report writes it anew")
+            warn(f"left out of the gallery: {folder}: damaged ({first_line(error)}); --report writes it anew")
     return cards
 
 

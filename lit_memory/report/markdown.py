@@ -17,12 +17,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def tables(text: str) -> list[list[list[str]]]:
     """The tables of a text that ``markdown`` wrote, each with its header as first row."""
-    found = []
-    for is_table, lines in groupby(text.splitlines(), lambda line: line.startswith("| ")):
-        if is_table:
-            header, _, *rows = (_cells(line) for line in lines)
-            found.append([header, *rows])
-    return found
+    blocks = [list(lines) for found, lines in groupby(text.splitlines(), lambda line: line.startswith("| ")) if found]
+    return [[_cells(lines[0]), *map(_cells, lines[2:])] for lines in blocks if len(lines) > 1]
 
 
 def _cells(line: str) -> list[str]:

@@ -131,7 +131,7 @@ function draw(host, chart, caption) {
     host.replaceChildren();
     if (!chart) return;
     if (!chart.series.some((series) => series.points.length)) {
-      host.textContent = "No report has what this figure needs.";
+      host.textContent = "None of these reports says what this figure needs; those from before report.json do not say the length of the training.";
       return;
     }
     const plot = document.createElement("div"), canvas = document.createElement("canvas");
