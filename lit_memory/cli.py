@@ -20,7 +20,6 @@ from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.results import Report
-from lit_memory.report.verdict import VERDICTS
 from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.display import (
@@ -196,10 +195,8 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
 
 def show_all(root: Path, console: Console, errors: Console) -> int:
     """Write the gallery of all reports below the root."""
-    cards, paths = write_gallery(root, warner(errors))
-    verdicts = [card.verdict for card in cards]
-    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts)
-    console.print(f"[bold]{counted(len(cards), 'report')}[/]: {counts}", highlight=False, soft_wrap=True)
+    summary, paths = write_gallery(root, warner(errors))
+    console.print(summary, highlight=False, soft_wrap=True)
     for path in paths.values():
         console.print(f"gallery  {short(path)}", highlight=False, soft_wrap=True)
     return 0

@@ -28,9 +28,9 @@ differ in task, length and size of the models, so only the values of one row com
 have the same architecture, their range is shown. *grows*: the state grows with the context."""
 
 
-def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[list[Card], dict[str, Path]]:
-    """Write both files into root/reports; ``warn`` names the reports that cannot be read. Returns what is shown, and
-    name -> path. Raises ConfigError if there is no report."""
+def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[str, dict[str, Path]]:
+    """Write both files into root/reports; ``warn`` names the reports that cannot be read. Returns a line for the
+    terminal, and name -> path. Raises ConfigError if there is no report."""
     reports = root / "reports"
     cards = read_cards(reports, warn)
     if not cards:
@@ -39,7 +39,10 @@ def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[list[Card], 
         )
     architectures, rows = board(cards)
     texts = {"index.html": html(cards, architectures, rows), "README.md": readme(cards, architectures, rows)}
-    return cards, files.write_all(reports, {name: text.encode() for name, text in texts.items()})
+    verdicts = [card.verdict for card in cards]
+    found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts)
+    summary = f"{len(cards)} report{'s' * (len(cards) > 1)}: {found}"
+    return summary, files.write_all(reports, {name: text.encode() for name, text in texts.items()})
 
 
 def readme(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[Row]) -> str:

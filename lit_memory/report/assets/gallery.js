@@ -23,7 +23,15 @@ function setTheme(name) {
 // A figure: canvas, legend of buttons, caption. Host element -> what draws it again.
 const drawn = new Map();
 const digits = (value) => Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
-const color = (name) => (name.toLowerCase() === "#000000" && isDark() ? "#e6edf3" : name);
+
+// A colour of the pictures, which are made for white: on a dark page as much lighter as it takes to be seen.
+function color(name) {
+  const parts = [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16));
+  const light = ([r, g, b]) => [r, g, b].map((c) => (c / 255) ** 2.2).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  let mixed = parts;
+  for (let share = 0; isDark() && light(mixed) < 0.22; share += 0.05) mixed = parts.map((c) => Math.round(c + (255 - c) * share));
+  return "#" + mixed.map((c) => c.toString(16).padStart(2, "0")).join("");
+}
 const faint = (name) => color(name) + "26";
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const clip = (value, share) => (share ? Math.min(1, Math.max(0, value)) : value);
@@ -127,7 +135,7 @@ function options(chart, bounds) {
 function draw(host, chart, caption) {
   const hidden = new Set();
   const redraw = () => {
-    Chart.getChart(host.querySelector("canvas") || undefined)?.destroy();
+    Chart.getChart(host.querySelector(".plot canvas"))?.destroy();
     host.replaceChildren();
     if (!chart) return;
     if (!chart.series.some((series) => series.points.length)) {
@@ -158,15 +166,14 @@ function draw(host, chart, caption) {
 function legend(chart, hidden, changed) {
   const host = document.createElement("div"), groups = new Map();
   host.className = "legend";
-  for (const series of chart.series) if (series.points.length) groups.set(series.group, series.look.color);
+  for (const series of chart.series) if (series.points.length && !groups.has(series.group)) groups.set(series.group, series.look);
   for (const guide of chart.guides) groups.set(guide.name, null);
-  for (const [name, ink] of groups) {
-    const button = document.createElement("button"), mark = document.createElement("i");
+  for (const [name, look] of groups) {
+    const button = document.createElement("button");
     button.type = "button";
     button.title = "Show or hide";
     button.setAttribute("aria-pressed", String(!hidden.has(name)));
-    mark.style.background = ink ? color(ink) : css("--soft");
-    button.append(mark, name);
+    button.append(sample(look, chart.series.some((series) => series.line)), name);
     button.addEventListener("click", () => {
       if (!hidden.delete(name)) hidden.add(name);
       button.setAttribute("aria-pressed", String(!hidden.has(name)));
@@ -175,6 +182,23 @@ function legend(chart, hidden, changed) {
     host.append(button);
   }
   return host;
+}
+
+// What a name of the legend looks like: its line and its point; a grey line for a guide.
+function sample(look, line) {
+  const canvas = document.createElement("canvas"), scale = devicePixelRatio || 1, ink = look ? color(look.color) : css("--soft");
+  [canvas.width, canvas.height] = [30 * scale, 14 * scale];
+  canvas.ariaHidden = "true";
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  Object.assign(pen, { strokeStyle: ink, fillStyle: ink, lineWidth: 2 });
+  pen.setLineDash(look ? look.dash : [5, 3]);
+  pen.beginPath();
+  if (line || !look) { pen.moveTo(0, 7); pen.lineTo(30, 7); }
+  pen.stroke();
+  pen.setLineDash([]);
+  if (look) Chart.helpers.drawPoint(pen, { pointStyle: look.point, rotation: look.turn, radius: 5, borderWidth: 2 }, 15, 7);
+  return canvas;
 }
 
 // The series of one report are groups of their own; those of the leaderboard are crowded.
