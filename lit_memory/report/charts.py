@@ -78,7 +78,7 @@ def _lines(results: Results, xs: list[float]) -> Chart:
     """y against x."""
     plan, train_x = results.plan, train_x_on_axis(results.plan, xs)
     scale = Scale.of([*xs, *([] if train_x is None else [train_x])], plan.config.log_x)
-    at = [(scale.position(x), x, f"{x:,.10g}") for x in xs]
+    at = [(scale.position(x), x, f"{plan.x_label}: {x:,.10g}") for x in xs]
     guides: list[Chart] = []
     if train_x is not None:
         guides.append({"name": f"trained on up to {short(train_x)}", "x": rounded(scale.position(train_x))})
@@ -93,7 +93,7 @@ def _dots(results: Results, x: float) -> Chart:
     """The arms side by side: a test with a single x."""
     plan = results.plan
     ticks = [[i, plan.shown(arm)] for i, arm in enumerate(plan.arms)]
-    found = [series(results, arm, [(i, x, short(x))]) for i, arm in enumerate(plan.arms)]
+    found = [series(results, arm, [(i, x, f"{plan.x_label}: {short(x)}")]) for i, arm in enumerate(plan.arms)]
     return _chart(results, f"{plan.x_label}: {short(x)}", ticks, found, [])
 
 

@@ -20,6 +20,10 @@ function setTheme(name) {
   for (const redraw of drawn.values()) redraw();
 }
 
+// Areas of equal size: Chart.js gives all points one radius.
+const SIZES = { triangle: 1.35, rectRot: 1.15, star: 1.3, cross: 1.2, crossRot: 1.2 };
+const size = (look, radius) => radius * (SIZES[look.point] || 1);
+
 // A figure: canvas, legend of buttons, caption. Host element -> what draws it again.
 const drawn = new Map();
 const digits = (value) => Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
@@ -62,7 +66,7 @@ function datasets(chart, series) {
   parts.push({
     ...common, data: points.map((p) => ({ x: p[0], y: p[1], p })), showLine: series.line, fill: false,
     borderColor: series.crowd ? ink + "99" : ink, borderWidth: series.crowd ? 1.2 : 2, borderDash: look.dash,
-    pointStyle: look.point, pointRotation: look.turn, pointRadius: series.crowd ? 4 : 5, pointHoverRadius: 7,
+    pointStyle: look.point, pointRotation: look.turn, pointRadius: size(look, series.crowd ? 4 : 5), pointHoverRadius: size(look, 7),
     pointBackgroundColor: ink, pointBorderColor: look.point.startsWith("cross") ? ink : css("--card"),
     pointBorderWidth: look.point.startsWith("cross") ? 2 : 1,
   });
@@ -79,6 +83,14 @@ function guides(chart, bounds) {
   });
 }
 
+const limits = (bounds) => ({ min: bounds.low, max: bounds.high });
+
+// The chart without what the legend hides; the whole one if that is all of it.
+function visible(chart, hidden) {
+  const series = chart.series.filter((own) => !hidden.has(own.group) && own.points.length);
+  return series.length ? { ...chart, series, guides: chart.guides.filter((guide) => !hidden.has(guide.name)) } : chart;
+}
+
 function extent(chart) {
   const xs = [...chart.ticks.map((tick) => tick[0]), ...chart.guides.flatMap((guide) => guide.x ?? [])];
   for (const series of chart.series) for (const p of series.points) xs.push(p[0]);
@@ -93,6 +105,9 @@ function extent(chart) {
   else [low, high] = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
   return { left: Math.min(...xs) - pad, right: Math.max(...xs) + pad, low, high };
 }
+
+// Whether a value of a logarithmic axis is 1, 2, 3 or 5 of its decade.
+const round = (value) => [1, 2, 3, 5].includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toPrecision(6)));
 
 function tooltip(chart) {
   return {
@@ -112,20 +127,19 @@ function tooltip(chart) {
 function options(chart, bounds) {
   const text = css("--text"), line = css("--line"), soft = css("--soft");
   const title = (words) => ({ display: true, text: words, color: text });
-  const inside = (low, high) => ({ min: low, max: high });
   return {
     animation: false, responsive: true, maintainAspectRatio: false, interaction: { mode: "nearest", intersect: false, axis: "xy" },
     plugins: { legend: { display: false }, tooltip: tooltip(chart) },
     scales: {
       x: {
-        type: "linear", ...inside(bounds.left, bounds.right), title: title(chart.x), grid: { display: false }, border: { color: soft },
+        type: "linear", min: bounds.left, max: bounds.right, title: title(chart.x), grid: { display: false }, border: { color: soft },
         afterBuildTicks: (axis) => { axis.ticks = chart.ticks.map(([value]) => ({ value })); },
         ticks: { color: text, autoSkip: true, maxRotation: 40, callback: (value) => chart.ticks.find((tick) => tick[0] === value)?.[1] },
       },
       y: {
-        type: chart.log ? "logarithmic" : "linear", ...inside(bounds.low, bounds.high), title: title(chart.y), border: { color: soft },
+        type: chart.log ? "logarithmic" : "linear", ...limits(bounds), title: title(chart.y), border: { color: soft },
         grid: { color: line },
-        ticks: { color: text, includeBounds: false, callback: (value) => digits(value) },
+        ticks: { color: text, includeBounds: false, callback: (value) => (chart.log && !round(value) ? null : digits(value)) },
       },
     },
     onClick: (event, items) => { const card = items[0] && items[0].element.$context.dataset.series?.card; if (card) show(card); },
@@ -147,11 +161,12 @@ function draw(host, chart, caption) {
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${chart.y} against ${chart.x}, interactive; the numbers are in the table of the report.`);
     plot.append(canvas);
-    const bounds = extent(chart);
+    const bounds = extent(visible(chart, hidden));
     const sets = [...chart.series.flatMap((series) => datasets(chart, series)).reverse(), ...guides(chart, bounds)];
     for (const set of sets) set.hidden = hidden.has(set.group);
     host.append(plot, legend(chart, hidden, () => {
       for (const set of sets) set.hidden = hidden.has(set.group);
+      Object.assign(view.options.scales.y, limits(extent(visible(chart, hidden))));
       view.update();
     }));
     const words = document.createElement("figcaption");
@@ -197,7 +212,7 @@ function sample(look, line) {
   if (line || !look) { pen.moveTo(0, 7); pen.lineTo(30, 7); }
   pen.stroke();
   pen.setLineDash([]);
-  if (look) Chart.helpers.drawPoint(pen, { pointStyle: look.point, rotation: look.turn, radius: 5, borderWidth: 2 }, 15, 7);
+  if (look) Chart.helpers.drawPoint(pen, { pointStyle: look.point, rotation: look.turn, radius: size(look, 5), borderWidth: 2 }, 15, 7);
   return canvas;
 }
 
@@ -205,7 +220,7 @@ function sample(look, line) {
 for (const found of Object.values(data.cards)) for (const chart of found) for (const s of chart.series) s.group = s.name;
 for (const chart of data.board) for (const series of chart.series) series.crowd = true;
 const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. ";
-const SPREAD = "Bands are one standard deviation; below five seeds, thin lines are the seeds.";
+const SPREAD = "Bands and bars are one standard deviation; below five seeds, thin lines are the seeds.";
 
 // The dialog with the figures of one report.
 function explore(card) {
