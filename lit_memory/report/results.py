@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.claims import KINDS, parse, refs
-from lit_memory.plan.sections import TIMES, ReportConfig
+from lit_memory.plan.sections import STEP, TIMES, ReportConfig
 from lit_memory.report.labels import label, short
 from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import Claim
@@ -50,6 +50,8 @@ class ReportPlan:
     """The largest x seen in training."""
     paper_x: float | None = None
     """The largest x that the scale "paper" tests, if this is another scale."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Arm -> the architecture, by which figures choose its colour."""
     settings: dict[str, str] = field(default_factory=dict)
     """Arm -> its settings in Markdown, see ``settings.arm_settings``."""
     deviations: list[str] = field(default_factory=list)
@@ -91,6 +93,16 @@ class ReportPlan:
     def shown(self, arm: str) -> str:
         """An arm in words, else its name."""
         return self.labels.get(arm, arm)
+
+    @property
+    def architectures(self) -> list[str]:
+        """The architecture of every arm, "" where it is not known."""
+        return [self.models.get(arm, "") for arm in self.arms]
+
+    def last_stage(self, arm: str, seed: int) -> int:
+        """Steps of a run before its last stage; 0 if they are not known."""
+        found = (run.get("stage_steps") for run in self.runs if (run["arm"], run["seed"]) == (arm, seed))
+        return sum((next(found, None) or [])[:-1])
 
     @property
     def x_label(self) -> str:
@@ -174,6 +186,8 @@ class Results:
     scores: Mapping[Cell, Any] = field(default_factory=dict)
     """The scores of the test samples behind a cell, of which it is the mean: 1-D arrays of float64. Of the metrics that
     figure and lines use; none where they are not known."""
+    validations: Mapping[Cell, float] = field(default_factory=dict)
+    """One metric along the training, for ``report.curves``: the x of a cell is the step."""
 
     @classmethod
     def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
@@ -190,15 +204,30 @@ class Results:
         return cls.of(plan, cells, scores or {})
 
     @classmethod
-    def of(cls, plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[Cell, Any]) -> "Results":
+    def of(
+        cls,
+        plan: ReportPlan,
+        cells: Mapping[Cell, float],
+        scores: Mapping[Cell, Any],
+        validations: Mapping[Cell, float] | None = None,
+    ) -> "Results":
         """With those of the ``scores`` that belong to a cell and are used. Raises ValueError for wrong ones."""
-        return cls(plan, cells, kept_scores(plan, cells, scores) if scores else {})
+        return cls(plan, cells, kept_scores(plan, cells, scores) if scores else {}, validations or {})
 
     @property
     def metrics(self) -> list[str]:
         """The metrics of table.csv: that of the figure, then the others by name, without ``TIMES``."""
         y = self.plan.config.y
         return [y, *sorted({metric for _, metric, _, _ in self.cells} - {y, *TIMES})]
+
+    @property
+    def learning(self) -> Mapping[Cell, float]:
+        """The validations of the figure of the training; none if the report has no such figure or does not know
+        them."""
+        config = self.plan.config
+        if not config.curves:
+            return {}
+        return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
         """The values of one of ``TIMES``, as the metric of a figure."""

@@ -17,7 +17,7 @@ from lit_memory.report.render import render
 from lit_memory.report.results import Report, ReportPlan
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
-from lit_memory.run.frame import results_frame
+from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
@@ -48,7 +48,9 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         files.remove_staged(folder)
         rows = results_frame(tracker, shown, work.runs, report)
         shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
-        done = render(report_plan(work, shown), rows[rows["metric"].isin(shown_metrics)], folder)
+        curves = validations(tracker, shown, work.runs, report) if report.curves and report.x != STEP else {}
+        kept = rows[rows["metric"].isin(shown_metrics)]
+        done = render(report_plan(work, shown), kept, folder, validations=curves)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
         tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
@@ -69,6 +71,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         paper=vars(e.paper),
         train_x=train_x(e.report.x, sweep.specs),
         paper_x=paper_x(sweep),
+        models={spec.arm: architecture(spec.model) for spec in shown},
         settings=arm_settings(settings, shown),
         arms=list(e.arms),
         seeds=e.seeds,
@@ -82,6 +85,16 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         command=command(sweep),
         provenance=origin(work.finished),
     )
+
+
+def architecture(model: Mapping[str, Any]) -> str:
+    """The architecture of a model: its registered name, but for the settings that make another one of it."""
+    match model:
+        case {"name": "rmt_xl", "alpha": alpha}:
+            return "rmt" if alpha == 1 else "tarm"
+        case {"name": "xl", "mem_len": 0}:
+            return "transformer"
+    return model["name"]
 
 
 def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> dict[str, str]:
