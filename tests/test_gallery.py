@@ -1,6 +1,7 @@
 """The gallery: cards, leaderboard, README.md, and the one file index.html, also in a browser."""
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -19,9 +20,11 @@ from lit_memory.report import old_reports
 from lit_memory.report.cards import read_cards
 from lit_memory.report.charts import charts
 from lit_memory.report.gallery import ASSETS, LIBRARY, embedded, write_gallery
+from lit_memory.report.labels import mean_interval
 from lit_memory.report.leaderboard import board, board_charts
 from lit_memory.report.markdown import markdown, tables
 from lit_memory.report.render import render
+from lit_memory.report.results import Results
 from lit_memory.util.provenance import PROJECT
 
 ARMS = ["armt", "wide", "rmt"]
@@ -44,6 +47,7 @@ def write_report(folder, experiment="armt_like", **changes):
     sizes["rmt"] |= {"state_growth": 2, "growth_unit": "segment", "segments": 500}
     runs = [{"arm": arm, "seed": s, "seconds": 90.0, **sizes[arm]} for arm in ARMS for s in (0, 1, 2)]
     fields = {"experiment": experiment, "paper": PAPER, "settings": MODELS, "runs": runs, "command": "python run.py x"}
+    fields |= {"models": {"armt": "armt", "wide": "armt", "rmt": "rmt"}}
     fields |= {"title": f"Title of {experiment}", "evidence": "toy", "labels": {"wide": "ARMT, wide"}} | changes
     expect = ["armt[200] - rmt[200] > 0.1"]
     frame = make_frame(arms=ARMS, value=lambda arm, seed, x: 0.9 - 0.01 * seed - ARMS.index(arm) * x / 2000)
@@ -133,13 +137,15 @@ def test_points_are_those_of_the_table(root, cards):
     for row in csv.DictReader((root / "reports/new/table.csv").read_text().splitlines()):
         series = next(s for s in figure["series"] if shown[s["name"]] == row["arm"])
         i = XS.index(int(row["x"]))
-        assert series["points"][i][1:3] == pytest.approx([float(row["mean"]), float(row["std"])], abs=1e-6)
+        assert (
+            series["points"][i][1:5] == [pytest.approx(float(row[of]), abs=1e-6) for of in ("mean", "std")] + [None] * 2
+        )
         assert [own[i] for own in series["seeds"]] == pytest.approx([float(row[f"seed_{s}"]) for s in (0, 1, 2)])
     assert [tick[1] for tick in figure["ticks"]] == ["50", "100", "200", "500"] and figure["share"]
     assert [guide["name"] for guide in figure["guides"]] == ["chance (0.0625)", "trained on up to 50"]
     gaps = [b[0] - a[0] for a, b in zip(figure["ticks"], figure["ticks"][1:], strict=False)]
     assert gaps[0] == pytest.approx(gaps[1]) and gaps[2] > gaps[1]  # a logarithmic axis
-    assert [s["points"][0][3] for s in state["series"]] == ["64 floats", "128 floats", "1,000 floats"]
+    assert [s["points"][0][-1] for s in state["series"]] == ["64 floats", "128 floats", "1,000 floats"]
 
 
 @pytest.mark.parametrize("changed", [{"config": ReportConfig(x="step", y="loss")}, {"config": ReportConfig(y="loss")}])
@@ -148,8 +154,7 @@ def test_other_figures(tmp_path, monkeypatch, changed):
     monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {"figure.png": png()})
     frame = make_frame(xs=[50], metric="loss")
     frame = frame[(frame.arm == "gamma") & (frame.seed > 0)]
-    settings = {"gamma": "`model.name: armt`", "no_gamma": "`model.name: armt`"}
-    plan = make_plan(xs=[50], expect=[], settings=settings, **changed)
+    plan = make_plan(xs=[50], expect=[], models={"gamma": "armt", "no_gamma": "armt"}, **changed)
     render(plan, frame, tmp_path / "reports" / "x")
     (card,) = read_cards(tmp_path / "reports", pytest.fail)
     dots = charts(card.results)[0]
@@ -159,6 +164,41 @@ def test_other_figures(tmp_path, monkeypatch, changed):
     assert row.metric == "loss (nats per token) (less is better)" and row.value("armt") == "0.992"
     assert board_charts([row])[0]["series"] == []
     write_gallery(tmp_path, pytest.fail)
+
+
+def results(config=CONFIG, seeds=6, **validations):
+    """Of two arms, in memory."""
+    models = {"gamma": "armt", "no_gamma": "armt"}
+    plan = make_plan(seeds=list(range(seeds)), config=config, expect=[], models=models)
+    return dataclasses.replace(Results.from_frame(plan, make_frame(seeds=plan.seeds)), **validations)
+
+
+def test_an_interval_where_there_are_enough_seeds():
+    figure, state = charts(results())
+    middle, low, high = (figure["series"][1]["points"][2][i] for i in (1, 3, 4))
+    assert [low, high] == pytest.approx(mean_interval("exact_match", [30 / 200 + 0.01 * seed for seed in range(6)]))
+    assert low < middle < high and state["series"][1]["points"][0][3] is not None
+    assert charts(results(seeds=4))[0]["series"][1]["points"][2][3:5] == [None, None]
+
+
+def test_the_figure_is_that_of_the_picture():
+    """Relative to an arm where the picture is; the paper's points; times; the training of every run."""
+    relative, *_ = charts(results(ReportConfig(relative_to="gamma")))
+    assert {point[1] for point in relative["series"][0]["points"]} == {0} and "difference from gamma" in relative["y"]
+    assert not relative["share"] and relative["guides"] == [{"name": "trained on up to 50", "x": 50}]
+    kept = ReportConfig(y="capacity", identity=True, paper_values="armt_text_and_figures", time="seconds", curves=True)
+    along = {("gamma", "loss", step, 0): 1 / step for step in (100.0, 200.0)}
+    cells = {("gamma", metric, x, 0): x for metric in ("capacity", "seconds") for x in map(float, XS)}
+    figure, _, time, training = charts(results(kept, cells=cells, validations=along))
+    assert [guide["name"] for guide in figure["guides"]] == ["trained on up to 50", "all kept (y = x)"]
+    assert time["log"] and time["series"][0]["points"][-1][1] == 500 and time["name"] == "Time"
+    (run,) = training["series"]
+    assert (run["name"], run["group"], [point[:2] for point in run["points"]]) == (
+        "gamma, seed 0",
+        "gamma",
+        [[100, 0.01], [200, 0.005]],
+    )
+    assert training["y"] == "loss (nats per token) on validation data"
 
 
 def test_leaderboard(cards):

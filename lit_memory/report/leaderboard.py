@@ -5,20 +5,20 @@ their means, and none is chosen. Every value is a mean over seeds.
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lit_memory.plan.sections import STEP
-from lit_memory.report.axes import StateAxis
 from lit_memory.report.cards import Card
-from lit_memory.report.charts import Chart, look, rounded, series, state_ticks
+from lit_memory.report.charts import Chart, rounded, shown_look, shown_series, state_ticks
 from lit_memory.report.labels import MINIMIZED, SHARES, count, short
 from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.series import series_of
+from lit_memory.report.states import StateAxis
+from lit_memory.report.style import looks
 from lit_memory.report.verdict import mean
 
-MODEL = re.compile(r"\bmodel\.name: (\w+)")
 DIGITS = (1, 2, 5)
 """Of the ticks in a decade."""
 
@@ -81,8 +81,7 @@ def board(cards: Sequence[Card]) -> tuple[list[str], list[Row]]:
 def _architectures(card: Card) -> dict[str, str]:
     """Arm -> the name of its model, of the arms where the report says it."""
     plan = card.results.plan if card.results is not None else None
-    found = {arm: MODEL.search(plan.settings.get(arm, "")) for arm in plan.arms} if plan else {}
-    return {arm: match[1] for arm, match in found.items() if match}
+    return {arm: name for arm, name in zip(plan.arms, plan.architectures, strict=True) if name} if plan else {}
 
 
 def _range(values: Sequence[float]) -> str:
@@ -101,12 +100,12 @@ def board_charts(rows: Sequence[Row]) -> list[Chart]:
     floats of state, and at every x against x as a multiple of the largest x of its training."""
     shares = [row for row in rows if row.plan.config.y in SHARES]
     names = sorted({name for row in shares for name in row.arms})
-    looks = {name: look(i) | {"dash": []} for i, name in enumerate(names)}
+    own = {name: shown_look(look) for name, look in zip(names, looks(names), strict=True)}
     charts = [_against_state(shares), _against_length(shares)]
     for chart in charts:
         chart |= {"y": "share of right answers", "log": False, "share": True}
         for shown in chart["series"]:
-            shown["look"] = looks[shown["group"]]
+            shown["look"] = own[shown["group"]]
     return charts
 
 
@@ -159,8 +158,10 @@ def _series(row: Row, architecture: str, arm: str, at: Sequence[tuple[float, flo
     """An arm among those of all reports, with the report that it is from."""
     seeds = len(row.plan.seeds)
     origin = f"{row.card.name}, {row.card.evidence}, {seeds} seed{'s' * (seeds > 1)}"
-    found = series(row.results, arm, at)
-    return found | {"name": f"{found['name']} ({origin})", "group": architecture, "card": row.card.anchor}
+    own = next(series for series in series_of(row.results, [x for _, x, _ in at]) if series.arm == arm)
+    found = shown_series(row.plan, own, [(position, text) for position, _, text in at])
+    where = {"group": architecture, "card": row.card.anchor, "crowd": True}
+    return found | {"name": f"{found['name']} ({origin})"} | where
 
 
 def _ratio_ticks(positions: Sequence[float]) -> list[list[Any]]:

@@ -19,6 +19,7 @@ from lit_memory.util.provenance import PROJECT
 
 CAPTION = re.compile(r"^(?P<y>.+), mean ± standard deviation over seeds; columns: (?P<x>.+)$", re.MULTILINE)
 """The line above table.md."""
+MODEL = re.compile(r"\bmodel\.name: (\w+)")
 STATE = re.compile(r"(?P<floats>[\d,]+)( \+ (?P<growth>[\d,]+) a (?P<unit>\w+))?( \((?P<whole>[\d,]+) at .+\))?$")
 """A cell of the column "state floats": ``256 + 512 a segment (256,256 at 500)``."""
 
@@ -45,6 +46,7 @@ def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
         title=tree.get("title", ""),
         labels=tree.get("labels", {}),
         settings=dict(settings),
+        models={arm: match[1] for arm, text in settings if (match := MODEL.search(text))},
         runs=runs,
     )
     return Results(plan, cells)

@@ -38,37 +38,39 @@ function color(name) {
 }
 const faint = (name) => color(name) + "26";
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const clip = (value, share) => (share ? Math.min(1, Math.max(0, value)) : value);
 
-function datasets(chart, series) {
-  const { look, points } = series, ink = color(look.color), common = { group: series.group, series, pointHitRadius: 12 };
-  const at = (value) => points.map((p) => ({ x: p[0], y: value(p) }));
-  const quiet = { ...common, quiet: true, pointRadius: 0, pointHitRadius: 0, borderColor: ink };
-  const parts = [];
-  if (series.line && !series.crowd) {
-    const seeds = series.seeds.filter((own) => own.some((value) => value !== null)).length;
-    if (seeds >= 5) {
-      parts.push({ ...quiet, data: at((p) => clip(p[1] + p[2], chart.share)), borderWidth: 0, fill: "+1", backgroundColor: faint(look.color) });
-      parts.push({ ...quiet, data: at((p) => clip(p[1] - p[2], chart.share)), borderWidth: 0, fill: false });
-    } else if (seeds > 1) {
-      for (const own of series.seeds) {
-        parts.push({ ...quiet, data: own.map((y, i) => ({ x: points[i][0], y })), borderWidth: 1, borderColor: ink + "66", fill: false });
-      }
-    }
-  } else if (!series.crowd) {
-    for (const p of points) {
-      const ends = [p[1] - (p[2] || 0), p[1] + (p[2] || 0)].map((y) => ({ x: p[0], y: clip(y, chart.share) }));
-      parts.push({ ...quiet, data: ends, borderWidth: 1.6, fill: false });
-      const own = series.seeds.map((values) => ({ x: p[0], y: values[points.indexOf(p)] }));
-      parts.push({ ...quiet, data: own, showLine: false, pointRadius: 2.5, pointBorderWidth: 0, pointBackgroundColor: ink + "77" });
-    }
+// The parts of a point: position, mean, std, interval from low to high, words for x.
+const [X, Y, STD, LOW, HIGH, WORDS] = [0, 1, 2, 3, 4, 5];
+
+// Mean; around it the interval, as a band or a bar, or every seed, as a thin line or a small point; the paper's points.
+function datasets(series) {
+  const { look, points } = series, ink = color(look.color), common = { group: series.group, series };
+  const quiet = { ...common, quiet: true, pointRadius: 0, pointHitRadius: 0, borderColor: ink, fill: false };
+  const inner = points.filter((p) => p[LOW] !== null), parts = [];
+  if (series.paper.length) {
+    const at = series.paper.map(([x, y]) => ({ x, y, p: [x, y, null, null, null, "the paper's value"] }));
+    parts.push({ ...common, data: at, paper: true, showLine: series.line, borderColor: ink, borderWidth: 1.3, borderDash: [3, 3], fill: false,
+      pointStyle: look.point, pointRotation: look.turn, pointRadius: size(look, 5), pointBackgroundColor: css("--card"), pointBorderColor: ink });
   }
+  if (series.line && inner.length) {
+    const edge = (i) => inner.map((p) => ({ x: p[X], y: p[i] }));
+    parts.push({ ...quiet, data: edge(HIGH), borderWidth: 0 });
+    parts.push({ ...quiet, data: edge(LOW), borderWidth: 0, fill: "+1", backgroundColor: faint(look.color) });
+  } else if (series.line && !series.crowd && series.seeds.length > 1) {
+    for (const own of series.seeds) {
+      parts.push({ ...quiet, data: own.map((y, i) => ({ x: points[i][X], y })), borderWidth: 1, borderColor: ink + "77" });
+    }
+  } else if (!series.line && !series.crowd) {
+    for (const p of inner) parts.push({ ...quiet, data: [{ x: p[X], y: p[LOW] }, { x: p[X], y: p[HIGH] }], borderWidth: 1.6 });
+    const own = points.flatMap((p, i) => series.seeds.map((values) => ({ x: p[X], y: values[i] })));
+    parts.push({ ...quiet, data: own, showLine: false, pointRadius: 2.5, pointBorderWidth: 0, pointBackgroundColor: ink + "77" });
+  }
+  const open = look.point.startsWith("cross") || look.point === "star";
   parts.push({
-    ...common, data: points.map((p) => ({ x: p[0], y: p[1], p })), showLine: series.line, fill: false,
-    borderColor: series.crowd ? ink + "99" : ink, borderWidth: series.crowd ? 1.2 : 2, borderDash: look.dash,
-    pointStyle: look.point, pointRotation: look.turn, pointRadius: size(look, series.crowd ? 4 : 5), pointHoverRadius: size(look, 7),
-    pointBackgroundColor: ink, pointBorderColor: look.point.startsWith("cross") ? ink : css("--card"),
-    pointBorderWidth: look.point.startsWith("cross") ? 2 : 1,
+    ...common, data: points.map((p) => ({ x: p[X], y: p[Y], p })), showLine: series.line, fill: false, pointHitRadius: 12,
+    borderColor: series.crowd ? ink + "99" : ink, borderWidth: series.crowd || series.small ? 1.2 : 2, borderDash: look.dash,
+    pointStyle: look.point, pointRotation: look.turn, pointRadius: series.small ? 1.5 : size(look, series.crowd ? 4 : 5),
+    pointHoverRadius: size(look, 7), pointBackgroundColor: ink, pointBorderColor: open ? ink : css("--card"), pointBorderWidth: open ? 2 : 1,
   });
   return parts;
 }
@@ -92,18 +94,17 @@ function visible(chart, hidden) {
 }
 
 function extent(chart) {
-  const xs = [...chart.ticks.map((tick) => tick[0]), ...chart.guides.flatMap((guide) => guide.x ?? [])];
-  for (const series of chart.series) for (const p of series.points) xs.push(p[0]);
-  const ys = chart.series.flatMap((s) => s.points.flatMap((p) => (s.crowd ? p[1] : [p[1] - (p[2] || 0), p[1] + (p[2] || 0)])));
-  const few = chart.series.some((s) => s.line) ? 0.03 : 0.08;
-  const pad = few * (Math.max(...xs) - Math.min(...xs) || 1);
-  const positive = ys.filter((y) => !chart.log || y > 0);
-  let low = Math.min(...positive, ...chart.guides.map((guide) => guide.y ?? Infinity));
-  let high = Math.max(...positive, ...chart.guides.map((guide) => guide.y ?? -Infinity));
-  if (chart.share) [low, high] = [-0.02, 1.03];
-  else if (chart.log) [low, high] = [low / 1.2, high * 1.2];
-  else [low, high] = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
-  return { left: Math.min(...xs) - pad, right: Math.max(...xs) + pad, low, high };
+  const xs = [...chart.ticks.map((tick) => tick[0]), ...chart.guides.flatMap((guide) => guide.x ?? [])], ys = [];
+  for (const series of chart.series) {
+    for (const p of series.points) { xs.push(p[X]); ys.push(p[Y], ...[p[LOW], p[HIGH]].filter((y) => y !== null && !series.crowd)); }
+    if (!series.crowd) ys.push(...series.seeds.flat().filter((y) => y !== null), ...series.paper.map(([, y]) => y));
+  }
+  for (const guide of chart.guides) if (guide.y !== undefined) ys.push(guide.y);
+  const pad = (chart.series.some((s) => s.line) ? 0.03 : 0.08) * (Math.max(...xs) - Math.min(...xs) || 1);
+  const shown = ys.filter((y) => !chart.log || y > 0), low = Math.min(...shown), high = Math.max(...shown);
+  const room = 0.05 * (high - low || Math.abs(high) || 1), x = { left: Math.min(...xs) - pad, right: Math.max(...xs) + pad };
+  if (chart.share) return { ...x, low: -0.02, high: 1.03 };
+  return chart.log ? { ...x, low: low / 1.2, high: high * 1.2 } : { ...x, low: low - room, high: high + room };
 }
 
 // Whether a value of a logarithmic axis is 1, 2, 3 or 5 of its decade.
@@ -113,12 +114,14 @@ function tooltip(chart) {
   return {
     filter: (item) => !item.dataset.quiet,
     callbacks: {
-      title: (items) => (items.length ? items[0].raw.p[3] : ""),
+      title: (items) => (items.length ? items[0].raw.p[WORDS] : ""),
       label: (item) => {
         const { series } = item.dataset, p = item.raw.p, i = series.points.indexOf(p);
+        const lines = [`${series.name}: ${digits(p[Y])}${p[STD] === null ? "" : ` ± ${digits(p[STD])}`}`];
+        if (i < 0 || series.small) return lines;
+        if (p[LOW] !== null) lines.push(`  95 % interval of the mean: ${digits(p[LOW])} to ${digits(p[HIGH])}`);
         const seeds = series.seeds.map((own) => own[i]).filter((value) => value !== null);
-        const spread = p[2] === null ? "" : ` ± ${digits(p[2])}`;
-        return [`${series.name}: ${digits(p[1])}${spread}`, `  ${seeds.length} seed${seeds.length > 1 ? "s" : ""}: ${seeds.map(digits).join(", ")}`];
+        return [...lines, `  ${seeds.length} seed${seeds.length > 1 ? "s" : ""}: ${seeds.map(digits).join(", ")}`];
       },
     },
   };
@@ -162,7 +165,7 @@ function draw(host, chart, caption) {
     canvas.setAttribute("aria-label", `${chart.y} against ${chart.x}, interactive; the numbers are in the table of the report.`);
     plot.append(canvas);
     const bounds = extent(visible(chart, hidden));
-    const sets = [...chart.series.flatMap((series) => datasets(chart, series)).reverse(), ...guides(chart, bounds)];
+    const sets = [...chart.series.flatMap(datasets).reverse(), ...guides(chart, bounds)];
     for (const set of sets) set.hidden = hidden.has(set.group);
     host.append(plot, legend(chart, hidden, () => {
       for (const set of sets) set.hidden = hidden.has(set.group);
@@ -216,11 +219,8 @@ function sample(look, line) {
   return canvas;
 }
 
-// The series of one report are groups of their own; those of the leaderboard are crowded.
-for (const found of Object.values(data.cards)) for (const chart of found) for (const s of chart.series) s.group = s.name;
-for (const chart of data.board) for (const series of chart.series) series.crowd = true;
-const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. ";
-const SPREAD = "Bands and bars are one standard deviation; below five seeds, thin lines are the seeds.";
+const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. Hollow: the paper’s values. ";
+const SPREAD = "Bands and bars: 95 % interval of the mean; below five seeds, every seed is shown instead.";
 
 // The dialog with the figures of one report.
 function explore(card) {
@@ -289,7 +289,7 @@ for (const button of document.querySelectorAll(".copy")) {
 function board() {
   const card = $("task").value, found = card ? data.cards[card] : data.board;
   const state = found.find((chart) => chart.id === "state"), other = found.find((chart) => chart.id === (card ? "figure" : "length"));
-  const caption = card ? HOW + SPREAD : HOW + "A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
+  const caption = card ? HOW + SPREAD : "Mean over seeds; point at a value for its seeds, and press a name to hide it. A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
   draw($("board-state"), state || { series: [] }, caption);
   draw($("board-length"), other, caption);
 }
