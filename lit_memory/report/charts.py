@@ -37,6 +37,8 @@ def charts(results: Results) -> list[Chart]:
     plan = results.plan
     xs = sorted(plan.x_values)
     found = [_figure(relative(results), xs)]
+    if plan.config.relative_to:  # per cent
+        found[0]["share"] = False
     found += _state(results, xs[-1] if plan.state_x is None else plan.state_x)
     if plan.config.time and any(metric == plan.config.time for _, metric, _, _ in results.cells):
         found.append(_figure(results.of_time(plan.config.time), xs) | {"id": "time", "name": "Time"})

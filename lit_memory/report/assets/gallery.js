@@ -149,7 +149,7 @@ function options(chart, bounds) {
   };
 }
 
-function draw(host, chart, caption) {
+function draw(host, chart) {
   const hidden = new Set();
   const redraw = () => {
     Chart.getChart(host.querySelector(".plot canvas"))?.destroy();
@@ -173,7 +173,7 @@ function draw(host, chart, caption) {
       view.update();
     }));
     const words = document.createElement("figcaption");
-    words.textContent = caption;
+    words.textContent = captioned(chart);
     host.append(words);
     const view = new Chart(canvas, { type: "line", data: { datasets: sets }, options: options(chart, bounds) });
   };
@@ -219,15 +219,22 @@ function sample(look, line) {
   return canvas;
 }
 
-const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. Hollow: the paper’s values. ";
+const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. ";
+const MANY = "A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
 const SPREAD = "Bands and bars: 95 % interval of the mean; below five seeds, every seed is shown instead.";
+const EVERY = "Every run by itself; press a name to hide its runs.";
+function captioned(chart) {
+  if (chart.id === "training") return EVERY;
+  if (chart.series.some((series) => series.crowd)) return HOW + MANY;
+  return HOW + SPREAD + (chart.series.some((series) => series.paper.length) ? " Hollow: the paper’s values." : "");
+}
 
 // The dialog with the figures of one report.
 function explore(card) {
   const found = data.cards[card];
   $("explorer-title").textContent = $(`${card}-title`).textContent;
   const choose = (chart) => {
-    draw($("explorer-chart"), chart, HOW + SPREAD);
+    draw($("explorer-chart"), chart);
     for (const tab of $("tabs").children) tab.setAttribute("aria-pressed", String(tab.textContent === chart.name));
   };
   $("tabs").replaceChildren(...found.map((chart) => {
@@ -289,9 +296,8 @@ for (const button of document.querySelectorAll(".copy")) {
 function board() {
   const card = $("task").value, found = card ? data.cards[card] : data.board;
   const state = found.find((chart) => chart.id === "state"), other = found.find((chart) => chart.id === (card ? "figure" : "length"));
-  const caption = card ? HOW + SPREAD : "Mean over seeds; point at a value for its seeds, and press a name to hide it. A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
-  draw($("board-state"), state || { series: [] }, caption);
-  draw($("board-length"), other, caption);
+  draw($("board-state"), state || { series: [] });
+  draw($("board-length"), other);
 }
 $("task").addEventListener("change", board);
 system.addEventListener("change", () => setTheme());
