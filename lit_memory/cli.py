@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.gallery:
             root = root_of(options)
-            return show_all(root, console, errors)
+            summary, paths = write_gallery(root, warner(errors))
+            console.print(summary, *map(short, paths.values()), sep="\n", highlight=False, soft_wrap=True)
+            return 0
         if has_marks(Path(options.experiment)):
             return summarize(options, console, errors)
         root, inputs = root_of(options), receipt.inputs(options)
@@ -190,15 +192,6 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     parent = tracker.parent(summary.name, summary.scale or "default", {})
     tracker.publish(parent, folder_of(report), report.verdict)
     print_report(report.text, folder_of(report), console)
-    return 0
-
-
-def show_all(root: Path, console: Console, errors: Console) -> int:
-    """Write the gallery of all reports below the root."""
-    summary, paths = write_gallery(root, warner(errors))
-    console.print(summary, highlight=False, soft_wrap=True)
-    for path in paths.values():
-        console.print(f"gallery  {short(path)}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from lit_memory.plan.reading import extended
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report.markdown import tables
 from lit_memory.report.results import ReportPlan, Results
-from lit_memory.report.saved import TABLE, read_cells
+from lit_memory.report.saved import TABLE, read_table
 from lit_memory.util.provenance import PROJECT
 
 CAPTION = re.compile(r"^(?P<y>.+), mean ± standard deviation over seeds; columns: (?P<x>.+)$", re.MULTILINE)
@@ -25,9 +25,10 @@ STATE = re.compile(r"(?P<floats>[\d,]+)( \+ (?P<growth>[\d,]+) a (?P<unit>\w+))?
 
 
 def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
-    """The results of an old report. verdict: its verdict.json. Raises OSError, or one of ``saved.DAMAGED``."""
+    """The results of an old report. verdict: its verdict.json. Raises ConfigError, OSError or
+    one of ``saved.DAMAGED``."""
     page, table = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "table.md"))
-    cells = read_cells((folder / TABLE).read_bytes())
+    cells = read_table(folder / TABLE)
     caption = CAPTION.search(table)
     if not cells or caption is None:
         raise ValueError("no values or no caption")

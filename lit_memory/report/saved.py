@@ -72,13 +72,18 @@ def load(report: str | Path) -> Results:
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
     plan, exact = _read(folder / PLAN, _plan)
-    cells = _read(folder / TABLE, read_cells) | exact
+    cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     validations = _read(folder / VALIDATIONS, _validations) if (folder / VALIDATIONS).is_file() else {}
     try:
         return Results.of(plan, cells, scores, validations)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
+
+
+def read_table(path: Path) -> dict[Cell, float]:
+    """The values of a table.csv. Raises ConfigError."""
+    return _read(path, _cells)
 
 
 def _folder(report: str | Path) -> Path:
@@ -109,7 +114,7 @@ def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
     return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
 
 
-def read_cells(content: bytes) -> dict[Cell, float]:
+def _cells(content: bytes) -> dict[Cell, float]:
     """The values of table.csv."""
     cells = {}
     for row in csv.DictReader(content.decode().splitlines(), strict=True):
