@@ -93,7 +93,7 @@ BAD = {
     ),
     "gallery of one experiment": (
         ["FILE", "--gallery"],
-        "command line: --gallery: shows all reports, so leave FILE out",
+        "command line: --gallery: shows all reports, so leave ",
     ),
     "gallery with a flag": (
         ["--gallery", "--dry-run"],
