@@ -59,7 +59,7 @@ LATE = {
     "report/figures.py": "matplotlib",
     "report/fold.py": "numpy",
     "report/results.py": "numpy",
-    "report/saved.py": "numpy",
+    "report/scores.py": "numpy",
     "report/statistics.py": "numpy scipy",
     "run/frame.py": "pandas",
     "run/server.py": "requests",

@@ -8,6 +8,7 @@ from typing import Any
 from lit_memory.plan.claims import KINDS, parse, refs
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.labels import label, short
+from lit_memory.report.scores import close
 from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import Claim
 
@@ -240,8 +241,8 @@ def kept_scores(plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[C
         name = f"scores of arm {arm}, seed {seed}, {metric} at x={x:g}"
         if found.ndim != 1 or not found.size:
             raise ValueError(f"{name}: shape {found.shape}; expected one number per sample of the test")
-        average = float(found.mean())
-        if not np.isclose(average, value, rtol=1e-5, atol=1e-5, equal_nan=True):
-            raise ValueError(f"{name}: their mean is {average:g}, but the result is {value:g}; expected the same test")
+        if not close(found, value):
+            average = f"their mean is {found.mean():g}"
+            raise ValueError(f"{name}: {average}, but the result is {value:g}; expected the same test")
         kept[cell] = found
     return kept

@@ -6,7 +6,6 @@ Old reports have neither.
 """
 
 import csv
-import io
 import json
 import math
 import zipfile
@@ -19,11 +18,13 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.results import Cell, ReportPlan, Results
+from lit_memory.report.scores import NAME as SCORES
+from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
-PLAN, TABLE, SCORES = "report.json", "table.csv", "scores.npz"
+PLAN, TABLE = "report.json", "table.csv"
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
 """What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
 
@@ -39,15 +40,8 @@ def plan_json(results: Results) -> str:
 
 
 def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
-    """scores.npz; the same scores give the same bytes. Scores of 0 and 1 take a byte each before compression."""
-    import numpy as np
-
-    file, arrays = io.BytesIO(), {}
-    for cell, found in sorted(scores.items()):
-        small = found.astype(np.uint8)
-        arrays[_name(cell)] = small if np.array_equal(small, found) else found
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
+    """scores.npz."""
+    return pack({_name(cell): found for cell, found in scores.items()})
 
 
 def load(report: str | Path) -> Results:
@@ -112,10 +106,7 @@ def _cells(content: bytes) -> dict[Cell, float]:
 
 def _scores(content: bytes) -> dict[Cell, Any]:
     """The arrays of scores.npz."""
-    import numpy as np
-
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return {_cell(name): arrays[name] for name in arrays.files}
+    return {_cell(name): found for name, found in unpack(content).items()}
 
 
 def _name(cell: Cell) -> str:

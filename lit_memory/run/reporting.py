@@ -7,17 +7,19 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
+from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.measured import metrics, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
-from lit_memory.report.render import render
-from lit_memory.report.results import Report, ReportPlan
+from lit_memory.report.render import write
+from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame
+from lit_memory.run.scores import read_scores
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
@@ -48,7 +50,13 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         files.remove_staged(folder)
         rows = results_frame(tracker, shown, work.runs, report)
         shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
-        done = render(report_plan(work, shown), rows[rows["metric"].isin(shown_metrics)], folder)
+        plan = report_plan(work, shown)
+        scores = read_scores(tracker, shown, work.runs, sweep.root, report, plan.x_values)
+        try:
+            results = Results.from_frame(plan, rows[rows["metric"].isin(shown_metrics)], scores)
+        except ValueError as error:
+            raise ConfigError(str(folder), "", first_line(error)) from None
+        done = write(results, folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
         tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
