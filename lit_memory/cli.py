@@ -18,6 +18,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
+from lit_memory.report.redraw import redraw_all
 from lit_memory.report.results import Report
 from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
@@ -58,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_options(argv)
         if options.list:
             console.print(list_table())
+            return 0
+        if options.redraw is not None:
+            for folder, before, after in redraw_all(options.redraw, root_of(options)):
+                console.print(f"{short(folder)}: {before} -> {after}", highlight=False, soft_wrap=True)
             return 0
         if has_marks(Path(options.experiment)):
             return summarize(options, console, errors)

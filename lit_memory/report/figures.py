@@ -55,7 +55,7 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
         figures = {"figure": line_figure(results, status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time:
+        if plan.config.time and not results.summaries:
             figures["time"] = line_figure(results.of_time(plan.config.time), status)
         return {f"{name}.{suffix}": _save(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
 

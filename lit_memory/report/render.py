@@ -35,11 +35,13 @@ def render(plan: ReportPlan, frame: Any, out_dir: str | Path, scores: Mapping[Ce
     return write(Results.from_frame(plan, frame, scores), out_dir)
 
 
-def write(results: Results, out_dir: str | Path) -> Report:
+def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> Report:
     """Write the report of some results into ``out_dir``.
 
+    table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
+
     All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.* and scores.npz
-    of an earlier report are removed if this one has none.
+    of an earlier report are removed if this one has none; time.* stays where only means of the times were kept.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -56,8 +58,9 @@ def write(results: Results, out_dir: str | Path) -> Report:
         "README.md": page(plan, report, results),
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
-    contents |= {name: text.encode() for name, text in texts.items()}
-    unused = [name for name in (*OPTIONAL, SCORES) if name not in contents]
+    contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
+    kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
+    unused = [name for name in (*OPTIONAL, SCORES) if name not in contents and name not in kept]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 

@@ -14,6 +14,8 @@ from lit_memory.report.verdict import Claim
 
 Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
+Column = tuple[str, str, float]
+"""(arm, metric, x)."""
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
 """Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
 
@@ -156,6 +158,9 @@ class Results:
     """The scores of the test samples behind a cell, of which it is the mean: 1-D arrays of float64. Of the metrics that
     figure and lines use; none where they are not known."""
 
+    summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
+    """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
+
     @classmethod
     def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
         """Read a long DataFrame (arm, seed, x, metric, value) and the ``scores`` of its samples; what is outside the
@@ -199,7 +204,11 @@ class Results:
     def evidence(self) -> Evidence:
         """What the lines are judged by."""
         plan = self.plan
-        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, self.scores_at)
+        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, self.scores_at, self.summary)
+
+    def summary(self, arm: str, metric: str | None, x: float) -> tuple[float, float] | None:
+        """What is known of seeds that were not kept."""
+        return self.summaries.get((arm, metric or self.plan.config.y, float(x)))
 
     def scores_at(self, x: float) -> dict[tuple[str, str], list[Any]]:
         """(arm, metric) -> the scores of every planned seed, where all are known."""

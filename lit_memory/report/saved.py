@@ -11,13 +11,13 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
-from lit_memory.report.results import Cell, ReportPlan, Results
+from lit_memory.report.results import Cell, Column, ReportPlan, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals
@@ -35,7 +35,8 @@ def plan_json(results: Results) -> str:
     exact = [(cell, value) for cell, value in cells if cell[1] in judged and float(decimals(value)) != value]
     times = [(cell, value) for cell, value in cells if cell[1] in TIMES]
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
-    content = asdict(results.plan) | {"values": values}
+    summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
+    content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -57,11 +58,11 @@ def load(report: str | Path) -> Results:
     if not (folder / PLAN).is_file():
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
-    plan, exact = _read(folder / PLAN, _plan)
+    plan, exact, summaries = _read(folder / PLAN, _plan)
     cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     try:
-        return Results.of(plan, cells, scores)
+        return replace(Results.of(plan, cells, scores), summaries=summaries)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
 
@@ -87,11 +88,15 @@ def _read(path: Path, parse: Any) -> Any:
         raise ConfigError(str(path), "", f"{reason}; expected the file as a report wrote it") from None
 
 
-def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
-    """The plan and the values of report.json."""
+def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float], dict[Column, tuple[float, float]]]:
+    """The plan, the values and the summaries of report.json."""
     plan = json.loads(content)
     values = {_cell(name): float(value) for name, value in plan.pop("values").items()}
-    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
+    told = {
+        tuple(name.split("/")): (float(mean), float(std)) for name, (mean, std) in plan.pop("summaries", {}).items()
+    }
+    summaries = {(arm, metric, float(x)): both for (arm, metric, x), both in told.items()}
+    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values, summaries
 
 
 def _cells(content: bytes) -> dict[Cell, float]:

@@ -2,7 +2,8 @@
 
 A draw picks as many seeds as there are, with replacement, the same for all arms and x, as a plan has one list of seeds:
 arms are compared within seeds. Of every picked seed it picks the samples of its test, with replacement, the same for
-all arms and metrics of one test; where the scores of the samples are not known, it picks seeds alone.
+all arms and metrics of one test; where the scores of the samples are not known, it picks seeds alone. Of old times even
+the seeds are not known, but their mean and standard deviation: a draw takes a normal one, as if arms were not paired.
 
 The interval is the wider, at each end, of two:
     (a) the percentiles of the draws at level Phi(-sqrt(n / (n - 1)) t) instead of alpha / 2
@@ -17,6 +18,7 @@ the tests compare one level with the former.
 """
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +52,12 @@ class Evidence:
     """That of the figure."""
     scores: Callable[[float], Mapping[Column, Sequence[Any]]] = lambda x: {}
     """x -> the scores of the test samples, of all that are known: one 1-D array per seed."""
+    summary: Callable[[str, str | None, float], tuple[float, float] | None] = lambda arm, metric, x: None
+    """(arm, metric, x) -> mean and standard deviation over all planned seeds, where the seeds were not kept."""
+
+    def finished(self, arm: str, metric: str | None, x: float) -> int:
+        """How many seeds a result has."""
+        return self.seeds if self.summary(arm, metric, x) else len(self.values(arm, metric, x))
 
 
 class Draws:
@@ -83,11 +91,27 @@ class Draws:
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): means over seeds. One seed after the other, so that equal values have equal means."""
+        if told := self.evidence.summary(arm, metric, x):
+            return self._normal(*told, f"{arm}/{metric}/{x:.17g}")
         values = self.seeds(arm, metric, x)
         return sum(values) / len(values)
 
+    def _normal(self, mean: float, std: float, name: str) -> Any:
+        """(1 + count,): means of seeds that were not kept, drawn from a normal distribution, apart from all others. They
+        spread as those of picked seeds do, by (n - 1) / n less than the seeds say."""
+        import numpy as np
+        from numpy.random import PCG64, Generator
+
+        n = self.evidence.seeds
+        drawn = Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(self.count)
+        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], drawn])
+
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""
+        import numpy as np
+
+        if told := self.evidence.summary(arm, metric, x):
+            return np.full(1 + self.count, told[1])
         values = self.seeds(arm, metric, x)
         center = sum(values) / len(values)
         return (sum((values - center) ** 2) / (len(values) - 1)) ** 0.5

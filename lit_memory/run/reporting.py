@@ -14,6 +14,7 @@ from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
+from lit_memory.report.redraw import stated
 from lit_memory.report.render import write
 from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.settings import arm_settings
@@ -71,17 +72,13 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         experiment=e.experiment,
         scale=sweep.scale,
         modified=list(sweep.options.overrides),
-        paper=vars(e.paper),
         train_x=train_x(e.report.x, sweep.specs),
         paper_x=paper_x(sweep),
         settings=arm_settings(settings, shown),
         arms=list(e.arms),
         seeds=e.seeds,
         x_values=x_values(e, sweep.specs),
-        config=e.report,
-        expect=e.expect,
-        requires=e.requires,
-        verify=e.verify,
+        **stated(e),
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
