@@ -97,8 +97,8 @@ class Draws:
         return sum(values) / len(values)
 
     def _normal(self, mean: float, std: float, name: str) -> Any:
-        """(1 + count,): means of seeds that were not kept, drawn from a normal distribution, apart from all others. They
-        spread as those of picked seeds do, by (n - 1) / n less than the seeds say."""
+        """(1 + count,): means of seeds that were not kept, drawn from a normal distribution of their own. They spread
+        as those of picked seeds do, with a variance of (n - 1) / n of what the seeds say."""
         import numpy as np
         from numpy.random import PCG64, Generator
 
