@@ -48,6 +48,10 @@ class Experiment:
 
     file: str
     experiment: str
+    title: str
+    """The subject of the claim in words; "" for none."""
+    labels: dict[str, str]
+    """Arm -> words for it, of those that have some."""
     paper: PaperConfig
     base: dict[str, Any]
     """The three sections that all arms share."""
@@ -81,6 +85,8 @@ class Experiment:
         return ScaledExperiment(
             file=self.file,
             experiment=self.experiment,
+            title=self.title,
+            labels=self.labels,
             scale=scale,
             paper=self.paper,
             base=self.base,
@@ -105,6 +111,8 @@ class ScaledExperiment:
 
     file: str
     experiment: str
+    title: str
+    labels: dict[str, str]
     scale: str
     paper: PaperConfig
     base: dict[str, Any]

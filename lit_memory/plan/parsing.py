@@ -12,7 +12,7 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS)
+TOP_KEYS = ("experiment", "title", "labels", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS)
 REQUIRED = ("experiment", "paper", "base", "arms", "seeds", "report")
 
 
@@ -22,6 +22,7 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
     file_name(tree["experiment"], file, "experiment")
     fields = {
         "experiment": tree["experiment"],
+        "title": title(tree, file),
         "base": base_sections(tree["base"], file),
         "arms": named_arms(tree["arms"], file),
         "scales": named_scales(tree.get("scales"), file),
@@ -33,6 +34,7 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
     }
     if not fields["arms"]:
         raise ConfigError(file, "arms", "expected at least one arm")
+    fields["labels"] = named_labels(tree.get("labels"), fields["arms"], file)
     check_runs({name: fields[name] for name in ("seeds", "grid", *KINDS)}, fields["arms"], file, "")
     for scale, values in fields["scales"].items():
         check_runs(values, fields["arms"], file, f"scales.{scale}.")
@@ -51,6 +53,34 @@ def check_top(tree: Any, file: str) -> None:
     for key in REQUIRED:
         if key not in tree:
             raise ConfigError(file, key, "missing")
+
+
+def title(tree: Mapping[str, Any], file: str) -> str:
+    """``title:`` of a file, "" for none. Raises ConfigError."""
+    return _words(tree.get("title", ""), file, "title")
+
+
+def named_labels(value: Any, arms: Mapping[str, Any], file: str) -> dict[str, str]:
+    """``labels:``, the words for some of the arms. Raises ConfigError."""
+    labels = mapping({} if value is None else value, file, "labels")
+    for arm in labels:
+        if arm not in arms:
+            raise ConfigError(file, f"labels.{arm}", f"unknown arm {arm!r}; {nearest(arm, arms)}")
+    for arm, text in labels.items():
+        if not _words(text, file, f"labels.{arm}").strip():
+            raise ConfigError(file, f"labels.{arm}", f"{text!r}: expected words for the arm")
+    shown = [labels.get(arm, arm) for arm in arms]
+    for arm, text in labels.items():
+        if shown.count(text) > 1:
+            raise ConfigError(file, f"labels.{arm}", f"{text!r}: another arm has the same; expected different words")
+    return labels
+
+
+def _words(value: Any, file: str, key: str) -> str:
+    """A line of text. Raises ConfigError."""
+    if not isinstance(value, str) or len(value.splitlines()) > 1:
+        raise ConfigError(file, key, f"{value!r:.80}: expected a line of text")
+    return value
 
 
 def paper_section(tree: Mapping[str, Any], file: str) -> PaperConfig:

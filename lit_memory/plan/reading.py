@@ -1,7 +1,8 @@
 """Files to plain trees: reading YAML safely, and ``extends`` between files and between the scales of a file.
 
-``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper and report
-are taken over key by key; arms (with what scales set for them), grid, seeds and each list of lines as a whole.
+``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report and
+labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
+seeds and each list of lines as a whole; the title stays behind.
 ``extends: cpu`` in a scale starts from that scale of the same file, key by key.
 """
 
@@ -90,7 +91,10 @@ def extended(path: Path, *above: Path) -> Any:
     if "arms" in tree:  # settings for the old arms go with them
         scales = mappings(below.get("scales"), str(other), "scales")
         below["scales"] = {scale: split_arm(values, "")[0] for scale, values in scales.items()}
-    below.pop("experiment", None)  # names a folder of its own
+        labels, arms = mapping(below.get("labels") or {}, str(other), "labels"), tree["arms"]
+        below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
+    for own in ("experiment", "title"):  # a folder and a claim of its own
+        below.pop(own, None)
     return overlaid(below, tree, 2)
 
 

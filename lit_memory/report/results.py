@@ -41,6 +41,10 @@ class ReportPlan:
     expect: list[str]
     requires: list[str] = field(default_factory=list)
     verify: list[str] = field(default_factory=list)
+    title: str = ""
+    """The subject of the claim in words; "" for none."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Arm -> words for it, of those that have some."""
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
     train_x: float | None = None
@@ -74,6 +78,15 @@ class ReportPlan:
         """The metrics of the figure and of all lines."""
         found = {ref.metric for lines in self.lines.values() for line in lines for ref in refs(parse(line))}
         return {self.config.y, *filter(None, found)}
+
+    @property
+    def heading(self) -> str:
+        """The title in words, else the name of the experiment."""
+        return self.title or self.experiment
+
+    def shown(self, arm: str) -> str:
+        """An arm in words, else its name."""
+        return self.labels.get(arm, arm)
 
     @property
     def x_label(self) -> str:

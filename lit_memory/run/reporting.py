@@ -70,6 +70,8 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
     settings = {arm: own | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, own in e.arms.items()}
     return ReportPlan(
         experiment=e.experiment,
+        title=e.title,
+        labels=e.labels,
         scale=sweep.scale,
         modified=list(sweep.options.overrides),
         train_x=train_x(e.report.x, sweep.specs),
