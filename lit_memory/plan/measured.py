@@ -11,6 +11,10 @@ from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES
 from lit_memory.registry import build, load_class, model_size
 from lit_memory.util.checks import field_name, nearest
 
+PAPER, TOY = "paper", "toy"
+"""The scale of a paper's own settings (``paper_<name>`` for a variant of them); the level of evidence of synthetic text
+and small models."""
+
 
 def x_values(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list:
     """The x axis of the report, the same in every run: values of the test's ``test_<field>``, places of a curve, or the
@@ -89,6 +93,7 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if report.threshold is not None and report.x != STEP:
         expected = f"expected none where x={report.x} is not {STEP}"
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
+    check_requirement(experiment)
     for section in KINDS:
         try:
             check_lines(getattr(experiment, section), list(experiment.arms), values, [*known, *times], section)
@@ -97,13 +102,24 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
 
 
 def check_requirement(experiment: ScaledExperiment) -> None:
-    """Raise ConfigError for claims that nothing is required for: models may be compared that never learnt their task.
-
-    ``check_report`` will call it when all experiments have a requirement.
-    """
+    """Raise ConfigError for claims that nothing is required for: models may be compared that never learnt their
+    task."""
     if experiment.expect and not experiment.requires:
         expected = "expected what must hold before it can be judged, for example 'min(a[first], b[first]) >= 0.9'"
         raise ConfigError(experiment.file, "requires", f"missing beside the lines of expect; {expected}")
+
+
+def evidence(scale: str, specs: Sequence[RunSpec], modified: bool) -> str:
+    """How far results carry: "paper scale" (a paper's own settings, unchanged), "real text" or "real data" (what every
+    arm is tested on was not made by a program), or "toy". Derived, so that no change of a setting can overstate it.
+
+    modified: whether the command line changed settings.
+    """
+    if not modified and (scale == PAPER or scale.startswith(f"{PAPER}_")):
+        return "paper scale"
+    tasks = {json.dumps(spec.task): spec.task for spec in specs}
+    materials = {build("task", task).material for task in tasks.values()}
+    return TOY if "" in materials else " and ".join(f"real {material}" for material in sorted(materials))
 
 
 def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, dict[str, int]]:

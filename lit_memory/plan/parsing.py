@@ -12,7 +12,7 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-TOP_KEYS = ("experiment", "title", "labels", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS)
+TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS, "title", "labels")
 REQUIRED = ("experiment", "paper", "base", "arms", "seeds", "report")
 
 

@@ -1,7 +1,7 @@
 """Files to plain trees: reading YAML safely, and ``extends`` between files and between the scales of a file.
 
-``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report and
-labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
+``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
+and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
 seeds and each list of lines as a whole; the title stays behind.
 ``extends: cpu`` in a scale starts from that scale of the same file, key by key.
 """

@@ -149,6 +149,8 @@ class ReportConfig:
     table.csv has all."""
     threshold: float | None = None
     """Value of y for the metric steps_to, the first step that reaches it. Needs x: step."""
+    caveats: list[str] = field(default_factory=list)
+    """What a reader has to know before the verdict, one sentence of Markdown each, shown in the first lines."""
     notes: str = ""
     """Markdown of the section Notes."""
 

@@ -39,15 +39,15 @@ def is_complete(folder: Path) -> bool:
     return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]
 
 
-def list_experiments() -> list[tuple[str, str, str, float]]:
-    """Name, item of the paper, verdict and seconds of all runs, for every experiment of the project.
+def list_experiments() -> list[tuple[str, str, str, str, float]]:
+    """Name, item of the paper, verdict, level of evidence and seconds of all runs, for every experiment of the project.
 
-    Verdict ("" for none) and seconds are those of the report in the project's reports/.
+    All but the first two are those of the report in the project's reports/, "" and 0 without one.
     """
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
         found = read_verdict(PROJECT / "reports" / path.stem)
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
         seconds = sum(run["seconds"] or 0 for run in found.get("runs", []))
-        rows.append((path.stem, paper.item, found.get("verdict", ""), seconds))
+        rows.append((path.stem, paper.item, found.get("verdict", ""), found.get("evidence", ""), seconds))
     return rows

@@ -6,14 +6,16 @@
       abilities:
         Memory Capacity:
           experiment: armt_remember
+          requires: model.exact_match[5] >= 0.9
           "+": model.capacity[last] >= 10
           "++": model.capacity[last] >= 50
 
 A mark has one claim in the language of ``expect``, or a list of them; ``model`` stands for every arm in turn. A model
-gets the strongest mark whose claims hold by the mean over seeds, "-" if none does, "?" while a result is missing. The
-verdict asks whether every mark is the paper's, except those that are "?"; it is INCONCLUSIVE where the interval of one
-of the claims contains its threshold, at the level of 5 % over all marks. Nothing is trained: the numbers come from
-reports/<experiment>/table.csv, below the root or as shipped with the project.
+gets the strongest mark whose claims hold by the mean over seeds, "-" if none does, "?" while a result is missing, and
+"? not learnt" where a line of ``requires`` fails: a test that a model has not learnt shows no lack of an ability. The
+verdict asks whether every mark is the paper's, of those that the paper has; it is INCONCLUSIVE where one was not
+learnt, or where the interval of a claim contains its threshold, at the level of 5 % over all marks. Nothing is trained:
+the numbers come from reports/<experiment>/table.csv, below the root or as shipped with the project.
 """
 
 import csv
@@ -27,10 +29,11 @@ from typing import Any
 from lit_memory.plan.claims import check_lines
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import ScaledExperiment, load
-from lit_memory.plan.measured import x_values
+from lit_memory.plan.measured import TOY, evidence, x_values
 from lit_memory.plan.paper import paper_rows
-from lit_memory.plan.parsing import paper_section
+from lit_memory.plan.parsing import paper_section, title
 from lit_memory.plan.reading import extended, file_name, mapping
+from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig
 from lit_memory.plan.strict import strict
 from lit_memory.report.statistics import LEVEL, Evidence
@@ -40,7 +43,8 @@ from lit_memory.util.provenance import PROJECT
 
 MARKS = ("++", "+")
 """From the strongest on."""
-KEYS = ("extends", "experiment", "paper", "marks")
+KEYS = ("extends", "experiment", "title", "paper", "marks")
+OF_AN_ABILITY = ("experiment", "requires", *MARKS)
 
 
 @dataclass
@@ -93,7 +97,9 @@ class Mark:
     mark: str
     paper: str
     claims: list[Claim]
-    """One per threshold."""
+    """One per threshold, and one per requirement."""
+    learnt: bool = True
+    """Whether the requirements hold."""
     sure: bool = True
     """Whether their intervals decide that it is this one."""
 
@@ -105,6 +111,8 @@ class Mark:
     @property
     def measured(self) -> str:
         """The mark, with a remark if it is not sure."""
+        if not self.learnt:
+            return f"{self.mark} not learnt"
         return self.mark if self.sure else f"{self.mark} perhaps"
 
     def __str__(self) -> str:
@@ -117,6 +125,8 @@ class Summary:
 
     file: str
     name: str
+    title: str
+    """In words; "" for none."""
     paper: PaperConfig
     config: MarksConfig
     scale: str
@@ -141,7 +151,7 @@ class Summary:
             paper_rows(config.paper_values)
         except ValueError as error:
             raise ConfigError(path, "marks", str(error)) from None
-        summary = cls(path, tree["experiment"], paper, config, scale or "")
+        summary = cls(path, tree["experiment"], title(tree, path), paper, config, scale or "")
         for ability, line in config.abilities.items():
             summary.sources[ability] = summary._source(ability, line, root)
         return summary
@@ -150,16 +160,16 @@ class Summary:
         """The experiment of an ability and its table; checks the thresholds against the experiment."""
         where = f"marks.abilities.{ability}"
         for key in ("experiment", *line):
-            if key not in ("experiment", *MARKS):
-                raise ConfigError(self.file, f"{where}.{key}", f"unknown key; {nearest(key, ('experiment', *MARKS))}")
-        if "experiment" not in line or len(line) < 2:
+            if key not in OF_AN_ABILITY:
+                raise ConfigError(self.file, f"{where}.{key}", f"unknown key; {nearest(key, OF_AN_ABILITY)}")
+        if "experiment" not in line or not any(mark in line for mark in MARKS):
             raise ConfigError(self.file, where, 'expected an experiment and at least one of "+" and "++"')
         file_name(line["experiment"], self.file, f"{where}.experiment")
         whole = load(Path(self.file).with_name(f"{line['experiment']}.yaml"))
         experiment = whole.at(self.scale or None)
         values = _tested_values(experiment)
         for arm in self.config.models:
-            claims = [text for mark in MARKS for text in thresholds(line, mark, arm)]
+            claims = [text for mark in ("requires", *MARKS) for text in thresholds(line, mark, arm)]
             try:
                 check_lines(claims, list(experiment.arms), values)
             except ValueError as error:
@@ -183,15 +193,20 @@ class Summary:
         if not source.rows:
             return Mark("?", paper, [])
         texts = [text for mark in MARKS for text in thresholds(line, mark, arm)]
-        claims = judge({"expect": texts}, source.evidence, LEVEL / self.cells)
-        by_line, sure = dict(zip(texts, claims, strict=True)), True
+        required = thresholds(line, "requires", arm)
+        claims = judge({"expect": texts, "requires": required}, source.evidence, LEVEL / self.cells)
+        if any(claim.kind == "requirement" and claim.verdict != REPRODUCED for claim in claims):
+            incomplete = any(claim.verdict == INCOMPLETE for claim in claims)
+            return Mark("?", paper, claims, learnt=incomplete, sure=False)
+        by_line, sure = {claim.line: claim for claim in claims if claim.kind == "claim"}, True
         for mark in filter(line.get, MARKS):
             found = [by_line[text] for text in thresholds(line, mark, arm)]
             verdicts = {claim.verdict for claim in found}
             if all(claim.holds or claim.verdict == INCOMPLETE for claim in found):
-                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure and verdicts == {REPRODUCED})
+                sure = sure and verdicts == {REPRODUCED}
+                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure=sure)
             sure = sure and NOT_REPRODUCED in verdicts
-        return Mark("-", paper, claims, sure)
+        return Mark("-", paper, claims, sure=sure)
 
     @property
     def cells(self) -> int:
@@ -218,6 +233,12 @@ class Summary:
         scales = dict.fromkeys(source.experiment.scale for source in self.sources.values())
         return f"scale {', '.join(scales)}"
 
+    @cached_property
+    def evidence(self) -> str:
+        """The least of the levels of evidence of the experiments."""
+        levels = {evidence(s.experiment.scale, _of_one_arm(s.experiment), False) for s in self.sources.values()}
+        return TOY if TOY in levels else ", ".join(sorted(levels))
+
 
 def has_marks(path: Path) -> bool:
     """Whether a YAML is a summary, which may be wrong in any other way."""
@@ -227,11 +248,16 @@ def has_marks(path: Path) -> bool:
 
 def _tested_values(experiment: ScaledExperiment) -> list[float]:
     """The values of the report's x axis; one run shows them, as all arms are tested alike."""
+    return x_values(experiment, _of_one_arm(experiment))
+
+
+def _of_one_arm(experiment: ScaledExperiment) -> list[RunSpec]:
+    """The runs of the first arm and seed."""
     arm, overrides = next(iter(experiment.arms.items()))
-    return x_values(experiment, replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan())
+    return replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan()
 
 
 def thresholds(line: Mapping[str, Any], mark: str, arm: str) -> list[str]:
-    """The claims of a mark for one arm; none if the ability has no such mark."""
+    """The claims of a mark (or ``requires``) for one arm; none if the ability has no such mark."""
     texts = line.get(mark, [])
     return [re.sub(r"\bmodel\b", arm, str(text)) for text in (texts if isinstance(texts, list) else [texts])]

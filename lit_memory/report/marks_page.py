@@ -36,9 +36,9 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
 
 def _verdict(marks: Marks) -> str:
     """REPRODUCED if every mark is surely the paper's, of those that the paper has; NOT REPRODUCED if one surely is
-    not."""
+    not. One of an ability that a model did not learn to show is not sure."""
     found = [mark for mark in marks.values() if mark.paper != "?"]
-    if not found or any(mark.agrees is None for mark in found):
+    if not found or any(mark.agrees is None and mark.learnt for mark in found):
         return INCOMPLETE
     if any(mark.sure and not mark.agrees for mark in found):
         return NOT_REPRODUCED
@@ -49,7 +49,8 @@ def _figure(summary: Summary, report: Report, marks: Marks) -> dict[str, bytes]:
     models = summary.config.models
     cells = {(ability, models[arm]): (str(mark), mark.agrees) for (ability, arm), mark in marks.items()}
     incomplete = f" · {INCOMPLETE}" if report.verdict == INCOMPLETE else ""
-    return draw_marks(summary.name, f"{summary.scale_shown} · in brackets the paper's marks{incomplete}", cells)
+    status = f"{summary.scale_shown} ({summary.evidence}) · in brackets the paper's marks{incomplete}"
+    return draw_marks(summary.title or summary.name, status, cells)
 
 
 def _table(summary: Summary, marks: Marks) -> str:
@@ -72,6 +73,8 @@ def _verdict_json(summary: Summary, report: Report) -> str:
         "experiment": summary.name,
         "scale": summary.scale,
         "paper": vars(summary.paper),
+        "title": summary.title,
+        "evidence": summary.evidence,
         "verdict": report.verdict,
         "missing": report.missing,
     }
@@ -83,8 +86,9 @@ def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
     missing = f". Missing: {'; '.join(report.missing)}." if report.missing else ""
     notes = summary.config.notes.strip()
     blocks = [
-        f"# {summary.name}",
-        f"**{report.verdict}** at {summary.scale_shown}{report.scope}{missing}",
+        f"# {summary.title or summary.name} · {summary.evidence}",
+        f"Experiment `{summary.name}`",
+        f"**{report.verdict}** at {summary.scale_shown} ({summary.evidence}){report.scope}{missing}",
         paper_claim(vars(summary.paper)),
         "![The marks of this report, in brackets those of the paper.](figure.png)",
         _thresholds(summary),
@@ -97,14 +101,15 @@ def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
 
 def _thresholds(summary: Summary) -> str:
     """The claims of every mark, from the weakest on."""
-    weakest_first, rows = tuple(reversed(MARKS)), []
+    weakest_first, rows = ("requires", *reversed(MARKS)), []
     for ability, line in summary.config.abilities.items():
         claims = [[f"`{text}`" for text in thresholds(line, mark, "model")] for mark in weakest_first]
         rows.append([ability, f"`{line['experiment']}`", *map(", ".join, claims)])
-    table = markdown(["ability", "experiment", *(f"`{mark}`" for mark in weakest_first)], rows)
+    table = markdown(["ability", "experiment", "required", *(f"`{mark}`" for mark in reversed(MARKS))], rows)
     rule = (
         "A mark is the strongest whose line holds in the report of the experiment, by the mean over seeds; `-` if\n"
-        'none does. "perhaps": the interval of a line contains its threshold.'
+        'none does. "perhaps": the interval of a line contains its threshold. "not learnt": the model fails what is\n'
+        "required, so that the test says nothing about the ability."
     )
     return f"## Thresholds\n\n{rule}\n\n{table}"
 

@@ -54,17 +54,23 @@ def paper_claim(paper: Mapping[str, str]) -> str:
 
 
 def _head(plan: ReportPlan, report: Report) -> list[str]:
-    """Title, a warning if the command line changed settings, and the verdict."""
+    """Title, a warning if the command line changed settings, the verdict, and what it has to be read with."""
     changed = ", ".join(f"`{override}`" for override in plan.modified)
     warning = (
         f"> **MODIFIED RUN**: changed on the command line: {changed}. What follows holds for the changed set-up only."
     )
-    verdict = f"**{report.verdict}** at scale `{plan.scale}`{report.scope}"
+    verdict = f"**{report.verdict}** at {plan.setting}{report.scope}"
     if report.missing:
         verdict += f". Missing: {'; '.join(report.missing)}."
     elif report.reason:
         verdict += f". {report.reason}"
-    return [f"# {plan.experiment}", warning if changed else "", verdict]
+    caveats = "\n>\n".join(f"> {caveat}" for caveat in plan.config.caveats)
+    return [f"# {title(plan)}", f"Experiment `{plan.experiment}`", warning if changed else "", verdict, caveats]
+
+
+def title(plan: ReportPlan) -> str:
+    """The subject of the claim, and the level of evidence."""
+    return " · ".join(filter(None, [plan.heading, plan.evidence]))
 
 
 def _claims(report: Report) -> str:
@@ -88,8 +94,10 @@ def _claims(report: Report) -> str:
 
 
 def _arms(plan: ReportPlan) -> str:
-    rows = [[arm, settings] for arm, settings in plan.settings.items()]
-    return "## Arms\n\n" + markdown(["arm", "settings"], rows) if rows else ""
+    names = [[plan.shown(arm), f"`{arm}`"] if plan.labels else [arm] for arm in plan.settings]
+    rows = [[*name, settings] for name, settings in zip(names, plan.settings.values(), strict=True)]
+    header = ["arm", *["id"] * bool(plan.labels), "settings"]
+    return "## Arms\n\n" + markdown(header, rows) if rows else ""
 
 
 def _numbers(plan: ReportPlan, report: Report) -> str:
@@ -138,7 +146,17 @@ def _runs(plan: ReportPlan) -> str:
         if len(stages) > 1:
             steps += f" ({' + '.join(map(count, stages))})"
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
-        rows.append([run["arm"], run["seed"], run.get("status") or "–", steps, count(run.get("seconds")), key, run_id])
+        rows.append(
+            [
+                run["arm"],
+                run["seed"],
+                run.get("status") or "–",
+                steps,
+                count(run.get("seconds")),
+                key,
+                run_id,
+            ]
+        )
     header = ["arm", "seed", "status", "steps (per stage)", "seconds", "key", "run id"]
     return markdown(header, rows) if rows else "None."
 

@@ -74,7 +74,8 @@ def _scope(plan: ReportPlan) -> str:
 
 def _status(plan: ReportPlan, report: Report) -> str:
     """The line below the title of a figure."""
-    scale = f"scale {plan.scale}, modified" if plan.modified else f"scale {plan.scale}"
+    evidence, modified = f" ({plan.evidence})" if plan.evidence else "", ", modified" if plan.modified else ""
+    scale = f"scale {plan.scale}{evidence}{modified}"
     seeds = f"mean ± std of {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "1 seed"
     return " · ".join([scale, seeds, *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
 
@@ -83,7 +84,8 @@ def _verdict_json(plan: ReportPlan, report: Report) -> str:
     """verdict.json, read by the list of all experiments; its seconds also serve to estimate the time of the next
     run."""
     content = {name: getattr(plan, name) for name in ("experiment", "scale", "modified", "paper", "arms", "seeds")}
-    content |= {"verdict": report.verdict, "exploratory": "exploratory" in report.scope, "reason": report.reason}
+    content |= {"title": plan.title, "evidence": plan.evidence, "verdict": report.verdict, "reason": report.reason}
+    content |= {"exploratory": "exploratory" in report.scope, "scope": report.scope.removeprefix(", ")}
     content |= {"missing": report.missing, "claims": [_plain(vars(claim)) for claim in report.claims]}
     content["runs"] = [{name: run.get(name) for name in ("arm", "seed", "steps", "seconds")} for run in plan.runs]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

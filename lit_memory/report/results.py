@@ -41,6 +41,8 @@ class ReportPlan:
     expect: list[str]
     requires: list[str] = field(default_factory=list)
     verify: list[str] = field(default_factory=list)
+    evidence: str = ""
+    """Level of evidence, see ``plan.measured.evidence``; "" in old reports."""
     title: str = ""
     """The subject of the claim in words; "" for none."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -83,6 +85,11 @@ class ReportPlan:
     def heading(self) -> str:
         """The title in words, else the name of the experiment."""
         return self.title or self.experiment
+
+    @property
+    def setting(self) -> str:
+        """Scale and level of evidence: "scale `cpu` (toy)"."""
+        return f"scale `{self.scale}`" + (f" ({self.evidence})" if self.evidence else "")
 
     def shown(self, arm: str) -> str:
         """An arm in words, else its name."""

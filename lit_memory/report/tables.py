@@ -41,20 +41,20 @@ def decimals(value: float | None) -> str:
 def main_table(results: Results) -> str:
     """table.md: the metric of the figure, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
-    shown = _columns(plan)
+    shown = shown_columns(plan)
     differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in shown]
         samples = [_sample_count(plan.samples(arm))] if differ else []
         seeds = f"{min(map(len, groups))} of {len(plan.seeds)}"
-        rows.append([arm, *map(mean_std, groups), *samples, seeds, count(plan.sizes(arm).get("parameters"))])
-        rows[-1].append(_state_cell(plan, arm))
+        sizes = [count(plan.sizes(arm).get("parameters")), _state_cell(plan, arm)]
+        rows.append([plan.shown(arm), *map(mean_std, groups), *samples, seeds, *sizes])
     caption = f"{plan.y_label}, mean ± standard deviation over seeds; columns: {plan.x_label}"
     header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
     return f"{caption}\n\n{markdown(header, rows)}{_curve_table(results)}"
 
 
-def _columns(plan: ReportPlan) -> list[float]:
+def shown_columns(plan: ReportPlan) -> list[float]:
     """The tested values that the table shows: all, or ``columns`` of them at equal distances."""
     last, most = len(plan.x_values) - 1, plan.config.columns or len(plan.x_values)
     if last < most:
@@ -90,7 +90,7 @@ def _curve_table(results: Results) -> str:
             columns[title] = [mean_std(group, ".4g", ".2g") for group in groups]
     if not columns:
         return ""
-    rows = [[arm, *(cells[i] for cells in columns.values())] for i, arm in enumerate(plan.arms)]
+    rows = [[plan.shown(arm), *(cells[i] for cells in columns.values())] for i, arm in enumerate(plan.arms)]
     table = markdown(["arm", *columns], rows)
     return f"\n{CURVES}{NEVER if 'nan' in table else ''}\n\n{table}"
 
@@ -104,7 +104,7 @@ def time_table(results: Results) -> str:
     """The times of the report, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
     for arm in plan.arms:
-        rows.append([arm, *(_time(results, arm, x) for x in plan.x_values)])
+        rows.append([plan.shown(arm), *(_time(results, arm, x) for x in plan.x_values)])
     return markdown(["arm", *map(short, plan.x_values)], rows)
 
 

@@ -64,12 +64,12 @@ def note_on_twins(twins: Mapping[str, str]) -> str:
 
 
 def list_table() -> Table:
-    """The project's experiments: name, item of the paper, verdict, minutes of all runs."""
+    """The project's experiments: name, item of the paper, verdict, level of evidence, minutes of all runs."""
     table = Table(box=None, header_style="bold")
-    for name in ("experiment", "paper item", "verdict", "minutes"):
+    for name in ("experiment", "paper item", "verdict", "evidence", "minutes"):
         table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
-    for name, item, verdict, seconds in list_experiments():
-        table.add_row(name, escape(item), verdict or "–", f"{seconds / 60:,.0f}" if seconds else "–")
+    for name, item, verdict, level, seconds in list_experiments():
+        table.add_row(name, escape(item), verdict or "–", level or "–", f"{seconds / 60:,.0f}" if seconds else "–")
     return table
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_memory.plan.deviations import differences
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
-from lit_memory.plan.measured import metrics, x_values
+from lit_memory.plan.measured import evidence, metrics, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
@@ -70,6 +70,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
     settings = {arm: own | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, own in e.arms.items()}
     return ReportPlan(
         experiment=e.experiment,
+        evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
         title=e.title,
         labels=e.labels,
         scale=sweep.scale,

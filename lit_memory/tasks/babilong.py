@@ -116,6 +116,14 @@ class BABILong(PlantedFacts, ReadInOrder):
             check_rows(self.config.eval_set, length, self.config.task)
 
     @property
+    def material(self) -> str:
+        return "text" if self.config.eval_set else super().material  # the distributed sets have PG19
+
+    @property
+    def reads_hay(self) -> bool:
+        return self.config.segments > 0
+
+    @property
     def written(self) -> int:
         """Segments before the last one; of an ``eval_set``, by its nominal length, as its samples differ."""
         c = self.config

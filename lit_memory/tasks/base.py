@@ -62,6 +62,12 @@ class Task:
         """Tokens of the longest sample, in whole segments."""
         return (self.written + 1) * (self.segment_len or 1)
 
+    @property
+    def material(self) -> str:
+        """What the test reads that no program made, for the evidence level of a report: "text" (books, articles) or
+        "data" (measurements); "" where all of it is generated."""
+        return ""
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         """Draw ``size`` samples of ``split``: "train", "valid" or "test"."""
         raise NotImplementedError

@@ -77,6 +77,10 @@ class DNA(FiniteSplits):
         return self.config.segment_len or self.config.length + 2
 
     @property
+    def material(self) -> str:
+        return "" if self.config.source == "motifs" else "data"
+
+    @property
     def written(self) -> int:
         return -(-(self.config.length + 2) // self.segment_len) - 1
 

@@ -119,6 +119,10 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         return self.config.segment_len
 
     @property
+    def material(self) -> str:
+        return "" if self.config.source == "noise" else "text"
+
+    @property
     def written(self) -> int:
         return self.config.segments - 1  # what the last segment writes is never read
 

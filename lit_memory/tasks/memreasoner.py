@@ -115,6 +115,10 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
     def in_order(self, split: str) -> bool:
         return self.config.stories not in RULES
 
+    @property
+    def reads_hay(self) -> bool:
+        return self.config.noise == "books" and self.config.tokens > 0
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"memreasoner/{split}", step)))

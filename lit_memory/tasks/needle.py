@@ -138,6 +138,10 @@ class Needle(PlantedFacts):
                 few = f"{tokens} tokens are too few for note and needle, which take {fact_tokens}"
                 raise FieldError("segments", segments, f"{few}; raise segments or segment_len")
 
+    @property
+    def reads_hay(self) -> bool:
+        return self.config.variant != "pk"
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"needle/{split}", step)))

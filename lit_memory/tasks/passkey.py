@@ -103,6 +103,10 @@ class Passkey(EpisodeTask):
             if self.depth is not None and not 0 <= self.depth <= 100:
                 raise FieldError("depth", self.depth, "expected 0 to 100 percent")
 
+    @property
+    def reads_hay(self) -> bool:
+        return self.config.needle != "passkey"
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
         rng = Generator(PCG64(mixed_seed(seed, f"passkey/{split}", step)))
         return [self.plant(self.draw_answer(split, rng), split, rng) for _ in range(size)]

@@ -118,6 +118,16 @@ class PlantedFacts(Prompted):
         return max(self.config.segments - 1, 0)
 
     @property
+    def material(self) -> str:
+        hay = self.config.haystack != "noise" and any(task.reads_hay for _, task in self.test_conditions())
+        return "text" if hay else ""
+
+    @property
+    def reads_hay(self) -> bool:
+        """Whether sentences of ``haystack`` lie between the facts."""
+        return True
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of texts, questions and answers."""
         c = self.config

@@ -85,6 +85,10 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
                 raise FieldError("source", self.source, f"{why}; {nearest(self.source, ['seasons', *ETT])}")
 
     @property
+    def material(self) -> str:
+        return "" if self.config.source == "seasons" else "data"
+
+    @property
     def vocab_size(self) -> int:
         return self.config.horizon
 

@@ -137,6 +137,10 @@ class VariableTracking(EpisodeTask):
                 return (self.statements,)
             return LENGTHS if self.rules == "memreasoner" else (self.chain_len(split),)
 
+    @property
+    def reads_hay(self) -> bool:
+        return self.config.noise == "books" and self.config.tokens > 0
+
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
         counts = self.config.statement_counts(split)
         rng = Generator(PCG64(mixed_seed(seed, f"variable_tracking/{split}", step)))
