@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import check_lines
+from lit_memory.plan.claims import KINDS, check_lines
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
 from lit_memory.report.catalogue import read_verdict
@@ -25,7 +25,8 @@ from lit_memory.util.provenance import PROJECT
 def stated(experiment: ScaledExperiment) -> dict[str, Any]:
     """What the file of an experiment says of its report, besides what is run: fields of ``ReportPlan``."""
     e = experiment
-    return {"paper": vars(e.paper), "config": e.report, "expect": e.expect, "requires": e.requires, "verify": e.verify}
+    lines = {section: getattr(e, section) for section in KINDS}
+    return lines | {"paper": vars(e.paper), "title": e.title, "labels": e.labels, "config": e.report}
 
 
 def redraw_all(paths: Iterable[Path], root: Path) -> Iterator[tuple[Path, str, str]]:

@@ -16,9 +16,11 @@ from typing import Any
 from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
 from lit_memory.report.labels import count
+from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
 from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
 from lit_memory.report.saved import PLAN, SCORES, plan_json, scores_npz
+from lit_memory.report.sheet import sheet
 from lit_memory.report.tables import csv_table, main_table
 from lit_memory.report.verdict import INCOMPLETE, conclude, judge
 from lit_memory.util import files
@@ -55,10 +57,12 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
         "table.md": report.table,
         PLAN: plan_json(results),
         "verdict.json": _verdict_json(plan, report),
-        "README.md": page(plan, report, results),
+        "table.tex": latex_table(results),
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
+    contents["sheet.md"] = sheet(plan, report, contents).encode()
+    contents["README.md"] = page(plan, report, results).encode()
     kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
     unused = [name for name in (*OPTIONAL, SCORES) if name not in contents and name not in kept]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))

@@ -59,8 +59,8 @@ class ReportPlan:
     """Differences from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
-    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x), steps,
-    stage_steps, seconds."""
+    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
+    threads, steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""

@@ -71,8 +71,6 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
     return ReportPlan(
         experiment=e.experiment,
         evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
-        title=e.title,
-        labels=e.labels,
         scale=sweep.scale,
         modified=list(sweep.options.overrides),
         train_x=train_x(e.report.x, sweep.specs),
@@ -169,6 +167,7 @@ def origin(finished: Iterable["Run"]) -> dict[str, str]:
 def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     """What the report shows of one run, see ``ReportPlan.runs``."""
     facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
+    facts["threads"] = spec.train["threads"]
     facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
     run = work.runs.get(spec.key)
     if run is None:
