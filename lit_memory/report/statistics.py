@@ -124,35 +124,53 @@ class Draws:
 
     def _resampled(self, x: float) -> dict[Column, Any]:
         """The tables of all columns with scores at ``x``. Those of one seed and equally many samples share the picks,
-        as they have read the same test."""
+        as they have read the same test.
+
+        Scores of 0 and 1 have few different rows, of which it is counted how often each is picked. Others are picked
+        for all seeds at once: no draw reads two seeds at the same place of their tables.
+        """
         import numpy as np
         from numpy.random import PCG64, Generator
 
         scores, place = self.evidence.scores(x), list(self.evidence.x_values).index(x)
         tables = {column: np.empty((self.evidence.seeds, RESAMPLES)) for column in scores}
+        picked: dict[int, list[tuple[Column, int]]] = {}
         for seed in range(self.evidence.seeds):
             sizes: dict[int, list[Column]] = {}
             for column, of_seeds in scores.items():
                 sizes.setdefault(len(of_seeds[seed]), []).append(column)
             for size, columns in sizes.items():
-                rng = Generator(PCG64([GENERATOR, place, seed, size]))
-                means = resampled_means(np.stack([scores[column][seed] for column in columns], axis=1), rng)
-                for column, of_column in zip(columns, means.T, strict=True):
-                    tables[column][seed] = of_column
+                stacked = np.stack([scores[column][seed] for column in columns], axis=1)
+                means = counted_means(stacked, Generator(PCG64([GENERATOR, place, seed, size])))
+                if means is None:
+                    picked.setdefault(size, []).extend((column, seed) for column in columns)
+                else:
+                    for column, of_column in zip(columns, means.T, strict=True):
+                        tables[column][seed] = of_column
+        for size, cells in picked.items():
+            stacked = np.stack([scores[column][seed] for column, seed in cells], axis=1)
+            means = picked_means(stacked, Generator(PCG64([GENERATOR, place, size])))
+            for (column, seed), of_column in zip(cells, means.T, strict=True):
+                tables[column][seed] = of_column
         return tables
 
 
-def resampled_means(scores: Any, rng: Any) -> Any:
-    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement.
+def counted_means(scores: Any, rng: Any) -> Any | None:
+    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement. How often each of
+    the different rows is picked is multinomial; None where there are many of them."""
+    import numpy as np
 
-    Scores of 0 and 1 have few different rows; how often each is picked is multinomial.
-    """
+    patterns, counts = np.unique(scores, axis=0, return_counts=True)
+    if len(patterns) > MOST_PATTERNS:
+        return None
+    return rng.multinomial(len(scores), counts / len(scores), size=RESAMPLES) @ patterns / len(scores)
+
+
+def picked_means(scores: Any, rng: Any) -> Any:
+    """The same for any scores, whose samples are picked one by one."""
     import numpy as np
 
     count = len(scores)
-    patterns, counts = np.unique(scores, axis=0, return_counts=True)
-    if len(patterns) <= MOST_PATTERNS:
-        return rng.multinomial(count, counts / count, size=RESAMPLES) @ patterns / count
     rows = max(1, BLOCK // count)
     blocks = []
     for begin in range(0, RESAMPLES, rows):
