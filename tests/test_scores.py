@@ -9,10 +9,12 @@ import pytest
 import torch
 from records import finish
 
+from lit_memory import report
 from lit_memory.cli import main
 from lit_memory.lit.scores import Mean
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import ReportConfig
+from lit_memory.report.render import write as redrawn
 from lit_memory.report.scores import NAME, pack, unpack
 from lit_memory.run.engine import run_one
 from lit_memory.run.journal import Journal
@@ -164,13 +166,15 @@ def test_a_run_from_before_there_were_scores_has_none(make_spec, root):
     assert read(spec, tracker, None, root) == {}
 
 
-def test_a_command_draws_samples_too(write, root, inline, unsaved_figures, capsys):
+def test_a_command_draws_samples_too(write, root, tmp_path, inline, unsaved_figures, capsys):
     """The report of a sweep has the scores of its runs, also when it is drawn from another root's store."""
     file = write(expect=["a[2] >= 0"], requires=["a[4] >= 0"], seeds=[0, 1])
     assert main([file, "--root", str(root)]) == 0
     folder = root / "reports" / "tiny"
     before = {name: (folder / name).read_bytes() for name in (NAME, "verdict.json")}
     assert b'"resampled": "seeds and samples"' in before["verdict.json"]
+    again = redrawn(report.load(folder), tmp_path / "again")
+    assert again.paths["verdict.json"].read_bytes() == before["verdict.json"]
     for path in (root / "checkpoints").rglob(NAME):
         path.unlink()
     (folder / NAME).unlink()

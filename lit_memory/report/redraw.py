@@ -12,6 +12,7 @@ from typing import Any
 from lit_memory.plan.claims import KINDS, check_lines
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
+from lit_memory.plan.measured import check_requirement
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
@@ -55,6 +56,7 @@ def redraw(folder: Path, experiment: Experiment) -> Report:
 
 def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
     """A plan with what the file says now. Raises ConfigError for lines and figures that its numbers do not serve."""
+    check_requirement(scaled)
     section = "report"
     try:
         plan = replace(plan, **stated(scaled))
