@@ -5,6 +5,7 @@ from typing import Any
 
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
+from lit_memory.report.curves import steps_table
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
@@ -30,9 +31,10 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         paper_claim(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _state_figure(plan),
+        _curves(results),
         line_tables(report),
         f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
-        _numbers(plan, report),
+        _numbers(results, report),
         _times(results),
         "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
         "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
@@ -103,9 +105,10 @@ def arm_table(plan: ReportPlan) -> str:
     return markdown(header, rows) if rows else ""
 
 
-def _numbers(plan: ReportPlan, report: Report) -> str:
+def _numbers(results: Results, report: Report) -> str:
     """The table of the figure, and links to table.csv and the PDFs."""
-    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time)]
+    plan, curves = results.plan, ["curves"] * bool(results.learning)
+    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time), *curves]
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
     return f"## Numbers\n\n{report.table}\n{FILES} For print: {prints}."
 
@@ -121,6 +124,14 @@ def _state_figure(plan: ReportPlan) -> str:
         f"![{y} at {x} against the floats of state; the numbers are in the table below.](state.png)\n\n"
         f"{y} against the floats of state that one sample carries from segment to segment; {plan.x_label}: {x}.{grown}"
     )
+
+
+def _curves(results: Results) -> str:
+    """The figure of the training and the steps that it takes; "" if the report has none."""
+    if not results.learning:
+        return ""
+    image = "![Validations along the training of every run.](curves.png)"
+    return f"## Along the training\n\n{image}\n\n{steps_table(results)}"
 
 
 def _times(results: Results) -> str:

@@ -2,7 +2,7 @@
 
 report.json: the plan, and the values "arm/metric/x/seed" that table.csv rounds though the verdict rests on them, or
 leaves out: times, which no two runs share. scores.npz: one array "arm/metric/x/seed" of the scores of the test samples.
-Old reports have neither.
+curves.csv: the validations along the training, where the report shows them. Old reports have none of the three.
 """
 
 import csv
@@ -24,7 +24,7 @@ from lit_memory.report.tables import decimals
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
-PLAN, TABLE = "report.json", "table.csv"
+PLAN, TABLE, VALIDATIONS = "report.json", "table.csv", "curves.csv"
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
 """What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
 
@@ -45,6 +45,14 @@ def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
     return pack({_name(cell): found for cell, found in scores.items()})
 
 
+def validations_csv(validations: Mapping[Cell, float]) -> str:
+    """curves.csv."""
+    rows = [
+        (arm, seed, f"{step:.10g}", metric, repr(v)) for (arm, metric, step, seed), v in sorted(validations.items())
+    ]
+    return "".join(",".join(map(str, row)) + "\n" for row in [("arm", "seed", "step", "metric", "value"), *rows])
+
+
 def load(report: str | Path) -> Results:
     """What a report was made from: its plan, the measured values and the scores of the samples.
 
@@ -61,8 +69,9 @@ def load(report: str | Path) -> Results:
     plan, exact, summaries = _read(folder / PLAN, _plan)
     cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
+    validations = _read(folder / VALIDATIONS, _validations) if (folder / VALIDATIONS).is_file() else {}
     try:
-        return replace(Results.of(plan, cells, scores), summaries=summaries)
+        return replace(Results.of(plan, cells, scores, validations), summaries=summaries)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
 
@@ -107,6 +116,12 @@ def _cells(content: bytes) -> dict[Cell, float]:
             if name.startswith("seed_") and value != "":
                 cells[row["arm"], row["metric"], float(row["x"]), int(name.removeprefix("seed_"))] = float(value)
     return cells
+
+
+def _validations(content: bytes) -> dict[Cell, float]:
+    """The values of curves.csv."""
+    rows = csv.DictReader(content.decode().splitlines(), strict=True)
+    return {(row["arm"], row["metric"], float(row["step"]), int(row["seed"])): float(row["value"]) for row in rows}
 
 
 def _scores(content: bytes) -> dict[Cell, Any]:

@@ -1,7 +1,7 @@
 """scores.npz: the scores of the samples of tests, one array per name; the same scores give the same bytes."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 NAME = "scores.npz"
@@ -31,6 +31,27 @@ def close(scores: Any, value: float) -> bool:
     import numpy as np
 
     return bool(np.isclose(float(np.mean(scores)), value, rtol=1e-5, atol=1e-5, equal_nan=True))
+
+
+def kept_scores(judged: Collection[str], cells: Mapping[Any, float], scores: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The scores of (arm, metric, x, seed), of the metrics that figure and lines use. Raises ValueError for scores that
+    cannot be those of their cell."""
+    import numpy as np
+
+    kept = {}
+    for (arm, metric, x, seed), given in scores.items():
+        cell = (arm, metric, float(x), int(seed))
+        if metric not in judged or cell not in cells:
+            continue
+        found, value = np.asarray(given, dtype=np.float64), cells[cell]
+        name = f"scores of arm {arm}, seed {seed}, {metric} at x={x:g}"
+        if found.ndim != 1 or not found.size:
+            raise ValueError(f"{name}: shape {found.shape}; expected one number per sample of the test")
+        if not close(found, value):
+            average = f"their mean is {found.mean():g}"
+            raise ValueError(f"{name}: {average}, but the result is {value:g}; expected the same test")
+        kept[cell] = found
+    return kept
 
 
 def _small(found: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from lit_memory.report.render import write
 from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
-from lit_memory.run.frame import results_frame
+from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.scores import read_scores
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
@@ -51,13 +52,14 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         files.remove_staged(folder)
         rows = results_frame(tracker, shown, work.runs, report)
         shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
+        curves = validations(tracker, shown, work.runs, report) if report.curves and report.x != STEP else {}
         plan = report_plan(work, shown)
         scores = read_scores(tracker, shown, work.runs, sweep.root, report, plan.x_values)
         try:
             results = Results.from_frame(plan, rows[rows["metric"].isin(shown_metrics)], scores)
         except ValueError as error:
             raise ConfigError(str(folder), "", first_line(error)) from None
-        done = write(results, folder)
+        done = write(replace(results, validations=curves), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
         tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
@@ -75,6 +77,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         modified=list(sweep.options.overrides),
         train_x=train_x(e.report.x, sweep.specs),
         paper_x=paper_x(sweep),
+        models={spec.arm: architecture(spec.model) for spec in shown},
         settings=arm_settings(settings, shown),
         arms=list(e.arms),
         seeds=e.seeds,
@@ -85,6 +88,16 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         command=command(sweep),
         provenance=origin(work.finished),
     )
+
+
+def architecture(model: Mapping[str, Any]) -> str:
+    """The architecture of a model: its registered name, but for the settings that make another one of it."""
+    match model:
+        case {"name": "rmt_xl", "alpha": alpha}:
+            return "rmt" if alpha == 1 else "tarm"
+        case {"name": "xl", "mem_len": 0}:
+            return "transformer"
+    return model["name"]
 
 
 def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> dict[str, str]:
