@@ -66,6 +66,7 @@ def test_the_flags_are_frozen():
         "--dry-run": 0,
         "--report": 0,
         "--fresh": 0,
+        "--redraw": 0,
         "--list": 0,
         "--gallery": 0,
     }

@@ -61,7 +61,7 @@ LATE = {
     "report/fold.py": "numpy",
     "report/gallery.py": "jinja2",
     "report/results.py": "numpy",
-    "report/saved.py": "numpy",
+    "report/scores.py": "numpy",
     "report/statistics.py": "numpy scipy",
     "run/frame.py": "pandas",
     "run/server.py": "requests",

@@ -6,7 +6,7 @@ the same bytes.
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,19 @@ from lit_memory.report.paper import points
 from lit_memory.report.results import Results
 from lit_memory.report.series import draw_bar, draw_spread, relative, series_of, show_values
 from lit_memory.report.states import draw_states
-from lit_memory.report.style import DPI, GREY, HEIGHT, PAPER, REFERENCE, SEED_POINT, SMALL, STYLE, WIDTH, text_color
+from lit_memory.report.style import (
+    COLUMN,
+    DPI,
+    GREY,
+    HEIGHT,
+    PAPER,
+    REFERENCE,
+    SEED_POINT,
+    SMALL,
+    STYLE,
+    WIDTH,
+    text_color,
+)
 from lit_memory.report.verdict import mean
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
@@ -37,11 +49,12 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
         figures = {"figure": line_figure(relative(results), status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time:
+        if plan.config.time and not results.summaries:
             figures["time"] = line_figure(results.of_time(plan.config.time), status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)
-        return saved(figures)
+        column = {"figure_column": line_figure(relative(results), status, COLUMN)}
+        return saved(figures) | saved(column, ["pdf"])
 
 
 def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
@@ -85,12 +98,12 @@ def _figure(
     return figure
 
 
-def saved(figures: Mapping[str, Any]) -> dict[str, bytes]:
+def saved(figures: Mapping[str, Any], suffixes: Collection[str] = tuple(METADATA)) -> dict[str, bytes]:
     """Name -> the content of NAME.png and NAME.pdf; the same figure gives the same bytes."""
     contents = {}
     for name, figure in figures.items():
-        for suffix, metadata in METADATA.items():
-            figure.savefig(file := io.BytesIO(), format=suffix, metadata=metadata)
+        for suffix in suffixes:
+            figure.savefig(file := io.BytesIO(), format=suffix, metadata=METADATA[suffix])
             contents[f"{name}.{suffix}"] = file.getvalue()
     return contents
 

@@ -16,9 +16,11 @@ from typing import Any
 from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
 from lit_memory.report.labels import count
+from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
 from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
 from lit_memory.report.saved import PLAN, SCORES, VALIDATIONS, plan_json, scores_npz, validations_csv
+from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table
 from lit_memory.report.verdict import INCOMPLETE, conclude, judge
@@ -43,11 +45,14 @@ def render(
     return write(replace(Results.from_frame(plan, frame, scores), validations=validations or {}), out_dir)
 
 
-def write(results: Results, out_dir: str | Path) -> Report:
+def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> Report:
     """Write the report of some results into ``out_dir``.
 
+    table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
+
     All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.* and
-    scores.npz of an earlier report are removed if this one has none.
+    scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the times were
+    kept.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -61,12 +66,15 @@ def write(results: Results, out_dir: str | Path) -> Report:
         "table.md": report.table,
         PLAN: plan_json(results),
         "verdict.json": _verdict_json(plan, report),
-        "README.md": page(plan, report, results),
+        "table.tex": latex_table(results),
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
-    contents |= {name: text.encode() for name, text in texts.items()}
-    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents]
+    contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
+    contents["sheet.md"] = sheet(plan, report, contents).encode()
+    contents["README.md"] = page(plan, report, results).encode()
+    kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents and name not in kept]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 

@@ -50,7 +50,7 @@ PAPER = {"ls": (0, (2, 2)), "lw": 1.2, "mfc": "white", "mew": 1.3, "zorder": 2.2
 """The paper's own values: hollow, dashed, in the colour and with the marker of the arm."""
 LEAST_FOR_BAND = 5
 """Seeds from which on a figure has a band of confidence; fewer are shown one by one."""
-WIDTH, HEIGHT = 7.0, 3.3
+WIDTH, HEIGHT, COLUMN = 7.0, 3.3, 3.25
 """Inches, the height without title and legend. Shown 700 pixels wide, a point of type is 1.4 pixels."""
 DPI = 200
 TITLE, SMALL = 12, 9

@@ -38,6 +38,8 @@ class Options:
     list: bool = False
     gallery: bool = False
     """Write reports/README.md and reports/index.html from the reports of the root."""
+    redraw: tuple[Path, ...] | None = None
+    """The experiments whose reports are drawn again, () for all; None is not to do that."""
 
     @cached_property
     def changes(self) -> dict[str, Any]:
@@ -59,6 +61,7 @@ SWITCHES = {
     "--dry-run": "print the plan and do nothing",
     "--report": "draw the report of what is finished and train nothing",
     "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
+    "--redraw": "draw the reports of these experiments (default: all) again from their own folders, by today's YAMLs",
     "--list": "print the project's experiments with their verdicts and do nothing",
     "--gallery": "write reports/README.md and reports/index.html from all reports and do nothing else",
 }
@@ -95,10 +98,13 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         return Options(list=True)
     if given["gallery"]:
         return _gallery(given)
+    if given["redraw"]:
+        names = [given["experiment"], *given["overrides"]] if given["experiment"] else []
+        return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
     if given["experiment"] is None:
         raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
     given["experiment"] = short(find_experiment(given["experiment"]))
-    given["overrides"] = tuple(given["overrides"])
+    given |= {"overrides": tuple(given["overrides"]), "redraw": None}
     for name in ("arms", "seeds"):
         given[name] = None if given[name] is None else tuple(given[name].split(","))
     return Options(**given)
