@@ -131,6 +131,13 @@ def test_an_old_report_shows_the_same_numbers(root, cards, monkeypatch):
     assert board([old])[1][0].state("rmt") == board([cards["new"]])[1][0].state("rmt") == "1,000, grows"
 
 
+def test_architectures_of_a_report_that_does_not_say_them(cards):
+    """They are in the settings of its arms."""
+    results = cards["new"].results
+    silent = dataclasses.replace(results, plan=dataclasses.replace(results.plan, models={}))
+    assert old_reports.with_models(silent) == results
+
+
 def test_points_are_those_of_the_table(root, cards):
     figure, state = charts(cards["new"].results)
     shown = {"armt": "armt", "ARMT, wide": "wide", "rmt": "rmt"}
@@ -192,6 +199,10 @@ def test_the_figure_is_that_of_the_picture():
     figure, _, time, training = charts(results(kept, cells=cells, validations=along))
     assert [guide["name"] for guide in figure["guides"]] == ["trained on up to 50", "all kept (y = x)"]
     assert time["log"] and time["series"][0]["points"][-1][1] == 500 and time["name"] == "Time"
+    told = {("no_gamma", "seconds", 50.0): (2.0, 0.5)}
+    assert charts(results(kept, cells=cells, summaries=told))[2]["series"][1]["points"] == [
+        [50, 2, 0.5, None, None, f"{figure['x']}: 50"]
+    ]
     (run,) = training["series"]
     assert (run["name"], run["group"], [point[:2] for point in run["points"]]) == (
         "gamma, seed 0",

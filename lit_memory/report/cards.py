@@ -11,7 +11,7 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.markdown import tables
-from lit_memory.report.old_reports import read_old
+from lit_memory.report.old_reports import read_old, with_models
 from lit_memory.report.results import Results
 from lit_memory.report.saved import DAMAGED, PLAN, load
 
@@ -130,7 +130,7 @@ def _card(reports: Path, folder: Path) -> Card:
     seconds = [run["seconds"] for run in verdict.get("runs", []) if run["seconds"] is not None]
     results = None
     if "arms" in verdict:
-        results = load(folder) if (folder / PLAN).is_file() else read_old(folder, verdict)
+        results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
     return Card(
         name=folder.relative_to(reports).as_posix(),
         title=verdict.get("title") or (results.plan.heading if results else verdict["experiment"]),

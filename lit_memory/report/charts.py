@@ -40,9 +40,7 @@ def charts(results: Results) -> list[Chart]:
     if plan.config.relative_to:  # per cent
         found[0]["share"] = False
     found += _state(results, xs[-1] if plan.state_x is None else plan.state_x)
-    if plan.config.time and any(metric == plan.config.time for _, metric, _, _ in results.cells):
-        found.append(_figure(results.of_time(plan.config.time), xs) | {"id": "time", "name": "Time"})
-    return [*found, *_training(results)]
+    return [*found, *_times(results, xs), *_training(results)]
 
 
 def shown_look(look: Mapping[str, Any]) -> Chart:
@@ -126,6 +124,21 @@ def state_ticks(axis: StateAxis, states: Sequence[float]) -> list[list[Any]]:
     """Powers of ten, and 0 left of them."""
     zero: list[list[Any]] = [[rounded(axis.zero), "0"]] if 0 in states else []
     return zero + [[decade, short(10.0**decade)] for decade in range(axis.low, axis.high + 1)] * any(states)
+
+
+def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
+    """The times against x; of old reports mean and std alone. Nothing where none are known."""
+    name = results.plan.config.time
+    if not name or name not in {metric for _, metric, *_ in [*results.cells, *results.summaries]}:
+        return
+    chart = _figure(results.of_time(name), xs) | {"id": "time", "name": "Time"}
+    for arm, series in zip(results.plan.arms, chart["series"], strict=True):
+        for x, (position, text) in zip(xs, chart["ticks"], strict=False):
+            told = results.summaries.get((arm, name, float(x)))
+            if told and not series["seeds"]:
+                words = f"{results.plan.x_label}: {text}"
+                series["points"].append([position, *map(rounded, told), None, None, words])
+    yield chart
 
 
 def _training(results: Results) -> Iterator[Chart]:

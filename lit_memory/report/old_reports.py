@@ -7,6 +7,7 @@ reports.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,18 @@ def read_old(folder: Path, verdict: Mapping[str, Any]) -> Results:
         title=tree.get("title", ""),
         labels=tree.get("labels", {}),
         settings=dict(settings),
-        models={arm: match[1] for arm, text in settings if (match := MODEL.search(text))},
         runs=runs,
     )
-    return Results(plan, cells)
+    return with_models(Results(plan, cells))
+
+
+def with_models(results: Results) -> Results:
+    """With the architectures of the arms: of reports that do not say them, the names of the models in the settings."""
+    plan = results.plan
+    if plan.models:
+        return results
+    models = {arm: match[1] for arm, text in plan.settings.items() if (match := MODEL.search(text))}
+    return replace(results, plan=replace(plan, models=models))
 
 
 def _file(experiment: str) -> dict[str, Any]:
