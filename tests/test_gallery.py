@@ -29,7 +29,7 @@ from lit_memory.util.provenance import PROJECT
 
 ARMS = ["armt", "wide", "rmt"]
 MODELS = {"armt": "`model.name: armt`", "wide": "`model.name: armt, model.width: 256`", "rmt": "`model.name: rmt`"}
-CONFIG = ReportConfig(chance=0.0625, state_x=500, x_label="pairs", log_x=True)
+CONFIG = ReportConfig(chance=0.0625, state_x=500, x_label="pairs", log_x=True, caveats=["`1 < 2` first"])
 CLAIM = 'x < 1 & "y" </script><img src=x onerror=alert(1)> {{ 7 * 7 }}'
 PAPER = {"title": "A paper", "arxiv": "2407.04841", "item": "Figure 1", "claim": CLAIM}
 
@@ -51,7 +51,7 @@ def write_report(folder, experiment="armt_like", **changes):
     fields |= {"title": f"Title of {experiment}", "evidence": "toy", "labels": {"wide": "ARMT, wide"}} | changes
     expect = ["armt[200] - rmt[200] > 0.1"]
     frame = make_frame(arms=ARMS, value=lambda arm, seed, x: 0.9 - 0.01 * seed - ARMS.index(arm) * x / 2000)
-    render(make_plan(arms=ARMS, config=changes.pop("config", CONFIG), expect=expect, **fields), frame, folder)
+    render(make_plan(arms=ARMS, config=CONFIG, expect=expect, **fields), frame, folder)
 
 
 def write_marks(folder):
@@ -264,7 +264,7 @@ def test_the_page_loads_nothing(root, written):
 def test_text_stays_text(written):
     """Words of a claim are shown as they are: they end no element, and are no template."""
     assert "<img src=x" not in written["index.html"] and "&lt;/script&gt;&lt;img src=x" in written["index.html"]
-    assert "{{ 7 * 7 }}" in written["index.html"]
+    assert "{{ 7 * 7 }}" in written["index.html"] and "<code>1 &lt; 2</code> first" in written["index.html"]
     assert written["index.html"].count("</script>") == 3
     text = embedded({"name": "</script><!--\u2028"})
     assert json.loads(text) == {"name": "</script><!--\u2028"} and not {"<", "\u2028"} & set(text)

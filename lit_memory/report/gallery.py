@@ -91,7 +91,10 @@ def _minutes(card: Card) -> str:
 
 def papers(cards: Sequence[Card]) -> dict[str, str]:
     """Key of a paper -> its title, in the order of the cards."""
-    return {card.paper_key: card.paper["title"] for card in reversed(cards)}
+    found: dict[str, str] = {}
+    for card in cards:
+        found.setdefault(card.paper_key, card.paper["title"])
+    return found
 
 
 def counts(cards: Sequence[Card]) -> list[list[Any]]:

@@ -138,7 +138,7 @@ def _against_length(rows: Sequence[Row]) -> Chart:
             shown.append(_series(row, architecture, arm, at))
             positions += [position for position, _, _ in at]
     guides = [{"name": "trained up to here", "x": 0.0}]
-    x_label = "tested length, as a multiple of the longest of the training"
+    x_label = "tested length (or pairs, digits, …), as a multiple of the largest in the training"
     return {
         "id": "length",
         "name": "Length",

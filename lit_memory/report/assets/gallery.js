@@ -221,7 +221,8 @@ function sample(look, line) {
 }
 
 const HOW = "Mean over seeds; point at a value for its seeds, and press a name to hide it. ";
-const MANY = "A point is an arm of a report, in the colour of its architecture; press it to go to the report.";
+const MANY = "A point is an arm of a report, in the colour of its architecture; press it to go to the report. "
+  + "Left out: arms whose state is not known, and reports that do not say how long the contexts of their training are.";
 const SPREAD = "Bands and bars: 95 % interval of the mean; below five seeds, every seed is shown instead.";
 const EVERY = "Every run by itself; press a name to hide its runs.";
 function captioned(chart) {
