@@ -206,7 +206,7 @@ def print_report(text: str, folder: Path, console: Console) -> None:
 
 def print_store(tracker: "Tracker", console: Console) -> None:
     """Print how to look at the runs."""
-    console.print(f"runs     mlflow ui --backend-store-uri {tracker.uri}", highlight=False, soft_wrap=True)
+    console.print(f"runs     {tracker.uri.viewer}", highlight=False, soft_wrap=True)
 
 
 class Execution:

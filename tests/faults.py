@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import importlib
+import math
 import multiprocessing
 import os
 import resource
@@ -94,6 +95,15 @@ def no_room(size):
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def slow(*values):
+    """Parameters of a test that ``pytest -m slow`` has."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+HANGS = 600
+"""Seconds after which a fork is killed: a thread of this process may have held a lock of a library when it forked."""
+
+
 def forked(work, *faults, log=None):
     """Run ``work()`` in a fork of this process, with faults (place, count, action). Returns a function that waits for
     the fork and returns its exit code, or minus the signal that ended it."""
@@ -121,7 +131,13 @@ def forked(work, *faults, log=None):
         if kill_after is not None:
             time.sleep(kill_after)
             os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        deadline = time.monotonic() + HANGS
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                deadline = math.inf
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(ended[1])
 
     wait.pid = pid
     return wait

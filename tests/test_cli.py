@@ -351,6 +351,7 @@ def files(root):
     return sorted(path.name for path in (root / "reports" / "tiny").iterdir())
 
 
+@pytest.mark.slow
 def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     """In real child processes."""
     file = write(arms={"a": {}, "b": {"train.lr": 1e30}})

@@ -22,6 +22,7 @@ from faults import (
     forked,
     integrity,
     outcome,
+    slow,
     start,
     statuses,
     wait_for,
@@ -94,7 +95,7 @@ def stopped(mark):
     return int(text) if text and "(stopped)" in Path(f"/proc/{text}/status").read_text() else None
 
 
-@pytest.mark.parametrize("place", ["middle of a stage", "checkpoint half written", "test"])
+@pytest.mark.parametrize("place", ["middle of a stage", *slow("checkpoint half written", "test")])
 def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, disturbed, place):
     """SIGSTOP while the others train, then SIGCONT: nobody has noticed."""
     mark, log = tmp_path / "mark", tmp_path / "log"

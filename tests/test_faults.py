@@ -41,6 +41,7 @@ from faults import (
     no_room,
     outcome,
     permitted,
+    slow,
     small_disk,
     start,
     statuses,
@@ -99,6 +100,7 @@ def kill_at_random(spec, expected, make_root, kills, seed):
     return runs
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_times(whole, make_root):
     kill_at_random(*whole, make_root, kills=4, seed=0)
 
@@ -129,10 +131,8 @@ def test_kill_9_at_twenty_random_times(make_spec, make_root, name):
 @pytest.mark.parametrize(
     "place",
     [
-        ("lit_memory.report.render:main_table", 1),
-        ("lit_memory.util.files:write", 1),
         ("lit_memory.util.files:write", 4),
-        ("os:replace", 9),
+        *slow(("lit_memory.report.render:main_table", 1), ("lit_memory.util.files:write", 1), ("os:replace", 9)),
     ],
 )
 def test_kill_9_while_the_report_is_drawn(file, root, place, tmp_path):
@@ -360,6 +360,7 @@ def check_small_disks(file, make_root, database, tmp_path, spares):
     return failed
 
 
+@pytest.mark.slow
 def test_a_small_disk(file, make_root, _database, tmp_path):
     """A file system with so many KiB left fills up where it will; with room again, the same command ends as if nothing
     had been."""
@@ -537,6 +538,7 @@ def test_run_py_and_its_fork_server_end(file, root, tmp_path, number, code):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_deleted_run_makes_the_verdict_incomplete(file, root, tmp_path):
     log, specs = tmp_path / "log", Sweep.prepare(parse_options([str(file), "--root", str(root)])).specs
     report = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731

@@ -277,14 +277,25 @@ def test_sigterm_gives_the_lease_back(make_spec, store, roots):
 SLOW = ("validation is logged", "test")
 
 
+def stop(store):
+    """SIGSTOP, at a moment at which no thread of this process writes to the store: that would lock it."""
+    with contextlib.closing(sqlite3.connect(store / "mlflow.db", timeout=60, isolation_level=None)) as database:
+        for _ in range(3):  # what waits for its turn now has had it then
+            database.execute("begin immediate")
+            database.execute("rollback")
+            time.sleep(0.2)
+        database.execute("begin immediate")
+        database.execute("rollback")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @pytest.mark.parametrize(
     "place",
     ["middle of a stage", "before FINISHED", *(pytest.param(place, marks=pytest.mark.slow) for place in SLOW)],
 )
 def test_a_stopped_run_that_lost_its_lease_writes_nothing(make_spec, store, roots, quick, tmp_path, place):
     spec, (stopped, root), log = make_spec(*STAGED), roots(2), tmp_path / "log"
-    stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
-    wait = forked(lambda: train(spec, stopped), (*PLACES[place], stop), log=log)
+    wait = forked(lambda: train(spec, stopped), (*PLACES[place], lambda: stop(store)), log=log)
     os.waitid(os.P_PID, wait.pid, os.WSTOPPED)
     train(spec, root)
     expected = runs(store), outcome(spec, root)[1:]
@@ -297,7 +308,7 @@ def test_a_stopped_run_that_lost_its_lease_writes_nothing(make_spec, store, root
 
 def test_a_stop_without_a_successor_costs_nothing(make_spec, store, roots, quick):
     spec, (root,) = make_spec(*STAGED), roots(1)
-    wait = forked(lambda: train(spec, root), (*PLACES["validation"], lambda: os.kill(os.getpid(), signal.SIGSTOP)))
+    wait = forked(lambda: train(spec, root), (*PLACES["validation"], lambda: stop(store)))
     os.waitid(os.P_PID, wait.pid, os.WSTOPPED)
     time.sleep(2 * lease.SURE)
     os.kill(wait.pid, signal.SIGCONT)

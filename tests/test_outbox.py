@@ -26,6 +26,7 @@ from lit_memory.cli import main
 from lit_memory.run import checkpoint, engine, journal, saving
 from lit_memory.run.engine import run_one
 from lit_memory.run.journal import Journal, merged, read
+from lit_memory.run.lease import Lease
 from lit_memory.run.options import parse_options
 from lit_memory.run.outbox import Outbox, Sender, deliver, sending, waiting
 from lit_memory.run.sweep import Sweep
@@ -96,6 +97,16 @@ def test_half_a_line_is_no_message(tmp_path, rest):
 
 
 # Exactly once
+
+
+@pytest.fixture(autouse=True)
+def no_lease_is_left(monkeypatch):
+    """Nobody ends the lease of an outbox that a test uses alone; its thread would go on through later tests."""
+    taken, take = [], Lease.take
+    monkeypatch.setattr(Lease, "take", lambda own, before: taken.append(own) or take(own, before))
+    yield
+    for own in taken:
+        own.end()
 
 
 @pytest.fixture

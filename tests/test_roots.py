@@ -15,6 +15,7 @@ from faults import (
     last_line,
     mount,
     permitted,
+    slow,
     statuses,
     train,
 )
@@ -153,7 +154,7 @@ def under(path):
     return [path, *path.rglob("*")]
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "reports", "mlflow.db"])
+@pytest.mark.parametrize("name", ["mlflow.db", *slow("checkpoints", "reports")])
 def test_what_belongs_to_another_user(file, root, make_root, tmp_path, name):
     """It is told before anything starts; a plan needs no right to write. With the rights, the same command ends as if
     nothing had been."""

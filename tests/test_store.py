@@ -36,7 +36,7 @@ STATEMENT = "alembic.ddl.impl:DefaultImpl._exec"
 STATEMENTS = 400
 """How often at least; a test checks it."""
 SHARES = [(i + 0.5) / 20 for i in range(20)]
-"""Moments of a creation. The short version has three."""
+"""Moments of a creation. The short version has two."""
 ODD_NAMES = ["q?x=1", "a b", "50%", "%3F", "#1", "it's", 'say "x"', "größe 数", "two\nlines", "a&b;c", "[x]*", "a@b:c"]
 
 OPENED = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")
@@ -44,7 +44,7 @@ CALLS = "open,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,s
 QUOTED = re.compile(r'"((?:[^"\\\\]|\\\\.)*)"')
 
 
-def spread(shares, short=3):
+def spread(shares, short=2):
     """Parameters of a test, of which all but a few are slow."""
     few = shares[:: -(-len(shares) // short)]
     return [share if share in few else pytest.param(share, marks=pytest.mark.slow) for share in shares]
@@ -94,7 +94,7 @@ def test_a_creation_that_is_broken_off(empty_root, spec, share, end):
     assert sorted(p.name for p in empty_root.iterdir()) == ["mlflow.db", "mlflow.db.lock", "mlruns"]
 
 
-@pytest.mark.parametrize("share", spread(SHARES, 2))
+@pytest.mark.parametrize("share", spread(SHARES))
 def test_a_database_that_was_half_made_before(empty_root, spec, share):
     """In its place, as commits before this one left it: it is set aside, and said in one line."""
     empty_root.mkdir()

@@ -237,6 +237,7 @@ def test_kill_9_in_the_middle_of_a_stream(stream_spec, make_root, monkeypatch):
     assert len(carried[0]) == 5 and all(map(torch.equal, *carried))
 
 
+@pytest.mark.slow
 def test_a_lost_memory_would_be_seen(stream_spec, make_root):
     """The twin of the test before: a run that goes on with an empty memory ends elsewhere."""
     spec, roots = stream_spec("rmt"), [make_root("whole"), make_root("killed")]

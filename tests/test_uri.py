@@ -319,6 +319,11 @@ def guarded_server(root, tmp_path):
             process.kill()
 
 
+def test_how_to_look_at_a_store():
+    assert StoreURI("https://ann:word@host/mlflow").viewer == "https://ann:***@host/mlflow"
+    assert StoreURI("sqlite:////a/mlflow.db").viewer == "mlflow ui --backend-store-uri sqlite:////a/mlflow.db"
+
+
 @pytest.mark.slow
 def test_user_and_password_in_the_uri_of_a_server(place, guarded_server, root, tree, tmp_path):
     """The whole command, with an arm that fails: it trains, tracks, reports, and shows the password nowhere."""
@@ -331,7 +336,7 @@ def test_user_and_password_in_the_uri_of_a_server(place, guarded_server, root, t
     argv = [sys.executable, str(RUN), str(file), "--root", str(runs)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "a seed 0 finished" in done.stdout and "failed after" in done.stderr, done.stderr
-    assert f"mlflow ui --backend-store-uri http://ann:***@127.0.0.1:{guarded_server}\n" in done.stdout
+    assert f"runs     http://ann:***@127.0.0.1:{guarded_server}\n" in done.stdout
     assert WORD not in done.stdout + done.stderr
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
         statuses = [status for (status,) in database.execute("select status from runs")]

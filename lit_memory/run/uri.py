@@ -59,6 +59,11 @@ class StoreURI:
         return self.scheme in ("http", "https")
 
     @property
+    def viewer(self) -> str:
+        """How to look at the store in a browser: the address of a server, or the command that starts one."""
+        return self.shown if self.is_server else f"mlflow ui --backend-store-uri {self.shown}"
+
+    @property
     def endpoint(self) -> tuple[str, int] | None:
         """Host and port of a database whose URI names one host; None for another store. Its settings may name another
         host, or a socket."""

@@ -23,8 +23,9 @@ from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 from lit_memory.util.streams import Lenient
 
-GRACE = 8.0
-"""Seconds that children get to end their step, save and close their runs after a signal."""
+GRACE = 6.5
+"""Seconds that children get to end their step, save and close their runs after a signal; with ``outbox.PATIENCE``,
+ten at most."""
 NEWS_SECONDS = 60.0
 """Seconds after which the progress of a run is news again."""
 PRELOAD = ["lit_memory.run.engine"]
