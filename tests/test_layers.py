@@ -58,6 +58,7 @@ LATE = {
     "report/axes.py": "matplotlib",
     "report/cards.py": "PIL",
     "report/figures.py": "matplotlib",
+    "report/marks_page.py": "matplotlib",
     "report/fold.py": "numpy",
     "report/gallery.py": "jinja2",
     "report/results.py": "numpy",

@@ -131,7 +131,7 @@ def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
     name = results.plan.config.time
     if not name or name not in {metric for _, metric, *_ in [*results.cells, *results.summaries]}:
         return
-    chart = _figure(results.of_time(name), xs) | {"id": "time", "name": "Time"}
+    chart: Chart = {**_figure(results.of_time(name), xs), "id": "time", "name": "Time"}
     for arm, series in zip(results.plan.arms, chart["series"], strict=True):
         for x, (position, text) in zip(xs, chart["ticks"], strict=False):
             told = results.summaries.get((arm, name, float(x)))

@@ -13,7 +13,7 @@ from typing import Any
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
 from lit_memory.report.labels import MINIMIZED, short
-from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends
+from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
 from lit_memory.report.series import draw_bar, draw_spread, relative, series_of, show_values
@@ -54,7 +54,7 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
         if results.learning:
             figures["curves"] = curve_figure(results, status)
         column = {"figure_column": line_figure(relative(results), status, COLUMN)}
-        return saved(figures) | saved(column, ["pdf"])
+        return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
 
 def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
@@ -85,7 +85,7 @@ def _figure(
     drawn = draw_data(axes, results)
     if not results.cells:
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-    top = head(figure, results.plan.heading, status)
+    top = 0.0 if width == COLUMN else head(figure, results.plan.heading, status)  # a paper has a caption
     lay_out(figure, top)
     at_ends = len(drawn.ends) == len(drawn.handles) and name_ends(axes, [*drawn.ends, *drawn.references])
     handles = [] if at_ends else list(drawn.handles)
@@ -95,14 +95,15 @@ def _figure(
     lay_out(figure, top)
     if not at_ends:
         name_ends(axes, drawn.references, wide=True)
+    thin_ticks(axes)
     return figure
 
 
-def saved(figures: Mapping[str, Any], suffixes: Collection[str] = tuple(METADATA)) -> dict[str, bytes]:
-    """Name -> the content of NAME.png and NAME.pdf; the same figure gives the same bytes."""
+def saved(figures: Mapping[str, Any], suffixes: Collection[str] | None = None) -> dict[str, bytes]:
+    """Name -> the content of NAME.png and NAME.pdf, or of ``suffixes``; the same figure gives the same bytes."""
     contents = {}
     for name, figure in figures.items():
-        for suffix in suffixes:
+        for suffix in METADATA if suffixes is None else suffixes:
             figure.savefig(file := io.BytesIO(), format=suffix, metadata=METADATA[suffix])
             contents[f"{name}.{suffix}"] = file.getvalue()
     return contents

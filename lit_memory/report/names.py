@@ -1,5 +1,6 @@
 """The names of what a figure shows: at the ends of lines where there is room, else in a legend below the axes."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -135,3 +136,13 @@ def legend(figure: Any, handles: Sequence[Any], height: float) -> None:
             figure.set_figheight(height + box.height / figure.dpi)
             break
         shown.remove()
+
+
+def thin_ticks(axes: Any) -> None:
+    """Hide the labels of the x axis that would run into the next one; the last one stays."""
+    shown = [label for label in axes.get_xticklabels() if label.get_text()]
+    room, gap = math.inf, SMALL / 2 * axes.figure.dpi / 72
+    for label in reversed(shown):
+        box = label.get_window_extent()
+        label.set_visible(box.x1 <= room)
+        room = box.x0 - gap if label.get_visible() else room
