@@ -245,7 +245,11 @@ def inline(monkeypatch):
 @pytest.fixture
 def unsaved_figures(monkeypatch):
     """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
-    monkeypatch.setattr("lit_memory.report.figures._save", lambda figure, suffix: suffix.encode())
+
+    def words(figures, suffixes=("png", "pdf")):
+        return {f"{name}.{suffix}": suffix.encode() for name in figures for suffix in suffixes}
+
+    monkeypatch.setattr("lit_memory.report.figures.saved", words)
 
 
 @pytest.fixture

@@ -179,6 +179,7 @@ def test_a_whole_sweep(finished):
         "journal.jsonl",
         "lock",
         "log.txt",
+        "scores.npz",
         *(f"step-{n:08d}.ckpt{end}" for n in (90, 120) for end in ("", ".sha256")),
     ]
     assert [sorted(p.name for p in folder.iterdir()) for folder in (root / "checkpoints").glob("[!.]*")] == [kept, kept]

@@ -118,6 +118,7 @@ def whole(make_spec, make_root):
         root = make_root("whole")
         found, rows = run(spec, root)
         WHOLE.update(checkpoint=checkpoint(spec, root), rows=rows, valid=history(root, found.run_id))
+        WHOLE["scores"] = (spec.folder(root) / "scores.npz").read_bytes()
     return spec, WHOLE
 
 
@@ -177,7 +178,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
     assert rows == expected["rows"]
     assert history(root, finished.run_id) == expected["valid"]
     kept = [f"step-{n:08d}.ckpt{end}" for n in (7, 9) for end in ("", ".sha256")]
-    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["journal.jsonl", "lock", *kept]
+    assert sorted(path.name for path in spec.folder(root).iterdir()) == ["journal.jsonl", "lock", "scores.npz", *kept]
+    assert (spec.folder(root) / "scores.npz").read_bytes() == expected["scores"]
 
 
 @pytest.mark.parametrize("step", [2, 3, 6, 7, 8])

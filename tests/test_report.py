@@ -155,7 +155,7 @@ def test_the_same_results_give_the_same_bytes(complete, tmp_path):
     changed = dataclasses.replace(plan, provenance={"date": "tomorrow"}, runs=runs)
     paths = render(changed, make_frame(), tmp_path / "changed").paths
     differing = [name for name, path in complete.items() if path.read_bytes() != paths[name].read_bytes()]
-    assert differing == ["report.json", "verdict.json", "README.md"]
+    assert differing == ["report.json", "verdict.json", "sheet.md", "README.md"]
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -302,9 +302,12 @@ def test_a_failure_leaves_the_old_report(unsaved_figures, tmp_path, monkeypatch)
         "README.md",
         "figure.pdf",
         "figure.png",
+        "figure_column.pdf",
         "report.json",
+        "sheet.md",
         "table.csv",
         "table.md",
+        "table.tex",
         "verdict.json",
     ]
 

@@ -66,7 +66,16 @@ def test_a_report_is_judged_again_from_its_folder(tmp_path):
     assert results.plan == plan
     again = write(results, tmp_path / "second")
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert names == ["README.md", "report.json", "scores.npz", "table.csv", "table.md", "verdict.json"]
+    assert names == [
+        "README.md",
+        "report.json",
+        "scores.npz",
+        "sheet.md",
+        "table.csv",
+        "table.md",
+        "table.tex",
+        "verdict.json",
+    ]
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
     assert again.claims == done.claims or any(claim.margin != claim.margin for claim in done.claims)

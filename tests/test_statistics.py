@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lit_memory.report.statistics import DRAWS, RESAMPLES, Draws, Evidence, Margin, holm, resampled_means, student_t
+from lit_memory.report.statistics import (
+    DRAWS,
+    RESAMPLES,
+    Draws,
+    Evidence,
+    Margin,
+    counted_means,
+    holm,
+    picked_means,
+    student_t,
+)
 from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, conclude, judge
 
 
@@ -160,8 +170,9 @@ def test_arms_are_compared_within_samples(scores):
 def test_both_ways_to_resample_are_one():
     """Counting patterns and picking samples have the same distribution."""
     scores = np.stack(binary(np.random.default_rng(0), 3, 0.3), axis=1)
-    counted = resampled_means(scores, np.random.default_rng(1))
-    picked = resampled_means(scores + 1e-9 * np.arange(len(scores))[:, None], np.random.default_rng(1))
+    counted = counted_means(scores, np.random.default_rng(1))
+    picked = picked_means(scores, np.random.default_rng(1))
+    assert counted_means(scores + 1e-9 * np.arange(len(scores))[:, None], np.random.default_rng(1)) is None
     assert counted.shape == picked.shape == (RESAMPLES, 3)
     assert np.cov(counted.T) == pytest.approx(np.cov(picked.T), abs=0.1 * counted[:, 0].var())
     assert counted.mean(axis=0) == pytest.approx(scores.mean(axis=0), abs=0.002)
@@ -187,10 +198,11 @@ def test_the_same_evidence_has_the_same_intervals():
     assert judge({"expect": ["a[1] > b[1]"]}, part)[0].resampled == "seeds and a part of the samples"
 
 
-def test_a_report_is_judged_in_half_a_second():
+@pytest.mark.parametrize("scores", [binary, graded])
+def test_a_report_is_judged_in_half_a_second(scores):
     """Ten lines, four arms, two x, ten seeds, 1,000 samples a test: the best of three, in seconds of the processor."""
     rng = np.random.default_rng(0)
-    columns = {x: {(arm, "y"): binary(rng, 10, 0.5, 1000) for arm in "abcd"} for x in (1, 2)}
+    columns = {x: {(arm, "y"): scores(rng, 10, 0.5, 1000) for arm in "abcd"} for x in (1, 2)}
 
     def values(arm, metric, x):
         return [s.mean() for s in columns[x][arm, "y"]]

@@ -247,7 +247,7 @@ def test_artifacts_lie_beside_their_database(tmp_path, make_root, spec):
     tracker = Tracker(mine, uri)
     number = tracker.client.create_experiment("theirs", artifact_location=(old / "mlruns" / "theirs").as_uri())
     run_id = tracker.client.create_run(number).info.run_id
-    tracker.write_folder(run_id, shared / "mlruns")
+    tracker.files.add_folder(run_id, shared / "mlruns")
     assert "outside" in tracker.client.get_run(run_id).data.tags["lit.artifacts"]
     assert not old.exists() and not mine.exists()
 

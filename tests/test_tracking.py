@@ -174,7 +174,7 @@ def test_tags_and_artifacts(tracker, root, start, tmp_path):
     assert tags["lit.verdict"] == "REPRODUCED" and tags["lit.error"] == "x" * 4000
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.csv").write_text("a,b\n")
-    tracker.write_folder(run_id, tmp_path / "report")
+    tracker.files.add_folder(run_id, tmp_path / "report")
     files = {path.name: path.read_text() for path in (root / "mlruns" / "tiny").rglob("*") if path.is_file()}
     assert files.pop("table.csv") == "a,b\n"
     assert yaml.safe_load(files.pop("config.yaml")) == spec.config() and not files

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.lit.losses import hidden_loss
-from lit_memory.lit.modules import AnyBatch, LitMemory, Means
+from lit_memory.lit.modules import AnyBatch, LitMemory
+from lit_memory.lit.scores import Mean, Means
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import Prompted
 from lit_memory.util.checks import FieldError
@@ -130,16 +131,16 @@ class LitLines(LitMemory):
         if state.readouts is None:
             return {}
         age_BN, nearest_BH = state.readouts.age_BN, state.readouts.nearest_BH
-        means = {"lines": ((age_BN > 0).sum(1).float().mean(), len(age_BN))}
+        means = {"lines": Mean.of_samples((age_BN > 0).sum(1).float())}
         support_BH = batch.meta.get("support")
         if support_BH is None:
             return means
         for hop in range(min(support_BH.shape[1], nearest_BH.shape[1])):
             support_B = support_BH[:, hop]
             supervised_B = support_B > 0
-            if count := int(supervised_B.sum()):
+            if supervised_B.any():
                 hits_X = (nearest_BH[:, hop] == support_B)[supervised_B]
-                means[f"hop{hop + 1}_support"] = (hits_X.float().mean(), count)
+                means[f"hop{hop + 1}_support"] = Mean.of_samples(hits_X.float())
         return means
 
     # Lines

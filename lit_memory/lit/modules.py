@@ -18,6 +18,7 @@ from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
 from lit_memory.lit.plain import TokenMetrics, as_batch
 from lit_memory.lit.schedule import relative_rate
+from lit_memory.lit.scores import Mean, Means
 from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class, weights_of
 from lit_memory.tasks.base import Task
@@ -28,8 +29,6 @@ from lit_memory.util.metrics import Condition, MetricName
 
 AnyBatch = Batch | Mapping[str, Tensor]
 """A ``Batch``, or a dictionary with ``input_ids`` and ``labels`` (``as_batch``)."""
-Means = dict[str, tuple[Tensor, int]]
-"""Metric -> its mean over a batch, and the weight of the batch in a mean over batches."""
 
 
 class LitMemory(L.LightningModule):
@@ -217,15 +216,16 @@ class LitMemory(L.LightningModule):
             loss_BT = losses_N.new_full(scored_BT.shape, math.nan)
             loss_BT[scored_BT] = losses_N
             values = task.score_losses(loss_BT, batch)
-            return {name: (value.mean(), len(value)) for name, value in values.items() if len(value)}
+            return {name: Mean.of_tokens(value_N, scored_BT) for name, value_N in values.items() if len(value_N)}
         logits_NV = self.model.logits(hidden_ND)
         predicted_BT = batch.targets_BT.clone()
         predicted_BT[scored_BT] = predictions(logits_NV, targets_N)
         scores = task.score(predicted_BT, batch)
         if batch.prompt_B is not None and isinstance(task, Prompted):
             scores |= task.score_text(self.generate_answers(batch, state, task), batch)
-        means = {"loss": loss_of(logits_NV, targets_N)} | {name: value.mean() for name, value in scores.items()}
-        return {name: (mean, len(batch.ids_BT)) for name, mean in means.items()} | self.memory_metrics(batch, state)
+        means = {"loss": Mean(loss_of(logits_NV, targets_N), len(batch.ids_BT))}
+        means |= {name: Mean.of_samples(scores_B) for name, scores_B in scores.items()}
+        return means | self.memory_metrics(batch, state)
 
     def generate_answers(self, batch: Batch, state: Any, task: Prompted) -> Tensor:
         """Tokens that the model generates after the prompts of a batch, (B, new_tokens). state: after the context."""
@@ -246,17 +246,19 @@ class LitMemory(L.LightningModule):
         losses_N = hidden_loss(self.model, hidden_ND, targets_N, "none")
         self.token_metrics[loader].update(losses_N, predict(self.model, hidden_ND, targets_N), targets_N)
 
-    def log_batch(self, batch: AnyBatch, split: str, loader: int) -> None:
-        """Log ``split/metric``, with ``@condition`` for a condition of a test."""
+    def log_batch(self, batch: AnyBatch, split: str, loader: int) -> dict[str, Tensor]:
+        """Log ``split/metric``, with ``@condition`` for a condition of a test. Returns metric -> the scores of the
+        samples, for those that have some."""
         batch, conditions = self.as_batch(batch), self.conditions(split)
         if not conditions:
             self.evaluate_tokens(batch, loader)
-            return
+            return {}
         condition, task = conditions[loader]
-        for name, (value, weight) in self.evaluate(batch, task).items():
+        for name, mean in (means := self.evaluate(batch, task)).items():
             metric = MetricName.parse(name)._replace(split=split, condition=condition)
             if split == "test" or metric.place is None:  # curves along a context are for the test
-                self.log(str(metric), value, batch_size=weight, add_dataloader_idx=False)
+                self.log(str(metric), mean.value, batch_size=mean.weight, add_dataloader_idx=False)
+        return {name: mean.scores_B for name, mean in means.items() if mean.scores_B is not None}
 
     def log_split(self, split: str) -> None:
         """Log the metrics of a task that follow from its means over the split; without a task, the means of tokens."""
@@ -290,8 +292,8 @@ class LitMemory(L.LightningModule):
         if self.diagnostics:
             self.log_dict({str(MetricName(n, "valid")): value for n, value in self.diagnostics.compute().items()})
 
-    def test_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.log_batch(batch, "test", dataloader_idx)
+    def test_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        return self.log_batch(batch, "test", dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
         self.log_split("test")

@@ -90,10 +90,16 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
         report.state_value(values)
     except ValueError as error:
         raise ConfigError(file, "report.state_x", str(error)) from None
-    if report.threshold is not None and report.x != STEP:
-        expected = f"expected none where x={report.x} is not {STEP}"
+    if report.threshold is not None and report.x != STEP and not report.curves:
+        expected = f"expected none where x={report.x} is not {STEP}, without curves"
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
     check_requirement(experiment)
+    named = {"relative_to": [report.relative_to] if report.relative_to else [], "paper_curves": report.paper_curves}
+    for name, arms in named.items():
+        for arm in arms:
+            if arm not in experiment.arms:
+                reason = f"unknown arm {arm!r}; {nearest(arm, experiment.arms)}"
+                raise ConfigError(file, f"report.{name}", reason)
     for section in KINDS:
         try:
             check_lines(getattr(experiment, section), list(experiment.arms), values, [*known, *times], section)

@@ -147,8 +147,17 @@ class ReportConfig:
     columns: int | None = None
     """Columns of the table: so many values of x at equal distances, with the first and the last; default: all.
     table.csv has all."""
+    paper_curves: dict[str, str] = field(default_factory=dict)
+    """Arm -> the beginning of "arm: condition" ("MemReasoner:", "RMT (137M): QA1") of the rows that are drawn beside
+    it: at the length with which their condition ends ("64k"), or all where the test has a single x."""
+    paper_unit: float = 1.0
+    """Of the lengths in the paper's conditions, in one unit of x: 512 where x counts segments of 512 tokens."""
+    relative_to: str = ""
+    """The figure shows by how many per cent y differs from that of this arm, with the same seed; tables have y."""
+    curves: bool = False
+    """Add a figure of the validations along the training, and a table of the steps to ``threshold``."""
     threshold: float | None = None
-    """Value of y for the metric steps_to, the first step that reaches it. Needs x: step."""
+    """Value of y for the metric steps_to, the first step that reaches it. Needs x: step or curves."""
     caveats: list[str] = field(default_factory=list)
     """What a reader has to know before the verdict, one sentence of Markdown each, shown in the first lines."""
     notes: str = ""
@@ -160,7 +169,14 @@ class ReportConfig:
             raise FieldError("state_x", self.state_x, "expected a tested number without quotes, first or last", shown)
         if self.columns is not None and self.columns < 2:
             raise FieldError("columns", self.columns, "expected at least 2, or none for all")
-        paper_rows(self.paper_values, self.paper_rows)
+        rows = paper_rows(self.paper_values, self.paper_rows)
+        for arm, start in self.paper_curves.items():
+            if not any(f"{row['arm']}: {row['condition']}".startswith(start) for row in rows):
+                known = "; ".join(dict.fromkeys(row["arm"] for row in rows)) or "(no paper_values)"
+                expected = f"expected the beginning of 'arm: condition' of a row; arms: {known}"
+                raise FieldError(f"paper_curves.{arm}", start, expected)
+        if not 0 < self.paper_unit < math.inf:
+            raise FieldError("paper_unit", self.paper_unit, "expected a finite number above 0")
 
     def state_value(self, x_values: Sequence[float]) -> float | None:
         """The tested value that ``state_x`` names. Raises ValueError for one that is not tested."""

@@ -1,9 +1,18 @@
-"""Metrics of a whole training curve, for reports with the x axis ``step``. Standard library only."""
+"""The training of the runs of a report: metrics of a validation curve, their figure, and the steps to a threshold."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
+from typing import Any
 
+from lit_memory.plan.sections import STEP, ReportConfig
+from lit_memory.report.labels import MINIMIZED, mean_std
+from lit_memory.report.markdown import markdown
+from lit_memory.report.names import Drawn, Name
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.series import show_values
+from lit_memory.report.style import REFERENCE, looks
 from lit_memory.report.verdict import std
 
 
@@ -20,3 +29,60 @@ def curve_metrics(
     steps_to = next((float(step) for step, value in sorted(values.items()) if reached(value)), nan)
     late = [loss for _, loss in sorted(losses.items())][len(losses) // 2 :]
     return {"steps_to": steps_to, "roughness": std([new - old for old, new in pairwise(late)])}
+
+
+def draw_curves(axes: Any, results: Results) -> Drawn:
+    """Every run along its training. Its last stage, on the whole task, is bold; earlier ones are on easier tasks."""
+    plan, drawn = results.plan, Drawn([], [], [])
+    metric, runs = next(metric for _, metric, _, _ in results.learning), {}
+    for (arm, _, step, seed), value in sorted(results.learning.items()):
+        runs.setdefault((arm, seed), []).append((step, value))
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        line = {"color": look["color"], "ls": look["ls"]}
+        for seed in plan.seeds:
+            begin, curve = plan.last_stage(arm, seed), runs.get((arm, seed), [])
+            axes.plot(*zip(*curve, strict=True) if curve else ([], []), **line, lw=0.9, alpha=0.6)
+            late = [(step, value) for step, value in curve if step >= begin]
+            axes.plot(*zip(*late, strict=True) if late else ([], []), **line, lw=1.8)
+            axes.plot(*([part] for part in curve[-1]) if curve else ([], []), **look | {"ls": ""})
+        drawn.handles.extend(axes.plot([], [], **look, label=plan.shown(arm)))
+    config = curve_config(plan, metric)
+    if config.chance is not None:
+        axes.axhline(config.chance, **REFERENCE)
+        drawn.references.append(Name(f"chance {config.chance:.3g}", axes.get_xlim()[1], config.chance))
+    axes.set_xlabel("optimizer steps")
+    show_values(axes.yaxis, replace(plan, config=config))
+    axes.set_ylabel(f"{axes.get_ylabel()} on validation data")
+    return drawn
+
+
+def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
+    """The config of a figure of this metric along the training."""
+    own, same = plan.config, metric == plan.config.y
+    chance, y_label = (own.chance, own.y_label) if same else (None, "")
+    log_y = metric in MINIMIZED or (own.log_y and same)
+    return replace(own, x=STEP, y=metric, x_label="", y_label=y_label, log_y=log_y, chance=chance, identity=False)
+
+
+def steps_table(results: Results) -> str:
+    """Steps until the last stage of a run first validates ``threshold``, one arm per row; "" without a threshold."""
+    plan, threshold, rows = results.plan, results.plan.config.threshold, []
+    if threshold is None:
+        return ""
+    less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
+    for arm in plan.arms:
+        begins = {seed: plan.last_stage(arm, seed) for seed in plan.seeds}
+        good: dict[int, list[float]] = {seed: [] for seed in plan.seeds}
+        for (of, _, step, seed), value in results.learning.items():
+            if of == arm and step > begins[seed] and (value <= threshold if less else value >= threshold):
+                good[seed].append(step)
+        first = [min(steps) for steps in good.values() if steps]
+        every = [f"{min(steps):,.0f}" if steps else "never" for steps in good.values()]
+        reached = f"{len(first)} of {len(good)}"
+        rows.append([plan.shown(arm), mean_std(first, ",.0f", ",.0f"), reached, ", ".join(every)])
+    header = ["arm", f"steps to {threshold:g}", "seeds that reach it", "every seed"]
+    caption = (
+        f"Steps until the last stage of the training first validates {threshold:g}, mean ± standard deviation over\n"
+        "the seeds that come that far."
+    )
+    return f"{caption}\n\n{markdown(header, rows)}"

@@ -1,4 +1,4 @@
-"""The figures of a report: y against x, y against the floats of state, times against x, and the table of marks.
+"""The figures of a report: y against x, y against the floats of state, times against x, and the training.
 
 matplotlib is imported inside functions. Nothing touches pyplot or matplotlib's global state, and the same results give
 the same bytes.
@@ -6,287 +6,195 @@ the same bytes.
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from lit_memory.report.axes import StateAxis, set_log_y, set_x_axis, train_x_on_axis
-from lit_memory.report.labels import MINIMIZED, SHARES, short
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
+from lit_memory.report.curves import draw_curves
+from lit_memory.report.labels import MINIMIZED, short
+from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
+from lit_memory.report.paper import points
+from lit_memory.report.results import Results
+from lit_memory.report.series import draw_bar, draw_spread, relative, series_of, show_values
+from lit_memory.report.states import draw_states
 from lit_memory.report.style import (
-    AGREEMENT,
+    COLUMN,
     DPI,
     GREY,
     HEIGHT,
+    PAPER,
+    REFERENCE,
     SEED_POINT,
     SMALL,
     STYLE,
     WIDTH,
-    arm_look,
     text_color,
 )
-from lit_memory.report.verdict import mean, std
+from lit_memory.report.verdict import mean
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""
-OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time") for suffix in METADATA)
+OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves") for suffix in METADATA)
 """Files that only some reports have."""
 
 
-class Series(NamedTuple):
-    """An arm in a figure."""
-
-    arm: str
-    name: str
-    """In the legend."""
-    look: dict[str, Any]
-    """Arguments of ``Axes.plot``; they do not depend on which runs are finished."""
-    groups: list[list[float]]
-    """For every x, the values of the finished seeds."""
-
-
 def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.* and time.* if the report has them; ``status`` stands below
-    the title."""
+    """figure.png and figure.pdf of the results, and state.*, time.* and curves.* if the report has them; ``status``
+    stands below the title."""
     from matplotlib import style
 
     plan = results.plan
     with style.context(["default", STYLE]):
-        figures = {"figure": line_figure(results, status)}
+        figures = {"figure": line_figure(relative(results), status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time:
+        if plan.config.time and not results.summaries:
             figures["time"] = line_figure(results.of_time(plan.config.time), status)
-        return {f"{name}.{suffix}": _save(figure, suffix) for name, figure in figures.items() for suffix in METADATA}
+        if results.learning:
+            figures["curves"] = curve_figure(results, status)
+        column = {"figure_column": line_figure(relative(results), status, COLUMN)}
+        return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
 
-def line_figure(results: Results, status: str) -> Any:
-    """The ``Figure`` of y against x."""
-    return _figure(_draw_lines, results, status)
+def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
+    """The ``Figure`` of y against x, ``width`` inches wide; of a test with a single x, one row per arm."""
+    if len(results.plan.x_values) == 1:
+        return _figure(_draw_rows, results, status, width, 1.0 + 0.3 * len(results.plan.arms))
+    return _figure(_draw_lines, results, status, width)
 
 
 def state_figure(results: Results, x: float, status: str) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
-    return _figure(partial(_draw_states, x=x), results, f"{results.plan.x_label}: {short(x)}\n{status}")
+    return _figure(partial(draw_states, x=x), results, f"{results.plan.x_label}: {short(x)} · {status}")
 
 
-def _figure(draw_data: Callable[[Any, Results], None], results: Results, status: str) -> Any:
-    """A figure with what all of them share around the data: title, labels, the line of chance, legend."""
+def curve_figure(results: Results, status: str) -> Any:
+    """The ``Figure`` of a metric along the training, every run by itself."""
+    return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run, bold: its last stage")
+
+
+def _figure(
+    draw_data: Callable[[Any, Results], Drawn], results: Results, status: str, width: float = WIDTH, height=HEIGHT
+) -> Any:
+    """A figure with what all of them share around the data: title, names at the ends of lines or a legend."""
     from matplotlib.figure import Figure
 
-    plan, config = results.plan, results.plan.config
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
-    draw_data(axes, results)
-    axes.set_ylabel(plan.y_label)
-    if config.chance is not None:
-        axes.axhline(config.chance, color=GREY, lw=1, ls=(0, (4, 3)), zorder=1.5, label=f"chance ({config.chance:.3g})")
-    if config.log_y:
-        set_log_y(axes)
-    elif config.y in SHARES:
-        axes.set_ylim(-0.03, 1.04)
+    drawn = draw_data(axes, results)
     if not results.cells:
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.set_title(plan.experiment, loc="left", fontsize=12, fontweight="bold", pad=22 + 14 * status.count("\n"))
-    _draw_status(axes, status, above=8)
-    _draw_legend(figure, axes)
+    top = 0.0 if width == COLUMN else head(figure, results.plan.heading, status)  # a paper has a caption
+    lay_out(figure, top)
+    at_ends = len(drawn.ends) == len(drawn.handles) and name_ends(axes, [*drawn.ends, *drawn.references])
+    handles = [] if at_ends else list(drawn.handles)
+    if drawn.paper:
+        handles += axes.plot([], [], color=GREY, marker="o", mec=GREY, **PAPER, label="the paper's values, hollow")
+    legend(figure, handles, height + top)
+    lay_out(figure, top)
+    if not at_ends:
+        name_ends(axes, drawn.references, wide=True)
+    thin_ticks(axes)
     return figure
 
 
-def _draw_status(axes: Any, status: str, above: float) -> None:
-    """A remark between title and axes, ``above`` points over the axes."""
-    axes.annotate(
-        status, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points", fontsize=SMALL, color=GREY
-    )
+def saved(figures: Mapping[str, Any], suffixes: Collection[str] | None = None) -> dict[str, bytes]:
+    """Name -> the content of NAME.png and NAME.pdf, or of ``suffixes``; the same figure gives the same bytes."""
+    contents = {}
+    for name, figure in figures.items():
+        for suffix in METADATA if suffixes is None else suffixes:
+            figure.savefig(file := io.BytesIO(), format=suffix, metadata=METADATA[suffix])
+            contents[f"{name}.{suffix}"] = file.getvalue()
+    return contents
 
 
-def _draw_legend(figure: Any, axes: Any) -> None:
-    """Below the axes, in as many columns as fit; the figure grows by its rows, so the axes keep their height."""
-    handles, names = axes.get_legend_handles_labels()
-    for columns in range(min(len(names), 5), 0, -1):
-        legend = figure.legend(
-            handles, names, loc="outside lower center", ncols=columns, handlelength=2.8, columnspacing=1.6
-        )
-        box = legend.get_window_extent()
-        if box.width < figure.bbox.width or columns == 1:
-            figure.set_figheight(HEIGHT + box.height / figure.dpi)
-            break
-        legend.remove()
-
-
-def _save(figure: Any, suffix: str) -> bytes:
-    """The content of the file; the same figure gives the same bytes."""
-    file = io.BytesIO()
-    figure.savefig(file, format=suffix, metadata=METADATA[suffix])
-    return file.getvalue()
-
-
-def _series(results: Results, xs: list[float]) -> Iterator[Series]:
-    """Every arm of the plan, finished or not."""
-    seeds = len(results.plan.seeds)
-    for i, arm in enumerate(results.plan.arms):
-        groups = [results.values(arm, None, x) for x in xs]
-        finished = min(map(len, groups))
-        name = arm if finished == seeds else f"{arm} ({finished} of {seeds} seeds)"
-        yield Series(arm, name, arm_look(i), groups)
-
-
-def _draw_lines(axes: Any, results: Results) -> None:
-    """Mean over seeds against x, with a band of one standard deviation and the single seeds as faint points."""
-    plan, config = results.plan, results.plan.config
-    xs = sorted(plan.x_values)
-    if len(xs) == 1:
-        return _draw_dots(axes, results)
-    for series in _series(results, xs):
-        color = series.look["color"]
-        low, high = zip(*(_band(config.y, group) for group in series.groups), strict=True)
-        axes.fill_between(xs, low, high, color=color, alpha=0.15, lw=0)
-        seeds = [(x, value) for x, group in zip(xs, series.groups, strict=True) for value in group]
-        axes.plot([x for x, _ in seeds], [value for _, value in seeds], color=color, **SEED_POINT)
-        axes.plot(xs, [mean(group) for group in series.groups], **series.look, label=series.name)
-    train_x = train_x_on_axis(plan, xs)
-    if train_x is not None:
-        name = f"trained on up to {short(train_x)}"
-        axes.axvline(train_x, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5, label=name)
+def _draw_lines(axes: Any, results: Results) -> Drawn:
+    """Mean over seeds against x, with every seed as a faint line, or a band of confidence where there are enough."""
+    plan, config, xs = results.plan, results.plan.config, sorted(results.plan.x_values)
+    train_x, own = train_x_on_axis(plan, xs), points(plan)
+    axis = Axis.of([*xs, *([] if train_x is None else [train_x])], config.log_x)
+    drawn = Drawn([], [], [], bool(own))
+    for series in series_of(results, xs):
+        draw_spread(axes, axis, config.y, xs, series)
+        drawn.handles.extend(axes.plot(*axis.curve(xs, series.means), **series.look, label=series.name))
+        end, last = series.means[-1], axis.position(xs[-1])
+        if math.isfinite(end) and (end > 0 or not config.log_y):
+            drawn.ends.append(Name(series.name, last, end, text_color(series.look["color"])))
+        if series.arm in own:
+            look = {name: series.look[name] for name in ("color", "marker", "ms")} | PAPER
+            axes.plot(*axis.curve(*zip(*own[series.arm], strict=True)), **look, mec=look["color"])
     if config.identity:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 200 for i in range(201)]
-        axes.plot(curve, curve, color=GREY, lw=1, zorder=1.5, label="all kept (y = x)")
-    if config.y in MINIMIZED and not config.log_y:
-        _cut_outlier(axes, results, xs)
-    set_x_axis(axes, xs, train_x, config.log_x)
+        axes.plot(list(map(axis.position, curve)), curve, **REFERENCE)
+        drawn.references.append(Name("all kept (y = x)", axis.position(xs[-1]), xs[-1]))
+    if config.chance is not None:
+        axes.axhline(config.chance, **REFERENCE)
+        drawn.references.append(Name(f"chance {config.chance:.3g}", axis.position(xs[-1]), config.chance))
+    cut = _cut_outlier(axes, results, xs) if config.y in MINIMIZED and not config.log_y else None
+    set_x_axis(axes, axis, xs, train_x)
+    if train_x is not None:
+        _draw_vertical(axes, axis.position(train_x), f"trained on up to {short(train_x)}")
     axes.set_xlabel(plan.x_label)
+    show_values(axes.yaxis, plan)
+    return drawn._replace(ends=[end for end in drawn.ends if end.text != cut], handles=_without(drawn.handles, cut))
 
 
-def _band(metric: str, values: list[float]) -> tuple[float, float]:
-    """Mean minus and plus one standard deviation, for a share cut at 0 and 1; NaN for fewer than two values."""
-    middle, spread = mean(values), std(values)
-    low, high = middle - spread, middle + spread
-    return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if metric in SHARES else (low, high)
+def _without(handles: list[Any], name: str | None) -> list[Any]:
+    return [handle for handle in handles if handle.get_label() != name]
 
 
-def _draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str) -> None:
-    """An error bar of the band."""
-    middle, (low, high) = mean(values), _band(metric, values)
-    axes.errorbar(
-        [x], [middle], [[middle - low], [high - middle]], color=color, ls="", elinewidth=1.6, capsize=5, capthick=1.6
-    )
+def _draw_vertical(axes: Any, position: float, text: str) -> None:
+    """A reference line with its name above the axes, where no data are."""
+    axes.axvline(position, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5)
+    low, high = axes.get_xlim()
+    share = (position - low) / (high - low)
+    side = "left" if share < 0.2 else "right" if share > 0.8 else "center"
+    where = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(text, (position, 1), (0, 3), ha=side, va="bottom", fontsize=SMALL, color=GREY, **where)
 
 
-def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> None:
-    """End the y axis below an arm that lies far above all others and would press them into one line; its numbers stand
-    at the border."""
-    ends = []
-    for series in _series(results, xs):
-        means = [mean(group) for group in series.groups if math.isfinite(mean(group))]
-        values = [v for group in series.groups for v in (*group, *_band(results.plan.config.y, group))]
-        values = [v for v in values if math.isfinite(v)]
-        if means:
-            ends.append((max(values), min(values), means, series))
-    if len(ends) < 3:
-        return
-    *others, (_, least, means, series) = sorted(ends, key=lambda end: end[0])
-    low, high = min(other[1] for other in others), others[-1][0]
-    if least - high > 2 * (high - low) > 0:
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.2 * (high - low))
-        text, color = f"{series.name} ↑ {min(means):.3g} to {max(means):.3g}", text_color(series.look["color"])
-        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL, color=color)
+def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> str | None:
+    """End the y axis before an arm that lies far above or below all others and would press them into one line; its
+    numbers stand at the border. Its name; None if there is none."""
+    ranges = []
+    for series in series_of(results, xs):
+        values = [v for group in series.groups for v in group if math.isfinite(v)]
+        if values:
+            ranges.append((min(values), max(values), series))
+    for place, up in ((-1, True), (0, False)) if len(ranges) > 2 else ():
+        *others, (least, most, series) = sorted(ranges, key=lambda r: r[place and 1], reverse=not up)
+        low, high = min(low for low, *_ in others), max(high for _, high, _ in others)
+        span = high - low
+        if (least - high if up else low - most) > 2 * span > 0:
+            axes.set_ylim(low - (0.05 if up else 0.2) * span, high + (0.2 if up else 0.05) * span)
+            text = f"{series.name} {'↑' if up else '↓'} {min(series.means):.3g} to {max(series.means):.3g}"
+            look = {"fontsize": SMALL, "color": text_color(series.look["color"]), "ha": "right"}
+            axes.text(0.99, 0.98 if up else 0.02, text, transform=axes.transAxes, va="top" if up else "bottom", **look)
+            return series.name
+    return None
 
 
-def _draw_dots(axes: Any, results: Results) -> None:
-    """The arms side by side with error bars: the figure of a test with a single x."""
-    plan, x = results.plan, results.plan.x_values[0]
-    arms, names = len(plan.arms), []
-    room = 75 // arms  # characters of the names' size per arm
-    for i, series in enumerate(_series(results, [x])):
-        (group,), color = series.groups, series.look["color"]
-        _draw_bar(axes, i, plan.config.y, group, color)
-        axes.plot([i], [mean(group)], **series.look | {"mew": 0})
-        axes.plot([i + 0.02 * arms] * len(group), group, color=color, **SEED_POINT)
-        names.append(_wrapped(series.name, room))
-    longest = max(len(line) for name in names for line in name.split("\n"))
-    axes.set_xticks(range(arms), names, size=STYLE["font.size"] * min(1.0, room / longest))
-    axes.set_xlim(-0.6, arms - 0.4)
-    axes.set_xlabel(f"{plan.x_label}: {short(x)}")
-
-
-def _wrapped(name: str, room: int) -> str:
-    """A name on several lines: the count of seeds on its own, and a break at every underscore of a line without
-    room."""
-    lines = name.replace(" (", "\n(").split("\n")
-    return "\n".join(line if len(line) < room else line.replace("_", "_\n") for line in lines)
-
-
-def _draw_states(axes: Any, results: Results, x: float) -> None:
-    """y at the tested ``x`` against the floats of state per sample there; the legend also names arms without a
-    point."""
-    plan, all_series = results.plan, list(_series(results, [x]))
-    states = {series.arm: plan.state_size(series.arm) or 0.0 for series in all_series if _has_point(plan, series)}
-    sizes = list(states.values())
-    axis = StateAxis.around(sizes)
-    axis.show(axes, sizes)
-    positions = dict(zip(states, axis.positions(sizes), strict=True))
-    for series in all_series:
-        (group,), look, at = series.groups, series.look | {"ls": "", "mew": 0}, []
-        if series.arm in positions:
-            at = [positions[series.arm]]
-            _draw_bar(axes, at[0], plan.config.y, group, look["color"])
-            axes.plot(at * len(group), group, color=look["color"], **SEED_POINT)
-        axes.plot(at, [mean(group)] * len(at), **look, label=_state_label(plan, series))
-    if plan.config.identity:
-        axes.axhline(x, color=GREY, lw=1, zorder=1.5, label=f"all kept ({short(x)})")
-    axes.set_xlabel("floats of state that one sample carries")
-
-
-def _has_point(plan: ReportPlan, series: Series) -> bool:
-    """Whether an arm has a state and a mean that the state figure can show."""
-    y = mean(series.groups[0])
-    return plan.state_size(series.arm) is not None and math.isfinite(y) and (y > 0 or not plan.config.log_y)
-
-
-def _state_label(plan: ReportPlan, series: Series) -> str:
-    """The arm in the legend of the state figure, with the reason if it has no point."""
-    (group,), name = series.groups, series.name
-    if not group:
-        return name  # it counts the seeds
-    if plan.state_size(series.arm) is None:
-        return f"{name}: unknown state"
-    if not _has_point(plan, series):
-        return f"{name}: {mean(group):.3g}"
-    return f"{name}, grows" if plan.grows(series.arm) else name
-
-
-def draw_marks(name: str, status: str, marks: Mapping[tuple[str, str], tuple[str, bool | None]]) -> dict[str, bytes]:
-    """figure.png and figure.pdf of a table of marks: (row, column) -> text, and whether it agrees with the paper."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    rows = list(dict.fromkeys(row for row, _ in marks))
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(WIDTH, 1.6 + 0.5 * len(rows)), dpi=DPI, layout="constrained")
-        axes = figure.add_subplot()
-        _draw_cells(axes, marks)
-        axes.set_title(f"{name}\n", loc="left", fontsize=12, fontweight="bold", pad=16)
-        _draw_status(axes, status, above=26)
-        patches = [Patch(facecolor=color) for color, _ in AGREEMENT.values()]
-        words = [text for _, text in AGREEMENT.values()]
-        figure.legend(patches, words, loc="outside lower center", ncols=3)
-        return {f"figure.{suffix}": _save(figure, suffix) for suffix in METADATA}
-
-
-def _draw_cells(axes: Any, marks: Mapping[tuple[str, str], tuple[str, bool | None]]) -> None:
-    """A coloured cell per mark, row names on the left, column names above."""
-    from matplotlib.patches import Rectangle
-
-    rows, columns = (list(dict.fromkeys(part)) for part in zip(*marks, strict=True))
-    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-    for (row, column), (text, agrees) in marks.items():
-        x, y = columns.index(column), rows.index(row)
-        color, _ = AGREEMENT[agrees]
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=2))
-        axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=12)
-    axes.set_xticks([i + 0.5 for i in range(len(columns))], columns)
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)
-    axes.tick_params(length=0, labelsize=10.5, labeltop=True, labelbottom=False)
-    axes.spines[:].set_visible(False)
-    axes.grid(False)
+def _draw_rows(axes: Any, results: Results) -> Drawn:
+    """A row per arm, with its seeds and their mean: the figure of a test with a single x."""
+    plan, x, names = results.plan, results.plan.x_values[0], []
+    own, y = points(plan), plan.config.y
+    for i, series in enumerate(series_of(results, [x])):
+        (group,), look = series.groups, series.look
+        draw_bar(axes, i, y, group, look["color"], across=True)
+        axes.plot([mean(group)], [i], **look | {"ls": "", "mew": 0})
+        if len(series.seeds) > 1:
+            axes.plot(group, [i + 0.22] * len(group), color=look["color"], **SEED_POINT)
+        for _, value in own.get(series.arm, ()):
+            paper = {name: look[name] for name in ("color", "marker", "ms")} | PAPER
+            axes.plot([value], [i - 0.22], **paper | {"ls": ""}, mec=look["color"])
+        names.append(series.name)
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    show_values(axes.xaxis, plan)
+    if plan.config.chance is not None:
+        _draw_vertical(axes, plan.config.chance, f"chance {plan.config.chance:.3g}")
+    axes.set_xlabel(f"{plan.y_label}   ({plan.x_label}: {short(x)})")
+    return Drawn([], [], [], bool(own))

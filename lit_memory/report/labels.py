@@ -1,5 +1,6 @@
 """Names, ranges and numbers as figures, tables and pages show them."""
 
+import math
 from collections.abc import Sequence
 
 from lit_memory.report.verdict import mean, std
@@ -59,6 +60,15 @@ def short(x: float) -> str:
 def count(number: float | None) -> str:
     """A whole number with commas; a dash for None."""
     return "–" if number is None else f"{number:,.0f}"
+
+
+def mean_interval(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean over seeds, by Student's t; of a share within 0 and 1."""
+    from lit_memory.report.statistics import LEVEL, student_t
+
+    middle, half = mean(values), student_t(1 - LEVEL / 2, len(values)) * std(values) / math.sqrt(len(values))
+    low, high = middle - half, middle + half
+    return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if metric in SHARES else (low, high)
 
 
 def mean_std(values: Sequence[float], mean_format: str = ".3f", std_format: str = ".3f") -> str:

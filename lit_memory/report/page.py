@@ -5,6 +5,7 @@ from typing import Any
 
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
+from lit_memory.report.curves import steps_table
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
@@ -17,6 +18,8 @@ MARGINS = """Margin: left minus right in the direction of the sign, of a chain t
 of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
 REQUIRED = "Required before the claim can be judged, by the mean over seeds:"
 VERIFIED = "Verified properties, by the mean over seeds; they hold by construction, and no verdict rests on them alone:"
+FILES = """Every seed and metric: [table.csv](table.csv). For papers: [table.tex](table.tex) and the reproducibility
+sheet [sheet.md](sheet.md)."""
 HOLDS = {REPRODUCED: "yes", NOT_REPRODUCED: "no", INCONCLUSIVE: "undecided"}
 """Verdict of a line -> whether it holds."""
 
@@ -28,15 +31,16 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         paper_claim(plan.paper),
         "![The figure of this report; its numbers are in the table below.](figure.png)",
         _state_figure(plan),
-        _claims(report),
-        _arms(plan),
-        _numbers(plan, report),
+        _curves(results),
+        line_tables(report),
+        f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
+        _numbers(results, report),
         _times(results),
         "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
-        _deviations(plan),
+        "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         "## Runs\n\n" + _runs(plan),
-        _how_to_reproduce(plan),
+        "## How to reproduce\n\n" + origin_list(plan),
     ]
     return join_blocks(blocks)
 
@@ -73,7 +77,7 @@ def title(plan: ReportPlan) -> str:
     return " · ".join(filter(None, [plan.heading, plan.evidence]))
 
 
-def _claims(report: Report) -> str:
+def line_tables(report: Report) -> str:
     """Every line in numbers: the claims with their intervals, then requirements and verified properties."""
     rows: dict[str, list[list[str]]] = {}
     for claim in report.claims:
@@ -93,18 +97,20 @@ def _claims(report: Report) -> str:
     return "\n\n".join(text.strip() for block in shown for text in block if text)
 
 
-def _arms(plan: ReportPlan) -> str:
+def arm_table(plan: ReportPlan) -> str:
+    """The settings of every arm."""
     names = [[plan.shown(arm), f"`{arm}`"] if plan.labels else [arm] for arm in plan.settings]
     rows = [[*name, settings] for name, settings in zip(names, plan.settings.values(), strict=True)]
     header = ["arm", *["id"] * bool(plan.labels), "settings"]
-    return "## Arms\n\n" + markdown(header, rows) if rows else ""
+    return markdown(header, rows) if rows else ""
 
 
-def _numbers(plan: ReportPlan, report: Report) -> str:
+def _numbers(results: Results, report: Report) -> str:
     """The table of the figure, and links to table.csv and the PDFs."""
-    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time)]
+    plan, curves = results.plan, ["curves"] * bool(results.learning)
+    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time), *curves]
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
-    return f"## Numbers\n\n{report.table}\nEvery seed and metric: [table.csv](table.csv). For print: {prints}."
+    return f"## Numbers\n\n{report.table}\n{FILES} For print: {prints}."
 
 
 def _state_figure(plan: ReportPlan) -> str:
@@ -120,6 +126,14 @@ def _state_figure(plan: ReportPlan) -> str:
     )
 
 
+def _curves(results: Results) -> str:
+    """The figure of the training and the steps that it takes; "" if the report has none."""
+    if not results.learning:
+        return ""
+    image = "![Validations along the training of every run.](curves.png)"
+    return f"## Along the training\n\n{image}\n\n{steps_table(results)}"
+
+
 def _times(results: Results) -> str:
     """The figure and the table of times, with an explanation; "" if the report has none."""
     name = results.plan.config.time
@@ -133,9 +147,9 @@ def _times(results: Results) -> str:
     )
 
 
-def _deviations(plan: ReportPlan) -> str:
-    lines = "\n".join(f"- {deviation}" for deviation in plan.deviations)
-    return "## What deviates from the paper's set-up\n\n" + (lines or "None stated.")
+def deviation_list(plan: ReportPlan) -> str:
+    """The differences from the paper's set-up."""
+    return "\n".join(f"- {deviation}" for deviation in plan.deviations) or "None stated."
 
 
 def _runs(plan: ReportPlan) -> str:
@@ -161,10 +175,11 @@ def _runs(plan: ReportPlan) -> str:
     return markdown(header, rows) if rows else "None."
 
 
-def _how_to_reproduce(plan: ReportPlan) -> str:
+def origin_list(plan: ReportPlan) -> str:
+    """The command, and the code, libraries and hardware of the runs."""
     command = f"```bash\n{plan.command}\n```\n\n" if plan.command else ""
     lines = [f"- {name.replace('_', ' ')}: {_fact(value)}" for name, value in plan.provenance.items()]
-    return "## How to reproduce\n\n" + command + "\n".join(lines)
+    return command + "\n".join(lines)
 
 
 def _fact(value: Any) -> str:

@@ -1,12 +1,53 @@
 """The paper's own values in a report: in the layout of the measured values where that can be."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
+from lit_memory.plan.paper import paper_rows
+from lit_memory.report.labels import SHARES
 from lit_memory.report.markdown import markdown
+from lit_memory.report.results import ReportPlan
 
 IMAGE = "printed only as an image"
 """Beginning of the note of a row whose values cannot be read."""
+
+
+LENGTH = re.compile(r"(?:^|[ ;])(\d+(?:\.\d+)?)([kKM])$")
+"""The length with which a condition ends: "QA1 single supporting fact; 64k"."""
+UNITS = {"k": 1e3, "K": 2**10, "M": 1e6}
+
+
+def points(plan: ReportPlan) -> dict[str, list[tuple[float, float]]]:
+    """Arm -> the paper's points (x, y) for the figure of a plan, within the tested values of x and by x. Arms without
+    any are left out."""
+    config, low, high = plan.config, min(plan.x_values), max(plan.x_values)
+    rows, found = paper_rows(config.paper_values, config.paper_rows), {}
+    for arm, start in config.paper_curves.items():
+        own = {}
+        for row in rows:
+            x, y = _place(row["condition"], plan), _measured(row, config.y)
+            if f"{row['arm']}: {row['condition']}".startswith(start) and x is not None and y is not None:
+                own[x] = y
+        if own := {x: y for x, y in own.items() if low <= x <= high}:
+            found[arm] = sorted(own.items())
+    return found
+
+
+def _place(condition: str, plan: ReportPlan) -> float | None:
+    """The x of a condition; None for one without. A test with a single x asks all that conditions without one ask."""
+    if length := LENGTH.search(condition):
+        return float(length[1]) * UNITS[length[2]] / plan.config.paper_unit
+    return float(plan.x_values[0]) if len(plan.x_values) == 1 else None
+
+
+def _measured(row: dict[str, str], metric: str) -> float | None:
+    """The value of a row in the unit of a metric; None if it is of another metric, or no number."""
+    if not re.fullmatch(r"\d+(\.\d+)?", row["value"]):
+        return None
+    if metric in SHARES and row["metric"].split(" (")[0].endswith("%"):
+        return float(row["value"]) / 100
+    return float(row["value"]) if row["metric"].startswith(metric) else None
 
 
 def section(rows: Sequence[dict[str, str]]) -> str:

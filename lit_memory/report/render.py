@@ -16,30 +16,43 @@ from typing import Any
 from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
 from lit_memory.report.labels import count
+from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
 from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
-from lit_memory.report.saved import PLAN, SCORES, plan_json, scores_npz
+from lit_memory.report.saved import PLAN, SCORES, VALIDATIONS, plan_json, scores_npz, validations_csv
+from lit_memory.report.sheet import sheet
+from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table
 from lit_memory.report.verdict import INCOMPLETE, conclude, judge
 from lit_memory.util import files
 
 
-def render(plan: ReportPlan, frame: Any, out_dir: str | Path, scores: Mapping[Cell, Any] | None = None) -> Report:
+def render(
+    plan: ReportPlan,
+    frame: Any,
+    out_dir: str | Path,
+    scores: Mapping[Cell, Any] | None = None,
+    validations: Mapping[Cell, float] | None = None,
+) -> Report:
     """Write the report of ``plan`` into ``out_dir``.
 
     frame: long DataFrame of FINISHED runs with columns arm, seed, x, metric, value; it may be empty, and rows outside
         the plan are ignored.
     scores: (arm, metric, x, seed) -> the scores of the test samples, of which the value is the mean; where they are
         not known, intervals are over seeds alone.
+    validations: (arm, metric, step, seed) -> the metric of ``report.curves`` along the training.
     """
-    return write(Results.from_frame(plan, frame, scores), out_dir)
+    return write(replace(Results.from_frame(plan, frame, scores), validations=validations or {}), out_dir)
 
 
-def write(results: Results, out_dir: str | Path) -> Report:
+def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> Report:
     """Write the report of some results into ``out_dir``.
 
-    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.* and scores.npz
-    of an earlier report are removed if this one has none.
+    table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
+
+    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.* and
+    scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the times were
+    kept.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -53,11 +66,15 @@ def write(results: Results, out_dir: str | Path) -> Report:
         "table.md": report.table,
         PLAN: plan_json(results),
         "verdict.json": _verdict_json(plan, report),
-        "README.md": page(plan, report, results),
+        "table.tex": latex_table(results),
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
-    contents |= {name: text.encode() for name, text in texts.items()}
-    unused = [name for name in (*OPTIONAL, SCORES) if name not in contents]
+    texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
+    contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
+    contents["sheet.md"] = sheet(plan, report, contents).encode()
+    contents["README.md"] = page(plan, report, results).encode()
+    kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents and name not in kept]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 
@@ -73,8 +90,7 @@ def _status(plan: ReportPlan, report: Report) -> str:
     """The line below the title of a figure."""
     evidence, modified = f" ({plan.evidence})" if plan.evidence else "", ", modified" if plan.modified else ""
     scale = f"scale {plan.scale}{evidence}{modified}"
-    seeds = f"mean ± std of {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "1 seed"
-    return " · ".join([scale, seeds, *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
+    return " · ".join([scale, spread_words(len(plan.seeds)), *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
 
 
 def _verdict_json(plan: ReportPlan, report: Report) -> str:

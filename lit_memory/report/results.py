@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.claims import KINDS, parse, refs
-from lit_memory.plan.sections import TIMES, ReportConfig
+from lit_memory.plan.sections import STEP, TIMES, ReportConfig
 from lit_memory.report.labels import label, short
+from lit_memory.report.scores import kept_scores
 from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import Claim
 
 Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
+Column = tuple[str, str, float]
+"""(arm, metric, x)."""
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
 """Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
 
@@ -50,14 +53,16 @@ class ReportPlan:
     """The largest x seen in training."""
     paper_x: float | None = None
     """The largest x that the scale "paper" tests, if this is another scale."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Arm -> the architecture, by which figures choose its colour."""
     settings: dict[str, str] = field(default_factory=dict)
     """Arm -> its settings in Markdown, see ``settings.arm_settings``."""
     deviations: list[str] = field(default_factory=list)
     """Differences from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
-    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x), steps,
-    stage_steps, seconds."""
+    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
+    threads, steps, stage_steps, seconds."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -91,6 +96,16 @@ class ReportPlan:
     def shown(self, arm: str) -> str:
         """An arm in words, else its name."""
         return self.labels.get(arm, arm)
+
+    @property
+    def architectures(self) -> list[str]:
+        """The architecture of every arm, "" where it is not known."""
+        return [self.models.get(arm, "") for arm in self.arms]
+
+    def last_stage(self, arm: str, seed: int) -> int:
+        """Steps of a run before its last stage; 0 if they are not known."""
+        found = (run.get("stage_steps") for run in self.runs if (run["arm"], run["seed"]) == (arm, seed))
+        return sum((next(found, None) or [])[:-1])
 
     @property
     def x_label(self) -> str:
@@ -174,6 +189,11 @@ class Results:
     scores: Mapping[Cell, Any] = field(default_factory=dict)
     """The scores of the test samples behind a cell, of which it is the mean: 1-D arrays of float64. Of the metrics that
     figure and lines use; none where they are not known."""
+    validations: Mapping[Cell, float] = field(default_factory=dict)
+    """One metric along the training, for ``report.curves``: the x of a cell is the step."""
+
+    summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
+    """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
 
     @classmethod
     def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
@@ -190,15 +210,30 @@ class Results:
         return cls.of(plan, cells, scores or {})
 
     @classmethod
-    def of(cls, plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[Cell, Any]) -> "Results":
+    def of(
+        cls,
+        plan: ReportPlan,
+        cells: Mapping[Cell, float],
+        scores: Mapping[Cell, Any],
+        validations: Mapping[Cell, float] | None = None,
+    ) -> "Results":
         """With those of the ``scores`` that belong to a cell and are used. Raises ValueError for wrong ones."""
-        return cls(plan, cells, kept_scores(plan, cells, scores) if scores else {})
+        return cls(plan, cells, kept_scores(plan.judged, cells, scores) if scores else {}, validations or {})
 
     @property
     def metrics(self) -> list[str]:
         """The metrics of table.csv: that of the figure, then the others by name, without ``TIMES``."""
         y = self.plan.config.y
         return [y, *sorted({metric for _, metric, _, _ in self.cells} - {y, *TIMES})]
+
+    @property
+    def learning(self) -> Mapping[Cell, float]:
+        """The validations of the figure of the training; none if the report has no such figure or does not know
+        them."""
+        config = self.plan.config
+        if not config.curves:
+            return {}
+        return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
         """The values of one of ``TIMES``, as the metric of a figure."""
@@ -218,7 +253,11 @@ class Results:
     def evidence(self) -> Evidence:
         """What the lines are judged by."""
         plan = self.plan
-        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, self.scores_at)
+        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, self.scores_at, self.summary)
+
+    def summary(self, arm: str, metric: str | None, x: float) -> tuple[float, float] | None:
+        """What is known of seeds that were not kept."""
+        return self.summaries.get((arm, metric or self.plan.config.y, float(x)))
 
     def scores_at(self, x: float) -> dict[tuple[str, str], list[Any]]:
         """(arm, metric) -> the scores of every planned seed, where all are known."""
@@ -244,24 +283,3 @@ class Results:
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
-
-
-def kept_scores(plan: ReportPlan, cells: Mapping[Cell, float], scores: Mapping[Cell, Any]) -> dict[Cell, Any]:
-    """The scores of a plan's cells, of the metrics that figure and lines use. Raises ValueError for scores that cannot
-    be those of their cell."""
-    import numpy as np
-
-    kept, judged = {}, plan.judged
-    for (arm, metric, x, seed), given in scores.items():
-        cell = (arm, metric, float(x), int(seed))
-        if metric not in judged or cell not in cells:
-            continue
-        found, value = np.asarray(given, dtype=np.float64), cells[cell]
-        name = f"scores of arm {arm}, seed {seed}, {metric} at x={x:g}"
-        if found.ndim != 1 or not found.size:
-            raise ValueError(f"{name}: shape {found.shape}; expected one number per sample of the test")
-        average = float(found.mean())
-        if not np.isclose(average, value, rtol=1e-5, atol=1e-5, equal_nan=True):
-            raise ValueError(f"{name}: their mean is {average:g}, but the result is {value:g}; expected the same test")
-        kept[cell] = found
-    return kept

@@ -2,28 +2,29 @@
 
 report.json: the plan, and the values "arm/metric/x/seed" that table.csv rounds though the verdict rests on them, or
 leaves out: times, which no two runs share. scores.npz: one array "arm/metric/x/seed" of the scores of the test samples.
-Old reports have neither.
+curves.csv: the validations along the training, where the report shows them. Old reports have none of the three.
 """
 
 import csv
-import io
 import json
 import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
-from lit_memory.report.results import Cell, ReportPlan, Results
+from lit_memory.report.results import Cell, Column, ReportPlan, Results
+from lit_memory.report.scores import NAME as SCORES
+from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
-PLAN, TABLE, SCORES = "report.json", "table.csv", "scores.npz"
+PLAN, TABLE, VALIDATIONS = "report.json", "table.csv", "curves.csv"
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
 """What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
 
@@ -34,20 +35,22 @@ def plan_json(results: Results) -> str:
     exact = [(cell, value) for cell, value in cells if cell[1] in judged and float(decimals(value)) != value]
     times = [(cell, value) for cell, value in cells if cell[1] in TIMES]
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
-    content = asdict(results.plan) | {"values": values}
+    summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
+    content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
-    """scores.npz; the same scores give the same bytes. Scores of 0 and 1 take a byte each before compression."""
-    import numpy as np
+    """scores.npz."""
+    return pack({_name(cell): found for cell, found in scores.items()})
 
-    file, arrays = io.BytesIO(), {}
-    for cell, found in sorted(scores.items()):
-        small = found.astype(np.uint8)
-        arrays[_name(cell)] = small if np.array_equal(small, found) else found
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
+
+def validations_csv(validations: Mapping[Cell, float]) -> str:
+    """curves.csv."""
+    rows = [
+        (arm, seed, f"{step:.10g}", metric, repr(v)) for (arm, metric, step, seed), v in sorted(validations.items())
+    ]
+    return "".join(",".join(map(str, row)) + "\n" for row in [("arm", "seed", "step", "metric", "value"), *rows])
 
 
 def load(report: str | Path) -> Results:
@@ -63,13 +66,19 @@ def load(report: str | Path) -> Results:
     if not (folder / PLAN).is_file():
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
-    plan, exact = _read(folder / PLAN, _plan)
+    plan, exact, summaries = _read(folder / PLAN, _plan)
     cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
+    validations = _read(folder / VALIDATIONS, _validations) if (folder / VALIDATIONS).is_file() else {}
     try:
-        return Results.of(plan, cells, scores)
+        return replace(Results.of(plan, cells, scores, validations), summaries=summaries)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
+
+
+def read_table(path: Path) -> dict[Cell, float]:
+    """The values of a table.csv. Raises ConfigError."""
+    return _read(path, _cells)
 
 
 def _folder(report: str | Path) -> Path:
@@ -93,11 +102,15 @@ def _read(path: Path, parse: Any) -> Any:
         raise ConfigError(str(path), "", f"{reason}; expected the file as a report wrote it") from None
 
 
-def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
-    """The plan and the values of report.json."""
+def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float], dict[Column, tuple[float, float]]]:
+    """The plan, the values and the summaries of report.json."""
     plan = json.loads(content)
     values = {_cell(name): float(value) for name, value in plan.pop("values").items()}
-    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
+    told = {
+        tuple(name.split("/")): (float(mean), float(std)) for name, (mean, std) in plan.pop("summaries", {}).items()
+    }
+    summaries = {(arm, metric, float(x)): both for (arm, metric, x), both in told.items()}
+    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values, summaries
 
 
 def _cells(content: bytes) -> dict[Cell, float]:
@@ -110,12 +123,15 @@ def _cells(content: bytes) -> dict[Cell, float]:
     return cells
 
 
+def _validations(content: bytes) -> dict[Cell, float]:
+    """The values of curves.csv."""
+    rows = csv.DictReader(content.decode().splitlines(), strict=True)
+    return {(row["arm"], row["metric"], float(row["step"]), int(row["seed"])): float(row["value"]) for row in rows}
+
+
 def _scores(content: bytes) -> dict[Cell, Any]:
     """The arrays of scores.npz."""
-    import numpy as np
-
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return {_cell(name): arrays[name] for name in arrays.files}
+    return {_cell(name): found for name, found in unpack(content).items()}
 
 
 def _name(cell: Cell) -> str:

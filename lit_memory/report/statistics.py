@@ -2,7 +2,8 @@
 
 A draw picks as many seeds as there are, with replacement, the same for all arms and x, as a plan has one list of seeds:
 arms are compared within seeds. Of every picked seed it picks the samples of its test, with replacement, the same for
-all arms and metrics of one test; where the scores of the samples are not known, it picks seeds alone.
+all arms and metrics of one test; where the scores of the samples are not known, it picks seeds alone. Of old times even
+the seeds are not known, but their mean and standard deviation: a draw takes a normal one, as if arms were not paired.
 
 The interval is the wider, at each end, of two:
     (a) the percentiles of the draws at level Phi(-sqrt(n / (n - 1)) t) instead of alpha / 2
@@ -17,6 +18,7 @@ the tests compare one level with the former.
 """
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +52,12 @@ class Evidence:
     """That of the figure."""
     scores: Callable[[float], Mapping[Column, Sequence[Any]]] = lambda x: {}
     """x -> the scores of the test samples, of all that are known: one 1-D array per seed."""
+    summary: Callable[[str, str | None, float], tuple[float, float] | None] = lambda arm, metric, x: None
+    """(arm, metric, x) -> mean and standard deviation over all planned seeds, where the seeds were not kept."""
+
+    def finished(self, arm: str, metric: str | None, x: float) -> int:
+        """How many seeds a result has."""
+        return self.seeds if self.summary(arm, metric, x) else len(self.values(arm, metric, x))
 
 
 class Draws:
@@ -83,11 +91,27 @@ class Draws:
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): means over seeds. One seed after the other, so that equal values have equal means."""
+        if told := self.evidence.summary(arm, metric, x):
+            return self._normal(*told, f"{arm}/{metric}/{x:.17g}")
         values = self.seeds(arm, metric, x)
         return sum(values) / len(values)
 
+    def _normal(self, mean: float, std: float, name: str) -> Any:
+        """(1 + count,): means of seeds that were not kept, drawn from a normal distribution of their own. They spread
+        as those of picked seeds do, with a variance of (n - 1) / n of what the seeds say."""
+        import numpy as np
+        from numpy.random import PCG64, Generator
+
+        n = self.evidence.seeds
+        drawn = Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(self.count)
+        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], drawn])
+
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""
+        import numpy as np
+
+        if told := self.evidence.summary(arm, metric, x):
+            return np.full(1 + self.count, told[1])
         values = self.seeds(arm, metric, x)
         center = sum(values) / len(values)
         return (sum((values - center) ** 2) / (len(values) - 1)) ** 0.5
@@ -100,35 +124,53 @@ class Draws:
 
     def _resampled(self, x: float) -> dict[Column, Any]:
         """The tables of all columns with scores at ``x``. Those of one seed and equally many samples share the picks,
-        as they have read the same test."""
+        as they have read the same test.
+
+        Scores of 0 and 1 have few different rows, of which it is counted how often each is picked. Others are picked
+        for all seeds at once: no draw reads two seeds at the same place of their tables.
+        """
         import numpy as np
         from numpy.random import PCG64, Generator
 
         scores, place = self.evidence.scores(x), list(self.evidence.x_values).index(x)
         tables = {column: np.empty((self.evidence.seeds, RESAMPLES)) for column in scores}
+        picked: dict[int, list[tuple[Column, int]]] = {}
         for seed in range(self.evidence.seeds):
             sizes: dict[int, list[Column]] = {}
             for column, of_seeds in scores.items():
                 sizes.setdefault(len(of_seeds[seed]), []).append(column)
             for size, columns in sizes.items():
-                rng = Generator(PCG64([GENERATOR, place, seed, size]))
-                means = resampled_means(np.stack([scores[column][seed] for column in columns], axis=1), rng)
-                for column, of_column in zip(columns, means.T, strict=True):
-                    tables[column][seed] = of_column
+                stacked = np.stack([scores[column][seed] for column in columns], axis=1)
+                means = counted_means(stacked, Generator(PCG64([GENERATOR, place, seed, size])))
+                if means is None:
+                    picked.setdefault(size, []).extend((column, seed) for column in columns)
+                else:
+                    for column, of_column in zip(columns, means.T, strict=True):
+                        tables[column][seed] = of_column
+        for size, cells in picked.items():
+            stacked = np.stack([scores[column][seed] for column, seed in cells], axis=1)
+            means = picked_means(stacked, Generator(PCG64([GENERATOR, place, size])))
+            for (column, seed), of_column in zip(cells, means.T, strict=True):
+                tables[column][seed] = of_column
         return tables
 
 
-def resampled_means(scores: Any, rng: Any) -> Any:
-    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement.
+def counted_means(scores: Any, rng: Any) -> Any | None:
+    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement. How often each of
+    the different rows is picked is multinomial; None where there are many of them."""
+    import numpy as np
 
-    Scores of 0 and 1 have few different rows; how often each is picked is multinomial.
-    """
+    patterns, counts = np.unique(scores, axis=0, return_counts=True)
+    if len(patterns) > MOST_PATTERNS:
+        return None
+    return rng.multinomial(len(scores), counts / len(scores), size=RESAMPLES) @ patterns / len(scores)
+
+
+def picked_means(scores: Any, rng: Any) -> Any:
+    """The same for any scores, whose samples are picked one by one."""
     import numpy as np
 
     count = len(scores)
-    patterns, counts = np.unique(scores, axis=0, return_counts=True)
-    if len(patterns) <= MOST_PATTERNS:
-        return rng.multinomial(count, counts / count, size=RESAMPLES) @ patterns / count
     rows = max(1, BLOCK // count)
     blocks = []
     for begin in range(0, RESAMPLES, rows):

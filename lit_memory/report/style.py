@@ -1,11 +1,28 @@
 """How figures look: colours, markers, sizes. Plain values, without matplotlib."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito, distinct for the colour-blind, without the yellow that disappears on white."""
-MARKERS = (("o", 6), ("s", 5.5), ("^", 6.5), ("D", 5.5), ("v", 6.5), ("X", 7.5), ("P", 7.5))
-"""Shape, and the size at which all look equally large."""
+ARCHITECTURES = {
+    "armt": ("#0072B2", "o", 6),
+    "prmt": ("#B5221F", "^", 6.5),
+    "rmt": ("#009E73", "s", 5.5),
+    "rmt_r": ("#880044", "v", 6.5),
+    "tarm": ("#446611", "d", 6.5),
+    "mamba": ("#D55E00", "X", 7.5),
+    "rwkv": ("#11BBEE", "P", 7.5),
+    "transformer": ("#662288", "h", 6.5),
+    "xl": ("#3A1FD1", "p", 6.5),
+    "lmm": ("#8C8CFF", "<", 6.5),
+    "mac": ("#8A3F63", ">", 6.5),
+    "mag": ("#8811FF", (4, 1, 0), 8),
+    "mal": ("#D8AA00", "*", 9),
+    "larimar": ("#3355BB", "H", 6.5),
+    "memreasoner": ("#C77CC7", "8", 6),
+}
+"""Architecture -> its colour, marker and the size at which all look equally large, in every figure of the project.
+Colours that meet in a figure differ for the colour-blind as well (in OKLab by 0.08, under Machado's simulations)."""
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 GREY = "#595959"
 STYLE = {
@@ -26,12 +43,18 @@ STYLE = {
     "legend.frameon": False,
     "pdf.fonttype": 42,
 }
-SEED_POINT = {"ls": "", "marker": ".", "ms": 5, "mew": 0, "alpha": 0.45, "zorder": 1.8}
-WIDTH, HEIGHT = 7.0, 3.9
-"""Inches, the height without the legend. Shown 700 pixels wide, a point of type is 1.4 pixels."""
+SEED_LINE = {"lw": 0.9, "marker": ".", "ms": 3.5, "mew": 0, "alpha": 0.45, "zorder": 1.9}
+SEED_POINT = {"ls": "", "marker": ".", "ms": 5, "mew": 0, "alpha": 0.5, "zorder": 1.9}
+REFERENCE = {"color": GREY, "lw": 1, "ls": (0, (4, 3)), "zorder": 1.5}
+PAPER = {"ls": (0, (2, 2)), "lw": 1.2, "mfc": "white", "mew": 1.3, "zorder": 2.2}
+"""The paper's own values: hollow, dashed, in the colour and with the marker of the arm."""
+LEAST_FOR_BAND = 5
+"""Seeds from which on a figure has a band of confidence; fewer are shown one by one."""
+WIDTH, HEIGHT, COLUMN = 7.0, 3.3, 3.25
+"""Inches, the height without title and legend. Shown 700 pixels wide, a point of type is 1.4 pixels."""
 DPI = 200
-SMALL = 9.5
-"""Size of the type of remarks."""
+TITLE, SMALL = 12, 9
+"""Sizes of the type of the title, and of remarks and names."""
 AGREEMENT = {
     True: ("#D9F0E3", "as in the paper"),
     False: ("#FBE0D2", "not as in the paper"),
@@ -40,13 +63,38 @@ AGREEMENT = {
 """Background and legend of a mark, by whether it agrees with the paper's; None if they cannot be compared."""
 
 
-def arm_look(i: int) -> dict[str, Any]:
-    """Colour, marker and line of the i-th arm, as arguments of ``Axes.plot``."""
-    marker, size = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]
-    line = {"color": COLORS[i % len(COLORS)], "ls": DASHES[i % len(DASHES)], "lw": 1.8}
-    return line | {"marker": marker, "ms": size, "mec": "white", "mew": 0.7}
+def looks(models: Sequence[str]) -> list[dict[str, Any]]:
+    """Colour, marker and line of arms with these architectures, as arguments of ``Axes.plot``.
+
+    Of several arms with one architecture, each is darker than the one before, with another line. An unknown
+    architecture, or "", has a look that no known one of the figure has.
+    """
+    free = [name for name in ARCHITECTURES if name not in models]
+    own = iter(free * len(models) or ARCHITECTURES)
+    named = [model if model in ARCHITECTURES else next(own) for model in models]
+    counts, seen, found = Counter(named), Counter(), []
+    for name in named:
+        color, marker, size = ARCHITECTURES[name]
+        rank, seen[name] = seen[name], seen[name] + 1
+        step = min(0.4, 0.7 / max(1, counts[name] - 1))
+        line = {"color": darker(color, 1 - rank * step), "ls": DASHES[rank % len(DASHES)], "lw": 1.8}
+        found.append(line | {"marker": marker, "ms": size, "mec": "white", "mew": 0.7})
+    return found
 
 
-def text_color(color: str) -> tuple[float, ...]:
-    """A colour of the palette, dark enough for text."""
-    return tuple(0.65 * int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def darker(color: str, share: float) -> str:
+    """A colour with this share of its light."""
+    return "#" + "".join(f"{round(share * int(color[i : i + 2], 16)):02X}" for i in (1, 3, 5))
+
+
+def text_color(color: str) -> str:
+    """A colour of the table, dark enough for text."""
+    return darker(color, 0.65)
+
+
+def spread_words(seeds: int) -> str:
+    """What a figure shows of so many seeds."""
+    if seeds == 1:
+        return "1 seed"
+    band = f"mean of {seeds} seeds, band: 95 % interval of the mean"
+    return band if seeds >= LEAST_FOR_BAND else f"mean of {seeds} seeds, faint: every seed"

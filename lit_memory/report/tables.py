@@ -41,7 +41,7 @@ def decimals(value: float | None) -> str:
 def main_table(results: Results) -> str:
     """table.md: the metric of the figure, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
-    shown = _columns(plan)
+    shown = shown_columns(plan)
     differ = any(len(set(plan.samples(arm))) > 1 for arm in plan.arms)
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in shown]
@@ -54,7 +54,7 @@ def main_table(results: Results) -> str:
     return f"{caption}\n\n{markdown(header, rows)}{_curve_table(results)}"
 
 
-def _columns(plan: ReportPlan) -> list[float]:
+def shown_columns(plan: ReportPlan) -> list[float]:
     """The tested values that the table shows: all, or ``columns`` of them at equal distances."""
     last, most = len(plan.x_values) - 1, plan.config.columns or len(plan.x_values)
     if last < most:
@@ -104,6 +104,12 @@ def time_table(results: Results) -> str:
     """The times of the report, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
     for arm in plan.arms:
-        groups = [results.values(arm, plan.config.time, x) for x in plan.x_values]
-        rows.append([plan.shown(arm), *(mean_std(group, ".3g", ".2g") for group in groups)])
+        rows.append([plan.shown(arm), *(_time(results, arm, x) for x in plan.x_values)])
     return markdown(["arm", *map(short, plan.x_values)], rows)
+
+
+def _time(results: Results, arm: str, x: float) -> str:
+    told = results.summary(arm, results.plan.config.time, x)
+    if told:
+        return f"{told[0]:.3g} ± {told[1]:.2g}"
+    return mean_std(results.values(arm, results.plan.config.time, x), ".3g", ".2g")

@@ -58,7 +58,7 @@ class Claim:
     detectable: float | None = None
     """The margin that four in five experiments with these seeds and samples would have told from 0."""
     resampled: str = ""
-    """What was drawn for the interval: "seeds and samples", "seeds alone", or "seeds and a part of the samples"."""
+    """What was drawn for the interval: "seeds and samples", "seeds alone", or a part of them."""
     reason: str = ""
     """Why it is undecided."""
 
@@ -93,10 +93,10 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     """Whether a line holds by the mean over seeds. INCOMPLETE while one of its results lacks a seed, or if it takes the
     std of one seed."""
     kind, tree, fold = KINDS[section], parse(line), Fold(Draws(evidence, 0))
-    finished = {str(ref): len(fold.values(ref)) for ref in used(tree, fold)}
+    finished = {str(ref): evidence.finished(*fold.at(ref)) for ref in used(tree, fold)}
     if absent := [name for name, n in finished.items() if not n]:
         return Claim(line, INCOMPLETE, f"no result of {', '.join(absent)}", kind)
-    if any(len(fold.values(ref)) < 2 for call in calls(tree, "std") for ref in refs(call)):
+    if any(finished[str(ref)] < 2 for call in calls(tree, "std") for ref in refs(call)):
         return Claim(line, INCOMPLETE, "std needs at least two seeds", kind)
     sides = tuple(measured(fold.value(node)) for node in (tree.left, *tree.comparators))
     compared = zip(tree.ops, itertools.pairwise(sides), strict=True)
@@ -168,7 +168,10 @@ def _decided(claim: Claim, margin: Margin, level: float, drawn: Draws) -> Claim:
 
 def _resampled(results: Iterable[Ref], fold: Fold) -> str:
     """What was drawn for the interval of a line."""
-    with_samples = {fold.drawn.table(*fold.at(ref)) is not None for ref in results}
+    places = [fold.at(ref) for ref in results]
+    if any(fold.drawn.evidence.summary(*place) for place in places):
+        return "seeds of which mean and standard deviation alone were kept"
+    with_samples = {fold.drawn.table(*place) is not None for place in places}
     if len(with_samples) > 1:
         return "seeds and a part of the samples"
     return "seeds and samples" if with_samples == {True} else "seeds alone"

@@ -14,10 +14,12 @@ from lit_memory.lit.callbacks.curriculum import Curriculum
 from lit_memory.lit.callbacks.progress import Send
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
+from lit_memory.report.scores import NAME as SCORES
 from lit_memory.run import checkpoint
 from lit_memory.run.journal import Journal
 from lit_memory.run.outbox import Outbox, sending
-from lit_memory.run.results import Results, collect, peak_memory_mb
+from lit_memory.run.results import Results, collect, peak_memory_mb, sample_scores
+from lit_memory.run.scores import scores_file
 from lit_memory.run.starts import provide_start
 from lit_memory.run.tracking import Tracker
 from lit_memory.run.trainer import silence_lightning
@@ -48,6 +50,7 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
                 with recording_errors(journal, uri):
                     provide_start(spec, root, outbox, send)
                     results = train_and_test(spec, root, journal, outbox.raise_if_lost, send)
+                    journal.attach(SCORES, scores_file(results.scores))
                     journal.finish(results.rows, results.totals, results.times)
 
 
@@ -70,7 +73,8 @@ def train_and_test(spec: RunSpec, root: Path, journal: Journal, check: Callable[
         "seconds": saver.seconds,
         "peak_memory_mb": peak_memory_mb(),
     }
-    return Results(collect(done.trainer.callback_metrics, data), totals, done.timer.rows)
+    rows = collect(done.trainer.callback_metrics, data)
+    return Results(rows, totals, done.timer.rows, sample_scores(done.scores.scores, rows, data))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, ReportConfig
 from lit_memory.registry import load_class
 from lit_memory.report.curves import curve_metrics
+from lit_memory.report.results import Cell
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Row, Run, Tracker
@@ -29,6 +30,22 @@ def results_frame(tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[st
         of_run = curve_rows(tracker, spec, run, report) if report.x == STEP else result_rows(tracker, run)
         rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in of_run]
     return DataFrame(rows, columns=list(COLUMNS))
+
+
+def validations(
+    tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[str, "Run"], report: ReportConfig
+) -> dict[Cell, float]:
+    """(arm, metric, step, seed) -> the values of FINISHED runs along their training, for ``report.curves``: of the
+    figure's metric, or of the first of the task if that one is not validated."""
+    found: dict[Cell, float] = {}
+    for spec in specs:
+        run = runs.get(spec.key)
+        if run is not None and run.status == "FINISHED":
+            rows = tracker.results(run, "valid/")
+            validated, first = {metric for metric, _, _ in rows}, load_class("task", spec.task["name"]).metrics[0]
+            metric = report.y if report.y in validated else first
+            found |= {(spec.arm, metric, float(x), spec.seed): value for name, x, value in rows if name == metric}
+    return found
 
 
 def result_rows(tracker: "Tracker", run: "Run") -> "Iterator[Row]":

@@ -1,12 +1,13 @@
 """What a run tells the tracking store: ``journal.jsonl`` in its folder, which is written first and sent later.
 
 One line per message, in JSON: ``begin`` (a process starts the run or goes on with it), ``rows`` of metrics, ``tags``,
-``status`` (how the run ended), and that again with ``sent``, once the store has everything before it. The holder of the
-run's lock appends; nothing is ever changed. Rows keep the time at which they were logged: the store knows a row by its
-run, metric, step, value and time, so that one that is sent twice is there once.
+``files`` beside it, ``status`` (how the run ended), and that again with ``sent``, once the store has everything before
+it. The holder of the run's lock appends; nothing is ever changed. Rows keep the time at which they were logged: the
+store knows a row by its run, metric, step, value and time, so that one that is sent twice is there once.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -35,6 +36,8 @@ class Messages:
     params: dict[str, str] = field(default_factory=dict)
     rows: list[TimedRow] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """File of the run's folder -> its SHA-256."""
     status: str = ""
     """The last one; "" where these lines do not change it."""
 
@@ -48,6 +51,7 @@ class Messages:
             self.tags.pop("error", None)
         self.rows += [(name, step, value, line["time"]) for name, step, value in line.get("rows", [])]
         self.tags |= line.get("tags", {})
+        self.files |= line.get("files", {})
         self.status = line.get("status", self.status)
 
 
@@ -137,6 +141,11 @@ class Journal:
     def tag(self, tags: Mapping[str, Any]) -> None:
         """Set tags of the run."""
         self._append({"tags": {name: str(value) for name, value in tags.items()}})
+
+    def attach(self, name: str, content: bytes) -> None:
+        """Write a file of the run, which goes to the store too."""
+        files.write(self.path.with_name(name), content)
+        self._append({"files": {name: hashlib.sha256(content).hexdigest()}})
 
     def finish(self, results: Iterable[Row], totals: Mapping[str, float], times: Iterable[Row] = ()) -> None:
         """Log the rows of the test, the totals and the measured times, then FINISHED."""

@@ -1,7 +1,7 @@
 """The command line: its flags, and what they ask for."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ class Options:
     """The parsed command line; ``parse_options`` makes it, and nothing changes it."""
 
     experiment: str = ""
-    """The file of the experiment; "" where ``list`` needs none."""
+    """The file of the experiment; "" where ``list`` and ``gallery`` need none."""
     overrides: tuple[str, ...] = ()
     """Settings of all arms, as ``key=value``."""
     scale: str | None = None
@@ -36,6 +36,10 @@ class Options:
     fresh: bool = False
     """Train again what is finished."""
     list: bool = False
+    gallery: bool = False
+    """Write reports/README.md and reports/index.html from the reports of the root."""
+    redraw: tuple[Path, ...] | None = None
+    """The experiments whose reports are drawn again, () for all; None is not to do that."""
 
     @cached_property
     def changes(self) -> dict[str, Any]:
@@ -57,7 +61,9 @@ SWITCHES = {
     "--dry-run": "print the plan and do nothing",
     "--report": "draw the report of what is finished and train nothing",
     "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
+    "--redraw": "draw the reports of these experiments (default: all) again from their own folders, by today's YAMLs",
     "--list": "print the project's experiments with their verdicts and do nothing",
+    "--gallery": "write reports/README.md and reports/index.html from all reports and do nothing else",
 }
 
 
@@ -90,13 +96,27 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     given = vars(parser().parse_intermixed_args(argv))
     if given["list"]:
         return Options(list=True)
+    if given["gallery"]:
+        return _gallery(given)
+    if given["redraw"]:
+        names = [given["experiment"], *given["overrides"]] if given["experiment"] else []
+        return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
     if given["experiment"] is None:
         raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
     given["experiment"] = short(find_experiment(given["experiment"]))
-    given["overrides"] = tuple(given["overrides"])
+    given |= {"overrides": tuple(given["overrides"]), "redraw": None}
     for name in ("arms", "seeds"):
         given[name] = None if given[name] is None else tuple(given[name].split(","))
     return Options(**given)
+
+
+def _gallery(given: Mapping[str, Any]) -> Options:
+    """Options of ``--gallery``, which shows all reports. Raises ConfigError for what would choose some."""
+    for name, value in given.items():
+        if name not in ("gallery", "root") and value not in (None, [], False):
+            what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
+            raise ConfigError("command line", "--gallery", f"shows all reports, so leave {what} out")
+    return Options(gallery=True, root=given["root"])
 
 
 def short(path: Path) -> str:

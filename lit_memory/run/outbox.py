@@ -141,15 +141,16 @@ class Outbox:
         return self.tracker
 
     def _send(self) -> None:
-        tracker = self._open()
-        told = journal.read(self.folder, self.position if self.run_id else 0)
+        tracker, told = self._open(), journal.read(self.folder, self.position if self.run_id else 0)
         if not self.run_id:
             self._attach(tracker, told)
         if not self.superfluous:
             tracker.write(self.run_id, told.rows)
             self.answered = time.monotonic()
-            if told.tags:
-                tracker.tag(self.run_id, told.tags)
+            for name in told.files:
+                tracker.files.add(self.run_id, self.folder / name)
+            if tags := told.tags | told.files:
+                tracker.tag(self.run_id, tags)
                 self.answered = time.monotonic()
             if told.status not in ("", "RUNNING"):
                 tracker.end(self.run_id, told.status)

@@ -3,21 +3,25 @@
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
+from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.measured import evidence, metrics, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
-from lit_memory.report.render import render
-from lit_memory.report.results import Report, ReportPlan
+from lit_memory.report.redraw import stated
+from lit_memory.report.render import write
+from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
-from lit_memory.run.frame import results_frame
+from lit_memory.run.frame import results_frame, validations
+from lit_memory.run.scores import read_scores
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
@@ -48,7 +52,14 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         files.remove_staged(folder)
         rows = results_frame(tracker, shown, work.runs, report)
         shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
-        done = render(report_plan(work, shown), rows[rows["metric"].isin(shown_metrics)], folder)
+        curves = validations(tracker, shown, work.runs, report) if report.curves and report.x != STEP else {}
+        plan = report_plan(work, shown)
+        scores = read_scores(tracker, shown, work.runs, sweep.root, report, plan.x_values)
+        try:
+            results = Results.from_frame(plan, rows[rows["metric"].isin(shown_metrics)], scores)
+        except ValueError as error:
+            raise ConfigError(str(folder), "", first_line(error)) from None
+        done = write(replace(results, validations=curves), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
         tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
@@ -62,26 +73,31 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
     return ReportPlan(
         experiment=e.experiment,
         evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
-        title=e.title,
-        labels=e.labels,
         scale=sweep.scale,
         modified=list(sweep.options.overrides),
-        paper=vars(e.paper),
         train_x=train_x(e.report.x, sweep.specs),
         paper_x=paper_x(sweep),
+        models={spec.arm: architecture(spec.model) for spec in shown},
         settings=arm_settings(settings, shown),
         arms=list(e.arms),
         seeds=e.seeds,
         x_values=x_values(e, sweep.specs),
-        config=e.report,
-        expect=e.expect,
-        requires=e.requires,
-        verify=e.verify,
+        **stated(e),
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
         provenance=origin(work.finished),
     )
+
+
+def architecture(model: Mapping[str, Any]) -> str:
+    """The architecture of a model: its registered name, but for the settings that make another one of it."""
+    match model:
+        case {"name": "rmt_xl", "alpha": alpha}:
+            return "rmt" if alpha == 1 else "tarm"
+        case {"name": "xl", "mem_len": 0}:
+            return "transformer"
+    return model["name"]
 
 
 def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> dict[str, str]:
@@ -164,6 +180,7 @@ def origin(finished: Iterable["Run"]) -> dict[str, str]:
 def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     """What the report shows of one run, see ``ReportPlan.runs``."""
     facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
+    facts["threads"] = spec.train["threads"]
     facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
     run = work.runs.get(spec.key)
     if run is None:

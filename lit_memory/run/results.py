@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lit_memory.lit.data import LitData
+from lit_memory.report.scores import close
 from lit_memory.run.tracking import Row
 from lit_memory.util.metrics import Condition, MetricName
 
@@ -21,6 +24,8 @@ class Results:
     """Steps, seconds and memory of the whole run."""
     times: Iterable[Row]
     """Of the test and of timed steps, measured by the clock: no two runs of a key have the same."""
+    scores: Mapping[tuple[str, Condition], Any]
+    """(metric, x) -> an array of the scores of the samples of the test, of which the result is the mean."""
 
 
 def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, Condition, float]]:
@@ -45,6 +50,23 @@ def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, Condit
             elif x == last:
                 rows.append((metric.name, metric.place, value))
     return rows
+
+
+def sample_scores(
+    scores: Mapping[tuple[str, Condition], Any], rows: Iterable[Row], data: LitData
+) -> dict[tuple[str, Condition], Any]:
+    """The scores of samples of which a result of a test is the mean.
+
+    A metric that the task derives from others has them where it is linear, a capacity but no perplexity.
+    """
+    results, found = {(metric, x): value for metric, x, value in rows}, dict(scores)
+    for x, task in data.test_conditions:
+        own = {name: scores[name, x].tolist() for name in task.metrics if (name, x) in scores}
+        samples = [dict(zip(own, of_one, strict=True)) for of_one in zip(*own.values(), strict=True)]
+        derived = [task.summarize(sample) for sample in samples] if task.derived else []
+        for name in task.derived if derived else ():
+            found[name, x] = torch.tensor([of_one[name] for of_one in derived], dtype=torch.float64).numpy()
+    return {cell: of_x for cell, of_x in found.items() if cell in results and close(of_x, results[cell])}
 
 
 def peak_memory_mb() -> float:

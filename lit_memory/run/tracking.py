@@ -35,6 +35,7 @@ from sqlalchemy.exc import DatabaseError
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import database
+from lit_memory.run.artifacts import Artifacts
 from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
 from lit_memory.run.register import NAME as LEASES
@@ -110,6 +111,7 @@ class Tracker:
         self.logged: dict[str, set[tuple[str, int]]] = {}
         """Run id -> (metric, step) that a resumed run logged before."""
         self.experiments = Experiments(self.client, MlflowException, self._creation_lock, self.artifacts, warn)
+        self.files = Artifacts(self.client, root, self.artifacts)
         self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
         self.twins: dict[str, str] = {}
@@ -117,7 +119,7 @@ class Tracker:
 
     def guard(self, check: Callable[[], None]) -> None:
         """Call ``check`` before everything that is written from now on; it raises where nothing may be written."""
-        self.client = self.experiments.client = Checked(self.client, check)
+        self.client = self.experiments.client = self.files.client = Checked(self.client, check)
 
     def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
         """Let one process at a time create a database, an experiment or a parent run: first starts race."""
@@ -226,7 +228,7 @@ class Tracker:
 
     def _describe(self, run_id: str, spec: RunSpec, params: Mapping[str, Any]) -> None:
         """Store the configuration of a run; the parameters are its last part."""
-        self._store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
+        self.files.store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
@@ -253,28 +255,9 @@ class Tracker:
         """End a run with the status FINISHED, FAILED or KILLED."""
         self.client.set_terminated(run_id, status)
 
-    def write_folder(self, run_id: str, folder: Path) -> None:
-        """Store all files of a folder as artifacts below ``report/``."""
-        self._store(run_id, lambda: self.client.log_artifacts(run_id, str(folder), artifact_path="report"))
-
-    def _store(self, run_id: str, write: Callable[[], Any]) -> None:
-        """Write artifacts, or tag the run where that is not possible. Raises OSError for a full disk.
-
-        What another root has put into this store lies below that root, and is left alone.
-        """
-        place = database.local_path(self.client.get_run(run_id).info.artifact_uri or "")
-        try:
-            if place is not None and not any(map(place.is_relative_to, (self.artifacts, self.root))):
-                raise OSError(f"{place} lies outside of {self.root}")
-            write()
-        except OSError as error:
-            if files.disk_full(error, self.root):
-                raise
-            self.tag(run_id, {"artifacts": f"not stored: {error}"})
-
     def publish(self, run_id: str, folder: Path, verdict: str) -> None:
         """Store a report in the parent run, and end that."""
-        self.write_folder(run_id, folder)
+        self.files.add_folder(run_id, folder)
         self.tag(run_id, {"verdict": verdict})
         self.end(run_id, "FINISHED")
 

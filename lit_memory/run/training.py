@@ -13,6 +13,7 @@ from lit_memory.lit.callbacks.progress import Progress, Send
 from lit_memory.lit.callbacks.timing import TestTimer
 from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
+from lit_memory.lit.scores import TestScores
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint
 from lit_memory.run.build import build
@@ -48,6 +49,7 @@ class Training:
     data: LitData
     curriculum: Curriculum
     timer: TestTimer
+    scores: TestScores
     saver: RunCheckpoint
 
 
@@ -67,16 +69,16 @@ def trained(
     module, data = build(spec, root)
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
-    timer = TestTimer(spec.train["timed_steps"])
+    timer, scores = TestTimer(spec.train["timed_steps"]), TestScores()
     saver = RunCheckpoint(folder, journal)
     logger = TrackingLogger(journal) if journal else False
-    trainer = make_trainer(spec, folder, logger, BeforeEachBatch(check), curriculum, progress, timer, saver)
+    trainer = make_trainer(spec, folder, logger, BeforeEachBatch(check), curriculum, progress, timer, scores, saver)
     newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
     with saver.termination.handled():
         if spec.stages:
             with naming_misfit(newest):
                 trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
-        yield Training(trainer, module, data, curriculum, timer, saver)
+        yield Training(trainer, module, data, curriculum, timer, scores, saver)
 
 
 @contextlib.contextmanager

@@ -75,7 +75,8 @@ class LossScored(Task):
     """A task whose metrics come from the loss of every token: ``score_losses`` takes the place of ``score``."""
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Values to average under each name, each (n,) for any n; "loss" is one of the names.
+        """Values to average under each name, each (n,) for any n, one sample after the other; "loss" is one of the
+        names.
 
         loss_BT: loss at every scored position, nan elsewhere.
         """

@@ -1,0 +1,63 @@
+"""The scores of the single samples of a test, of which its metrics are the means.
+
+Shape suffixes: B batch, T tokens, N values of a metric.
+"""
+
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_memory.util.metrics import Condition, MetricName
+
+
+class Mean(NamedTuple):
+    """A metric over a batch."""
+
+    value: Tensor
+    weight: int
+    """In a mean over batches."""
+    scores_B: Tensor | None = None
+    """Of the samples, of which ``value`` is the mean; None for a metric that samples do not have one by one."""
+
+    @classmethod
+    def of_samples(cls, scores_B: Tensor) -> "Mean":
+        """From a score of every sample."""
+        return cls(scores_B.mean(), len(scores_B), scores_B)
+
+    @classmethod
+    def of_tokens(cls, values_N: Tensor, scored_BT: Tensor) -> "Mean":
+        """From the values of tokens, sample by sample. Samples have scores where all have equally many tokens: their
+        mean is that of the tokens then."""
+        counts_B = scored_BT.sum(1)
+        even = bool((counts_B == counts_B[0]).all()) and len(values_N) % len(counts_B) == 0
+        scores_B = values_N.reshape(len(counts_B), -1).double().mean(1) if even else None
+        return cls(values_N.mean(), len(values_N), scores_B)
+
+
+Means = dict[str, Mean]
+"""Metric -> its mean over a batch."""
+
+
+class TestScores(L.Callback):
+    """Keeps what ``test_step`` returns: the scores of every sample, in the order of the test."""
+
+    __test__ = False  # for pytest
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[str, Condition], list[Tensor]] = {}
+
+    def on_test_batch_end(self, trainer: Any, pl_module, outputs: Any, batch, batch_idx, dataloader_idx=0):
+        conditions = trainer.datamodule.test_conditions
+        condition, (last, _) = conditions[dataloader_idx][0], conditions[-1]
+        for name, scores_B in (outputs or {}).items():
+            metric = MetricName.parse(name)
+            if metric.place is None or condition == last:  # a curve is that of the last condition
+                x = condition if metric.place is None else metric.place
+                self.parts.setdefault((metric.name, x), []).append(scores_B.detach().cpu())
+
+    @property
+    def scores(self) -> dict[tuple[str, Condition], Any]:
+        """(metric, x) -> an array with one number for every sample that has the metric."""
+        return {cell: torch.cat(parts).double().numpy() for cell, parts in self.parts.items()}

@@ -1,0 +1,93 @@
+"""The arms of a figure: their names, looks and values, and how a figure shows several seeds and an axis of values."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from lit_memory.report.axes import Axis, set_log_y
+from lit_memory.report.labels import SHARES, mean_interval
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, looks
+from lit_memory.report.verdict import mean
+
+
+class Series(NamedTuple):
+    """An arm in a figure."""
+
+    arm: str
+    name: str
+    look: dict[str, Any]
+    """Arguments of ``Axes.plot``; they do not depend on which runs are finished."""
+    seeds: list[list[float]]
+    """For every seed, the values at every x; NaN where there is none."""
+
+    @property
+    def groups(self) -> list[list[float]]:
+        """For every x, the values of the finished seeds."""
+        return [[value for value in of_x if not math.isnan(value)] for of_x in zip(*self.seeds, strict=True)]
+
+    @property
+    def means(self) -> list[float]:
+        return list(map(mean, self.groups))
+
+
+def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
+    """Every arm of the plan, finished or not."""
+    plan = results.plan
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        by_x = [results.by_seed(arm, None, x) for x in xs]
+        seeds = [[math.nan if value is None else value for value in own] for own in zip(*by_x, strict=True)]
+        finished = min(len(own) - own.count(None) for own in by_x)
+        name = plan.shown(arm)
+        name = name if finished == len(plan.seeds) else f"{name} ({finished} of {len(plan.seeds)} seeds)"
+        yield Series(arm, name, look, seeds)
+
+
+def relative(results: Results) -> Results:
+    """The results of the figure: their y in per cent of that of the arm ``relative_to``, or as they are."""
+    plan, config = results.plan, results.plan.config
+    if not config.relative_to:
+        return results
+    cells = {}
+    for (arm, metric, x, seed), value in results.cells.items():
+        other = results.cells.get((config.relative_to, metric, x, seed))
+        if metric == config.y and other:
+            cells[arm, metric, x, seed] = 100 * (value / other - 1)
+    label = f"{plan.y_label}: difference from {plan.shown(config.relative_to)} in %"
+    changed = replace(config, y_label=label, log_y=False, chance=None, identity=False, paper_curves={})
+    return Results(replace(plan, config=changed), cells)
+
+
+def show_values(axis: Any, plan: ReportPlan) -> None:
+    """The axis of the metric: its name, and its range or scale."""
+    axis.set_label_text(plan.y_label)
+    if plan.config.log_y:
+        set_log_y(axis)
+    elif plan.config.y in SHARES:
+        getattr(axis.axes, f"set_{axis.axis_name}lim")(-0.03, 1.04)
+
+
+def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, across: bool = False) -> None:
+    """An error bar of the interval where there are enough seeds."""
+    if len(values) < LEAST_FOR_BAND:
+        return
+    middle, (low, high) = mean(values), mean_interval(metric, values)
+    ends, look = [[middle - low], [high - middle]], {"color": color, "ls": "", "elinewidth": 1.6, "capsize": 4}
+    if across:
+        axes.errorbar([middle], [x], xerr=ends, **look)
+    else:
+        axes.errorbar([x], [middle], yerr=ends, **look)
+
+
+def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Series) -> None:
+    """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each."""
+    color = series.look["color"]
+    if len(series.seeds) >= LEAST_FOR_BAND:
+        low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
+        axes.fill_between(
+            axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0
+        )
+    elif len(series.seeds) > 1:
+        for seed in series.seeds:
+            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE)

@@ -1,0 +1,93 @@
+"""sheet.md: the reproducibility sheet of a report, in the order of a report for the ML Reproducibility Challenge.
+
+What only people can tell (what was easy, what was difficult, what the authors answered) is left to them.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from lit_memory.plan.claims import KINDS
+from lit_memory.report.labels import count, short
+from lit_memory.report.markdown import markdown
+from lit_memory.report.page import arm_table, deviation_list, join_blocks, line_tables, origin_list, paper_claim, title
+from lit_memory.report.results import Report, ReportPlan
+
+HASHED = ("table.csv", "scores.npz")
+"""The files that the verdict rests on."""
+UNHEARD = """Left to the people who did it: what was easy, what was difficult, communication with the original
+authors."""
+
+
+def sheet(plan: ReportPlan, report: Report, contents: Mapping[str, bytes]) -> str:
+    """The sheet. contents: the files of the report."""
+    blocks = [
+        f"# Reproducibility sheet: {title(plan)}",
+        "## Scope of reproducibility",
+        paper_claim(plan.paper),
+        *_lines(plan),
+        f"Evidence: {plan.setting}{report.scope}.",
+        "## Methodology\n\n### Models",
+        _models(plan),
+        "### Data",
+        _data(plan),
+        "### Hyperparameters\n\nWhat differs between the arms; the experiment's file has the rest.",
+        arm_table(plan),
+        "Differences from the paper's set-up:",
+        deviation_list(plan),
+        "### Set-up and code",
+        origin_list(plan),
+        "### Computational requirements",
+        _compute(plan),
+        f"## Results\n\n**{report.verdict}**. {report.reason}",
+        line_tables(report),
+        "The files that this rests on:",
+        _files(contents),
+        f"## Discussion\n\n{UNHEARD}",
+    ]
+    return join_blocks(blocks)
+
+
+def _lines(plan: ReportPlan) -> list[str]:
+    """The lines of every kind, with what they are."""
+    plural = {"claim": "Claims", "requirement": "Requirements", "property": "Verified properties"}
+    return [
+        f"{plural[kind]}:\n\n" + "\n".join(f"- `{line}`" for line in plan.lines[section])
+        for section, kind in KINDS.items()
+        if plan.lines[section]
+    ]
+
+
+def _models(plan: ReportPlan) -> str:
+    sizes = {arm: plan.sizes(arm) for arm in plan.arms}
+    rows = [[plan.shown(arm), count(s.get("parameters")), count(s.get("state_floats"))] for arm, s in sizes.items()]
+    return markdown(["arm", "parameters", "state floats"], rows)
+
+
+def _data(plan: ReportPlan) -> str:
+    """What the test varies, and how much of it there is."""
+    tested = f"{plan.x_label}: {', '.join(map(short, plan.x_values))}"
+    trained = "" if plan.train_x is None else f" (training: up to {short(plan.train_x)})"
+    sizes = {tuple(found) for arm in plan.arms if (found := plan.samples(arm))}
+    samples = " or ".join(sorted({", ".join(map(count, dict.fromkeys(found))) for found in sizes})) or "unknown"
+    return f"- {tested}{trained}\n- test contexts per x and seed, the same for all arms and seeds: {samples}"
+
+
+def _compute(plan: ReportPlan) -> str:
+    """Runs, seeds, steps and core-minutes of every arm, and of all."""
+    rows, sums = [], [0, 0.0, 0.0]
+    for arm in plan.arms:
+        runs = [run for run in plan.runs if run["arm"] == arm]
+        steps = sum(run.get("steps") or 0 for run in runs)
+        minutes = sum((run.get("seconds") or 0) * (run.get("threads") or 1) / 60 for run in runs)
+        sums = [a + b for a, b in zip(sums, (len(runs), steps, minutes), strict=True)]
+        seeds = ", ".join(str(run["seed"]) for run in runs)
+        rows.append([plan.shown(arm), len(runs), seeds, count(steps), f"{minutes:,.1f}"])
+    rows.append(["all", sums[0], "", count(sums[1]), f"{sums[2]:,.1f}"])
+    note = "Core-minutes: wall time of training and test times the CPU threads of a run, whatever else ran there."
+    return f"{markdown(['arm', 'runs', 'seeds', 'steps', 'core-minutes'], rows)}\n{note}"
+
+
+def _files(contents: Mapping[str, bytes]) -> str:
+    none = "none: the scores of single samples were not kept, so that intervals are over seeds alone"
+    rows = [[name, f"`{hashlib.sha256(contents[name]).hexdigest()}`" if name in contents else none] for name in HASHED]
+    return markdown(["file", "SHA-256"], rows)
