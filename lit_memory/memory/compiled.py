@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MISSING = "numba is not installed, so that this model's scan runs as plain tensor operations, several times slower; expected pip install 'lit-memory[fast]'"
-
 
 @lru_cache
 def installed() -> bool:
@@ -24,10 +22,18 @@ def installed() -> bool:
     return find_spec("numba") is not None
 
 
+def missing() -> str:
+    """The line that tells the user that numba is missing; "" where it is installed."""
+    advice = "pip install 'lit-memory[fast]' makes a training step of Mamba and RWKV two to three times faster on a CPU"
+    return "" if installed() else f"numba is not installed: {advice}"
+
+
 def applies(state: Tensor) -> bool:
     """Whether a scan from this state can run compiled: on a CPU in fp32 or fp64, outside of vmap and torch.compile."""
     transformed = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
-    return state.device.type == "cpu" and state.dtype in (torch.float32, torch.float64) and not transformed and installed()
+    return (
+        state.device.type == "cpu" and state.dtype in (torch.float32, torch.float64) and not transformed and installed()
+    )
 
 
 def _kernels() -> Any:
@@ -53,7 +59,9 @@ def _new(*tensors: Tensor) -> list[Tensor]:
 
 class _SelectiveScan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTE: Tensor, delta_BTE: Tensor, A_NE: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BNE: Tensor):
+    def forward(
+        ctx: Any, x_BTE: Tensor, delta_BTE: Tensor, A_NE: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BNE: Tensor
+    ):
         y_BTE, last_BNE = _new(x_BTE, state_BNE)
         starts_BSNE = _starts(state_BNE, x_BTE.shape[1])
         inputs = _arrays(x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, state_BNE)
@@ -72,7 +80,7 @@ class _SelectiveScan(torch.autograd.Function):
 
 class _DecayedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, r_BTK: Tensor, k_BTK: Tensor, v_BTV: Tensor, decay_BTK: Tensor, state_BKV: Tensor):
+    def forward(ctx: Any, r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV):
         o_BTV, last_BKV = _new(v_BTV, state_BKV)
         starts_BSKV = _starts(state_BKV, r_BTK.shape[1])
         inputs = _arrays(r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV)

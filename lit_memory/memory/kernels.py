@@ -1,8 +1,8 @@
 """The scans of ``scan.py`` as loops that numba compiles for this processor. Needs the extra ``fast``.
 
-Only ``compiled.py`` imports this file, when the first scan runs. A loop goes through memory once, where the plain tensor
-operations write and read every intermediate result. The innermost loop runs along contiguous numbers, so that LLVM
-vectorises it; all of it runs on the thread of the caller and starts no other.
+Only ``compiled.py`` imports this file, when the first scan runs. A loop goes through memory once, where the plain
+tensor operations write and read every intermediate result. The innermost loop runs along contiguous numbers, so that
+LLVM vectorises it. It all runs on the caller's thread and starts no other, so that a process may be forked.
 
 Arrays are contiguous, in fp32 or fp64, all of one kind. What a function returns it writes into its last arguments. The
 backward passes keep one state per ``CHUNK`` tokens and compute the others again.
@@ -49,7 +49,7 @@ def exponential(x):
 
 
 def _exponential_fp32(x):
-    """Range reduction, polynomial and exponent bits, to 1e-7: a call of ``exp`` would keep the loop from vectorising."""
+    """Range reduction, polynomial, exponent bits; to 1e-7. A call of ``exp`` would keep the loop from vectorising."""
     v = min(max(x, LOWEST), HIGHEST)
     k = np.floor(v * LOG2_E + HALF)
     f = v - k * LN2_HIGH - k * LN2_LOW
@@ -95,120 +95,128 @@ def selective_forward(x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, state_BNE, y_BTE, st
 
 
 @compiled
-def selective_chunk(x_TE, delta_TE, A_NE, B_TN, decay_TNE, h_TNE):
+def selective_states(x_TE, delta_TE, A_NE, B_TN, decay_TNE, h_TNE):
     """Decays of a chunk, and its states h after h[0]."""
-    into_E = np.empty(x_TE.shape[1], x_TE.dtype)
     for t in range(len(x_TE)):
-        delta_E = delta_TE[t]
-        for e in range(len(into_E)):
-            into_E[e] = delta_E[e] * x_TE[t, e]
+        x_E, delta_E = x_TE[t], delta_TE[t]
         for n in range(len(A_NE)):
             A_E, decay_E, before_E, h_E, B = A_NE[n], decay_TNE[t, n], h_TNE[t, n], h_TNE[t + 1, n], B_TN[t, n]
-            for e in range(len(into_E)):
+            for e in range(len(x_E)):
                 decay = exponential(delta_E[e] * A_E[e])
                 decay_E[e] = decay
-                h_E[e] = decay * before_E[e] + into_E[e] * B
+                h_E[e] = decay * before_E[e] + delta_E[e] * x_E[e] * B
 
 
 @compiled
-def selective_backward(
-    x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, starts_BSNE, gy_BTE, glast_BNE, gx_BTE, gdelta_BTE, gA_NE, gB_BTN, gC_BTN, g_BNE
+def selective_step_back(
+    x_E, delta_E, A_NE, B_N, C_N, decay_NE, before_NE, h_NE, gy_E, gx_E, gdelta_E, gA_NE, gB_N, gC_N, g_NE
 ):
-    """Gradients of x, Delta, A, B, C and the first state, from those of the outputs and the final state."""
-    batch, tokens, channels = x_BTE.shape
-    states, zero = len(A_NE), x_BTE.dtype.type(0)
-    decay_TNE = np.empty((CHUNK, states, channels), x_BTE.dtype)
-    h_TNE = np.empty((CHUNK + 1, states, channels), x_BTE.dtype)
-    into_E, ginto_E, gexp_E = np.empty((3, channels), x_BTE.dtype)
+    """One token of ``selective_backward``. g_NE: of h_t, and afterwards of h_{t-1}. gA_NE: is added to."""
+    gx_E[:] = 0
+    gdelta_E[:] = 0
+    for n in range(len(A_NE)):
+        A_E, gA_E, g_E, decay_E, before_E, h_E = A_NE[n], gA_NE[n], g_NE[n], decay_NE[n], before_NE[n], h_NE[n]
+        B, C = B_N[n], C_N[n]
+        gB = gC = x_E.dtype.type(0)
+        for e in range(len(x_E)):
+            g = g_E[e] + gy_E[e] * C
+            gC += gy_E[e] * h_E[e]
+            gB += g * delta_E[e] * x_E[e]
+            gx_E[e] += g * B  # of Delta x
+            g *= decay_E[e]
+            g_E[e] = g
+            gexponent = g * before_E[e]  # of Delta A
+            gA_E[e] += gexponent * delta_E[e]
+            gdelta_E[e] += gexponent * A_E[e]
+        gB_N[n] = gB
+        gC_N[n] = gC
+    for e in range(len(x_E)):
+        gdelta_E[e] += gx_E[e] * x_E[e]
+        gx_E[e] *= delta_E[e]
+
+
+@compiled
+def selective_backward(x, delta, A_NE, B, C, starts_BSNE, gy, glast_BNE, gx, gdelta, gA_NE, gB, gC, g_BNE):
+    """Gradients of x, Delta, A, B, C and the first state (g), from those of the outputs and the final state.
+
+    x, delta, gy, gx, gdelta: (B, T, E). B, C, gB, gC: (B, T, N).
+    """
+    h_TNE = np.empty((CHUNK + 1, *A_NE.shape), A_NE.dtype)
+    decay_TNE = np.empty_like(h_TNE)
     gA_NE[:] = 0
-    for b in range(batch):
-        g_NE = g_BNE[b]
-        g_NE[:] = glast_BNE[b]
+    g_BNE[:] = glast_BNE
+    for b in range(len(x)):
         for s in range(starts_BSNE.shape[1] - 1, -1, -1):
-            first, end = s * CHUNK, min(tokens, (s + 1) * CHUNK)
+            first, end = s * CHUNK, min(x.shape[1], (s + 1) * CHUNK)
             h_TNE[0] = starts_BSNE[b, s]
-            selective_chunk(
-                x_BTE[b, first:end], delta_BTE[b, first:end], A_NE, B_BTN[b, first:end], decay_TNE, h_TNE
-            )
+            selective_states(x[b, first:end], delta[b, first:end], A_NE, B[b, first:end], decay_TNE, h_TNE)
             for t in range(end - 1, first - 1, -1):
-                x_E, delta_E, gy_E = x_BTE[b, t], delta_BTE[b, t], gy_BTE[b, t]
-                for e in range(channels):
-                    into_E[e] = delta_E[e] * x_E[e]
-                    ginto_E[e] = 0
-                    gexp_E[e] = 0
-                for n in range(states):
-                    A_E, gA_E, g_E, decay_E = A_NE[n], gA_NE[n], g_NE[n], decay_TNE[t - first, n]
-                    before_E, h_E = h_TNE[t - first, n], h_TNE[t - first + 1, n]
-                    B, C, gB, gC = B_BTN[b, t, n], C_BTN[b, t, n], zero, zero
-                    for e in range(channels):
-                        g = g_E[e] + gy_E[e] * C  # of h_t
-                        gC += gy_E[e] * h_E[e]
-                        gB += g * into_E[e]
-                        ginto_E[e] += g * B
-                        g *= decay_E[e]  # of h_{t-1}
-                        g_E[e] = g
-                        gexponent = g * before_E[e]
-                        gA_E[e] += gexponent * delta_E[e]
-                        gexp_E[e] += gexponent * A_E[e]
-                    gB_BTN[b, t, n] = gB
-                    gC_BTN[b, t, n] = gC
-                for e in range(channels):
-                    gx_BTE[b, t, e] = ginto_E[e] * delta_E[e]
-                    gdelta_BTE[b, t, e] = gexp_E[e] + ginto_E[e] * x_E[e]
+                i, at = t - first, (b, t)
+                inputs = x[at], delta[at], A_NE, B[at], C[at], decay_TNE[i], h_TNE[i], h_TNE[i + 1], gy[at]
+                selective_step_back(*inputs, gx[at], gdelta[at], gA_NE, gB[at], gC[at], g_BNE[b])
+
+
+@compiled
+def attention_step(k_K, v_V, decay_K, S_KV, next_KV):
+    """S_t of S_{t-1}; they may be one array."""
+    for i in range(len(k_K)):
+        S_V, next_V, k, decay = S_KV[i], next_KV[i], k_K[i], decay_K[i]
+        for j in range(len(v_V)):
+            next_V[j] = decay * S_V[j] + k * v_V[j]
 
 
 @compiled
 def attention_forward(r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV, o_BTV, starts_BSKV, last_BKV):
-    """Outputs r_t S_{t-1} without the bonus, the state before every chunk, and the final state."""
-    S_KV = np.empty(state_BKV.shape[1:], r_BTK.dtype)
+    """Outputs r_t S_{t-1}, without the bonus, the state before every chunk, and the final state."""
+    last_BKV[:] = state_BKV
+    o_BTV[:] = 0
     for b in range(len(r_BTK)):
-        S_KV[:] = state_BKV[b]
+        S_KV = last_BKV[b]
         for t in range(r_BTK.shape[1]):
             if t % CHUNK == 0:
                 starts_BSKV[b, t // CHUNK] = S_KV
-            v_V, o_V = v_BTV[b, t], o_BTV[b, t]
-            o_V[:] = 0
-            for i in range(len(S_KV)):
-                S_V, r, k, decay = S_KV[i], r_BTK[b, t, i], k_BTK[b, t, i], decay_BTK[b, t, i]
-                for j in range(len(v_V)):
-                    S = S_V[j]
-                    o_V[j] += r * S
-                    S_V[j] = decay * S + k * v_V[j]
-        last_BKV[b] = S_KV
+            r_K, o_V = r_BTK[b, t], o_BTV[b, t]
+            for i in range(len(r_K)):
+                S_V, r = S_KV[i], r_K[i]
+                for j in range(len(o_V)):
+                    o_V[j] += r * S_V[j]
+            attention_step(k_BTK[b, t], v_BTV[b, t], decay_BTK[b, t], S_KV, S_KV)
 
 
 @compiled
-def attention_backward(
-    r_BTK, k_BTK, v_BTV, decay_BTK, starts_BSKV, go_BTV, glast_BKV, gr_BTK, gk_BTK, gv_BTV, gdecay_BTK, g_BKV
-):
-    """Gradients of r, k, v, the decay and the first state, from those of the outputs and the final state."""
-    zero, (keys, values) = r_BTK.dtype.type(0), g_BKV.shape[1:]
-    S_TKV = np.empty((CHUNK + 1, keys, values), r_BTK.dtype)
-    for b in range(len(r_BTK)):
-        g_KV = g_BKV[b]
-        g_KV[:] = glast_BKV[b]
+def attention_step_back(r_K, k_K, v_V, decay_K, S_KV, go_V, gr_K, gk_K, gv_V, gdecay_K, g_KV):
+    """One token of ``attention_backward``. g_KV: of S_t, and afterwards of S_{t-1}."""
+    gv_V[:] = 0
+    for i in range(len(r_K)):
+        S_V, g_V, r, k, decay = S_KV[i], g_KV[i], r_K[i], k_K[i], decay_K[i]
+        gr = gk = gdecay = r_K.dtype.type(0)
+        for j in range(len(v_V)):
+            g = g_V[j]
+            gr += go_V[j] * S_V[j]
+            gk += g * v_V[j]
+            gdecay += g * S_V[j]
+            gv_V[j] += g * k
+            g_V[j] = decay * g + r * go_V[j]
+        gr_K[i] = gr
+        gk_K[i] = gk
+        gdecay_K[i] = gdecay
+
+
+@compiled
+def attention_backward(r, k, v, decay, starts_BSKV, go, glast_BKV, gr, gk, gv, gdecay, g_BKV):
+    """Gradients of r, k, v, the decay and the first state (g), from those of the outputs and the final state.
+
+    r, k, decay, gr, gk, gdecay: (B, T, K). v, go, gv: (B, T, V).
+    """
+    S_TKV = np.empty((CHUNK, *g_BKV.shape[1:]), r.dtype)
+    g_BKV[:] = glast_BKV
+    for b in range(len(r)):
         for s in range(starts_BSKV.shape[1] - 1, -1, -1):
-            first, end = s * CHUNK, min(r_BTK.shape[1], (s + 1) * CHUNK)
+            first, end = s * CHUNK, min(r.shape[1], (s + 1) * CHUNK)
             S_TKV[0] = starts_BSKV[b, s]
             for t in range(first, end - 1):
-                v_V = v_BTV[b, t]
-                for i in range(keys):
-                    S_V, next_V, k, decay = S_TKV[t - first, i], S_TKV[t - first + 1, i], k_BTK[b, t, i], decay_BTK[b, t, i]
-                    for j in range(values):
-                        next_V[j] = decay * S_V[j] + k * v_V[j]
+                attention_step(k[b, t], v[b, t], decay[b, t], S_TKV[t - first], S_TKV[t - first + 1])
             for t in range(end - 1, first - 1, -1):
-                v_V, go_V, gv_V = v_BTV[b, t], go_BTV[b, t], gv_BTV[b, t]
-                gv_V[:] = 0
-                for i in range(keys):
-                    S_V, g_V, r, k, decay = S_TKV[t - first, i], g_KV[i], r_BTK[b, t, i], k_BTK[b, t, i], decay_BTK[b, t, i]
-                    gr, gk, gdecay = zero, zero, zero
-                    for j in range(values):
-                        g = g_V[j]  # of S_t
-                        gr += go_V[j] * S_V[j]
-                        gk += g * v_V[j]
-                        gdecay += g * S_V[j]
-                        gv_V[j] += g * k
-                        g_V[j] = decay * g + r * go_V[j]
-                    gr_BTK[b, t, i] = gr
-                    gk_BTK[b, t, i] = gk
-                    gdecay_BTK[b, t, i] = gdecay
+                at = b, t
+                inputs = r[at], k[at], v[at], decay[at], S_TKV[t - first], go[at]
+                attention_step_back(*inputs, gr[at], gk[at], gv[at], gdecay[at], g_BKV[b])
