@@ -1,6 +1,7 @@
 """``python -m benchmarks [NAME ...] [--against COMMIT]``."""
 
 import argparse
+import signal
 import sys
 from contextlib import ExitStack
 
@@ -38,4 +39,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the worktree is removed all the same
     raise SystemExit(main())

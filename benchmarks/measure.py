@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.work import PROJECT, Work
 
 SLOW = 20.0
-"""Seconds of one run after which more rounds would take too long."""
+"""Seconds of a run that is not repeated."""
 
 
 class Failed(Exception):
@@ -113,7 +113,7 @@ def alternate(
             for worker in running:
                 worker.round()
             if any(worker.found.seconds[-1] > SLOW for worker in running):
-                break
+                break  # more rounds would take too long
     return {label: worker.found for label, worker in workers.items()}
 
 

@@ -4,7 +4,7 @@ Where the models of one paper have an experiment with arms of their own sizes, t
 of ``SIZES`` on the same task.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,12 +25,19 @@ LINES = {"larimar": "memreasoner_larimar", "memreasoner": "memreasoner_babi"}
 """Models that read lines -> an experiment that trains them; all others read associative retrieval's segments."""
 
 
+@cache
+def planned(experiment: str) -> list[Any]:
+    """All runs of an experiment at the scale cpu."""
+    from lit_memory.plan.experiment import load
+
+    return load(PROJECT / "experiments" / f"{experiment}.yaml").at("cpu").plan()
+
+
 def settings(model: str) -> Settings:
     """Sections of the experiment's arm with this model."""
-    from lit_memory.plan.experiment import load
     from lit_memory.registry import load_class
 
-    specs = load(PROJECT / "experiments" / f"{LINES.get(model, 'armt_rewrite')}.yaml").at("cpu").plan()
+    specs = planned(LINES.get(model, "armt_rewrite"))
     spec = next((spec for spec in specs if spec.model["name"] == model), specs[0])
     chosen = spec.model
     if chosen["name"] != model:

@@ -1,9 +1,9 @@
 """``python -m benchmarks.worker WORK WAY``: one way of doing some work, in a process of its own.
 
 Reads a line of JSON, {"settings", "tiny"}, runs the work at tiny sizes and once at its own, and answers with {"tokens",
-"flops"}, the floating-point operations of its matrix products, or {"skipped"}. Every empty line is answered by {"seconds", "rate"}:
-what a run took, and the machine's matrix products per second just before it. The end of the input is answered by
-{"peak"}, MiB that the process grew by at most.
+"flops"}, the floating-point operations of its matrix products, or {"skipped"}. Every further line is answered by
+{"seconds", "rate"}: what a run took, and the machine's matrix products per second just before it. The end of the input
+is answered by {"peak"}, MiB that the process grew by at most.
 """
 
 import json
