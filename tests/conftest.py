@@ -171,10 +171,13 @@ def hostile_checkpoint(tmp_path):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory):
-    """Tokenizers and tokenized books of the tests lie in one temporary folder."""
+def _cache(tmp_path_factory, request):
+    """Tokenizers and tokenized books of the tests lie in one temporary folder; what numba compiles stays for the next
+    tests."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
+        if "NUMBA_CACHE_DIR" not in os.environ:
+            patch.setenv("NUMBA_CACHE_DIR", str(request.config.cache.mkdir("numba")))
         for module in (babilong, planted_facts, language_modeling, needle):
             patch.setattr(module, "cache_folder", lambda: folder)
         yield

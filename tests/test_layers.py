@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ OUTSIDE = {
     "registry": "",
     "memory": "torch",
     "recurrence": "torch",
+    "memory/kernels.py": "numba numpy",
     "models": "torch",
     "text": "numpy",
     "tasks": "torch numpy",
@@ -76,6 +78,8 @@ LATE = {
     "memory/scan.py": "mamba_ssm",
     "plan/trainer.py": "lightning",
 }
+OPTIONAL = {"memory/kernels.py": "numba"}
+"""Files that need an optional package -> that package. Others import them inside a function, where it is installed."""
 PURE = ("memory/", "models/", "recurrence/", "tasks/", "text/", "plan/", "report/")
 CLOCKS = {"time", "datetime", "random"}
 SAMPLERS = {
@@ -308,7 +312,9 @@ def test_every_module_imports_alone_and_no_more_than_it_needs():
     """One process for all: the package is forgotten before each import, and light modules come first. Those that may
     import anything are imported in a fork of this process, which has Lightning, MLflow and transformers already."""
     names = {
-        file: ".".join(["lit_memory", *Path(file).with_suffix("").parts]).removesuffix(".__init__") for file in FILES
+        file: ".".join(["lit_memory", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+        for file in FILES
+        if file not in OPTIONAL or find_spec(OPTIONAL[file])
     }
     light = [name for file, name in names.items() if part_of(file) in LIGHT]
     torch_only = [name for file, name in names.items() if part_of(file) in TENSORS]

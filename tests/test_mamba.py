@@ -117,7 +117,7 @@ def test_conv(build, tokens):
     """T-MAMBA-conv: the first taps-1 tokens of a segment see the inputs that the state keeps, also where segments are
     shorter than that."""
     model, ids, seen = build("mamba", layers=1), tokens(2, 12), []
-    model.layers[0].conv1d.register_forward_hook(lambda _, args, out: seen.append(out.mT))
+    model.layers[0].x_proj.register_forward_hook(lambda _, args, out: seen.append(args[0]))
     read(model, ids, [12])
     for length in (1, 2, 3, 5):
         del seen[1:]

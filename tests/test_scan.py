@@ -1,17 +1,36 @@
 """The scans against loops over time: values, final state and all gradients, that of the initial state included."""
 
+import multiprocessing
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_memory.memory import scan
+from lit_memory.lit.callbacks.progress import Progress
+from lit_memory.memory import compiled, scan
 from lit_memory.memory.scan import CHUNK, decayed_attention, linear_scan, selective_scan, with_kernel
+from lit_memory.registry import MODELS
 
 LENGTHS = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK - 5]
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["fp64", "fp32"]
 )
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """The scans run through numba's loops, or through tensor operations as where numba is not installed."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(compiled, "installed", lambda: request.param == "compiled")
+    return request.param
+
+
+@pytest.fixture
+def _plain(monkeypatch):
+    monkeypatch.setattr(compiled, "installed", lambda: False)
 
 
 def selective_inputs(T, dtype=torch.float64, B=2, E=5, N=3):
@@ -66,13 +85,13 @@ def agree(a, b, tol):
 
 @PRECISIONS
 @pytest.mark.parametrize("T", LENGTHS)
-def test_selective_scan_slow_twin(T, dtype, tol):
+def test_selective_scan_slow_twin(T, dtype, tol, way):
     inputs = selective_inputs(T, dtype)
     assert agree(values_and_gradients(selective_scan, inputs), values_and_gradients(naive_selective, inputs), tol)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
-def test_samples_that_the_cache_does_not_hold(rows, monkeypatch):
+def test_samples_that_the_cache_does_not_hold(rows, monkeypatch, _plain):
     """A batch that is scanned a few samples at a time gives what it gives at once."""
     inputs, seen = selective_inputs(CHUNK + 3, B=5), []
     whole = values_and_gradients(selective_scan, inputs)
@@ -86,9 +105,91 @@ def test_samples_that_the_cache_does_not_hold(rows, monkeypatch):
 
 @PRECISIONS
 @pytest.mark.parametrize("T", LENGTHS)
-def test_decayed_attention_slow_twin(T, dtype, tol):
+def test_decayed_attention_slow_twin(T, dtype, tol, way):
     inputs = attention_inputs(T, dtype)
     assert agree(values_and_gradients(decayed_attention, inputs), values_and_gradients(naive_attention, inputs), tol)
+
+
+SIZES = [{"B": 1, "E": 1, "N": 1}, {"B": 3, "E": 40, "N": 16}, {"B": 2, "E": 7, "N": 33}]
+
+
+@PRECISIONS
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_compiled_sizes(sizes, dtype, tol):
+    """Channels and states that fill no vector of the processor, and fill several: the twin is the plain scan."""
+    pytest.importorskip("numba")
+    inputs = selective_inputs(2 * CHUNK + 3, dtype, **sizes)
+    found = values_and_gradients(compiled.selective_scan, inputs)
+    assert agree(found, values_and_gradients(scan.plain_selective_scan, inputs), tol)
+    r, k, v, decay, _, state = attention_inputs(2 * CHUNK + 3, dtype, B=2, H=3, K=sizes["E"], V=sizes["N"])
+    inputs = [r, k, v, decay, state]
+    found = values_and_gradients(compiled.decayed_attention, inputs)
+    assert agree(found, values_and_gradients(scan.plain_decayed_attention, inputs), tol)
+
+
+def test_tensors_of_any_layout(way):
+    """Transposed, expanded and sliced inputs give what contiguous ones give, and nothing is written to them."""
+    whole = [t.detach() for t in selective_inputs(CHUNK + 2)]
+    odd = [t.mT.contiguous().mT for t in whole]
+    odd[3] = torch.cat([whole[3], whole[3]], dim=-1)[..., : whole[3].shape[-1]]
+    kept = [t.clone() for t in odd]
+    found, expected = (selective_scan(*inputs) for inputs in (odd, whole))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(odd, kept, strict=True)) and found[1] is not odd[5]
+
+
+@pytest.mark.parametrize("where", range(6))
+def test_a_nan_is_seen(where, way):
+    """What guards a run finds it in the outputs: the compiled exponential clamps no NaN away."""
+    inputs = [t.detach().clone() for t in selective_inputs(3, torch.float32)]
+    inputs[where].view(-1)[0] = float("nan")
+    assert selective_scan(*inputs)[0].isnan().any()
+
+
+def test_exponential():
+    """To 1e-7 from the smallest normal number to the largest, 0 and infinity beyond, and what is no number stays so."""
+    kernels, numba = pytest.importorskip("lit_memory.memory.kernels"), pytest.importorskip("numba")
+
+    @numba.njit
+    def fill(x, y):
+        for i in range(len(x)):
+            y[i] = kernels.exponential(x[i])
+
+    x = torch.linspace(-87, 88, 100_001)
+    y = torch.empty_like(x)
+    fill(x.numpy(), y.numpy())
+    assert ((y - x.double().exp()) / x.double().exp()).abs().max() < 1.2e-7
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([nan, inf, -inf, 0.0, -0.0, -200.0, 200.0])
+    y = torch.empty_like(x)
+    fill(x.numpy(), y.numpy())
+    assert y.isnan().tolist() == [True] + [False] * 6 and y[1:].tolist() == [inf, 0.0, 1.0, 1.0, 0.0, inf]
+
+
+def test_what_runs_plain():
+    """A half precision, vmap and torch.compile have no compiled scan; nor has a machine without numba."""
+    state = torch.zeros(2, 3, 4)
+    assert compiled.applies(state) == compiled.applies(state.double()) == compiled.installed()
+    assert not compiled.applies(state.bfloat16()) and not compiled.applies(state.to("meta"))
+    seen = []
+    torch.func.vmap(lambda t: seen.append(compiled.applies(t)) or t)(state)
+    assert seen == [False]
+
+
+def test_kernels_compile_in_a_fork():
+    """A run is a fork of a process that has used torch."""
+    pytest.importorskip("numba")
+    inputs = [t.detach() for t in selective_inputs(CHUNK)]
+    expected = scan.plain_selective_scan(*inputs)[0]
+
+    def child(found):
+        found.send((compiled.selective_scan(*inputs)[0] - expected).abs().max().item())
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and here.recv() < 1e-12
 
 
 @PRECISIONS
@@ -136,7 +237,7 @@ def test_scans_under_vmap(fn, make):
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-30, 0.5, 1.0])
-def test_extreme_decays(decay):
+def test_extreme_decays(decay, way):
     """No division by products of decays: over 200 tokens whatever decays stays exact and finite, also its gradients."""
     inputs = attention_inputs(200, torch.float32)
     inputs[3] = torch.full_like(inputs[3], decay).requires_grad_()
@@ -160,7 +261,7 @@ class Written(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("fn", "make"), [(selective_scan, selective_inputs), (decayed_attention, attention_inputs)])
-def test_work_is_linear_in_length(fn, make):
+def test_work_is_linear_in_length(fn, make, way):
     """Forward and backward of four times the tokens write four times the numbers (slicing step by step would write up
     to 16 times)."""
     totals = []
@@ -172,7 +273,7 @@ def test_work_is_linear_in_length(fn, make):
     assert 3.8 < totals[1] / totals[0] < 4.2
 
 
-def test_selective_scan_keeps_no_states():
+def test_selective_scan_keeps_no_states(way):
     """For the way back one state per chunk is kept, not one per token."""
     T, kept = 3 * CHUNK, []
     inputs = selective_inputs(T, E=32, N=8)
@@ -182,7 +283,7 @@ def test_selective_scan_keeps_no_states():
     assert 0 < sum(kept) <= sum(t.numel() for t in inputs[:-1]) + T // CHUNK * state < T * state / 2
 
 
-def test_lti():
+def test_lti(way):
     """T-MAMBA-lti: with constant Delta, B and C the scan is the convolution with the kernel C e^{Delta A j} Delta B."""
     T = 2 * CHUNK + 6
     x, delta, A, b, c, _ = (t.detach() for t in selective_inputs(T))
@@ -196,10 +297,22 @@ def test_lti():
     assert torch.allclose(y, convolved, rtol=1e-10, atol=1e-10)
 
 
-def test_w1():
+def test_w1(way):
     """T-RWKV-w1: with w = 1 and u = 1 it is unnormalised causal linear attention, (r k^T masked) v."""
     r, k, v, decay, bonus, state = (t.detach() for t in attention_inputs(2 * CHUNK + 6))
     out, final = decayed_attention(r, k, v, torch.ones_like(decay), torch.ones_like(bonus), torch.zeros_like(state))
     scores = torch.einsum("bthk,bshk->bhts", r, k).tril()
     assert torch.allclose(out, torch.einsum("bhts,bshv->bthv", scores, v), rtol=1e-10, atol=1e-10)
     assert torch.allclose(final, torch.einsum("bshk,bshv->bhkv", k, v), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_says_that_numba_is_missing(build, name, installed, monkeypatch):
+    """Of the models with a compiled scan, on a CPU alone; the command prints the line once for all runs."""
+    monkeypatch.setattr(compiled, "installed", lambda: installed)
+    for device, told in (("cpu", not installed and name in ("mamba", "rwkv")), ("cuda", False)):
+        messages, module = [], SimpleNamespace(device=torch.device(device), model=build(name))
+        Progress(messages.append, None, "loss").on_fit_start(None, module)
+        assert [m["event"] for m in messages] == ["warning"] * told
+        assert all("pip install 'lit-memory[fast]'" in m["message"] for m in messages)

@@ -348,7 +348,8 @@ def test_three_commands_at_once_on_a_server_of_mlflow(tmp_path, mlflow_server, s
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_a_command_writes_below_its_root_alone(tmp_path, write, monkeypatch):
     """And to the system's temporary folder: not to the home, the working directory or the source tree."""
-    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"):
+    caches = ("MPLCONFIGDIR", "NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", *caches):
         monkeypatch.delenv(name, raising=False)
     for name in ("home", "working", "temporary"):
         (tmp_path / name).mkdir()

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_memory.memory import compiled
+
 CHUNK = 16
 """Tokens whose states are held at a time (with gradients RWKV-5 keeps all)."""
 CACHE = 2**18
@@ -157,6 +159,15 @@ def selective_scan(
         kernel = _kernel()
         if kernel is not None:
             return with_kernel(kernel, x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
+    if compiled.applies(state_BEN):
+        return compiled.selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
+    return plain_selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)
+
+
+def plain_selective_scan(
+    x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``selective_scan`` by tensor operations alone, of tensors in one precision."""
     rows = len(x_BTE) if x_BTE.is_cuda else max(1, CACHE // (min(CHUNK, x_BTE.shape[1]) * A_EN.numel()))
     if rows >= len(x_BTE):
         return _SelectiveScan.apply(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)[:2]
@@ -174,13 +185,23 @@ def decayed_attention(
     S_t = diag(w_t) S_{t-1} + k_t^T v_t and o_t = r_t (S_{t-1} + diag(u) k_t^T v_t), with the bonus u for the current
     token, in the precision of ``state_BHKV``.
     """
-    outputs = []
-    for r, k, v, decay in _chunks(*(t.to(state_BHKV.dtype) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))):
+    r, k, v, decay = (t.to(state_BHKV.dtype) for t in (r_BTHK, k_BTHK, v_BTHV, decay_BTHK))
+    read = compiled.decayed_attention if compiled.applies(state_BHKV) else plain_decayed_attention
+    past_BTHV, state_BHKV = read(r, k, v, decay, state_BHKV)
+    return past_BTHV + (r * bonus_HK * k).sum(-1, keepdim=True) * v, state_BHKV
+
+
+def plain_decayed_attention(
+    r_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, decay_BTHK: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The past of ``decayed_attention``, r_t S_{t-1}, by tensor operations alone, of tensors in one precision; and the
+    final state."""
+    past = []
+    for r, k, v, decay in _chunks(r_BTHK, k_BTHK, v_BTHV, decay_BTHK):
         states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
-        past = (r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2)
-        outputs.append(past + (r * bonus_HK * k).sum(-1, keepdim=True) * v)  # o_t
+        past.append((r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2))
         state_BHKV = states_BTHKV[:, -1]
-    return torch.cat(outputs, dim=1), state_BHKV.clone()
+    return torch.cat(past, dim=1), state_BHKV.clone()
 
 
 @lru_cache

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.memory import compiled
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
-from lit_memory.recurrence import NoWeightDecay, full_precision, state_options
+from lit_memory.recurrence import Compiled, NoWeightDecay, full_precision, state_options
 from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)
@@ -77,7 +78,11 @@ class MambaLayer(nn.Module):
     def forward(self, rows_BTD: Tensor, state: MambaState, mask_BT: Tensor | None = None, write: bool = True):
         x_BTE, gate_BTE = self.in_proj(self.norm(rows_BTD.to(self.norm.weight.dtype))).chunk(2, dim=-1)
         window_BSE = torch.cat([state.conv_BJE.to(x_BTE.dtype), x_BTE], dim=1)
-        x_BTE = F.silu(self.conv1d(window_BSE.mT).mT)
+        weight, bias = self.conv1d.weight, self.conv1d.bias
+        x_BE1T = F.conv2d(
+            window_BSE.mT.unsqueeze(2), weight.unsqueeze(2), bias, groups=len(weight)
+        )  # conv1d would copy
+        x_BTE = F.silu(x_BE1T.squeeze(2).mT)
         y_BTE, ssm_BEN = self.ssm(x_BTE, state.ssm_BEN, mask_BT)
         rows_BTD = rows_BTD + self.out_proj(y_BTE.to(x_BTE.dtype) * F.silu(gate_BTE))
         if not write:
@@ -99,7 +104,7 @@ class MambaLayer(nn.Module):
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 
-class Mamba(NoWeightDecay, TokenRecurrent):
+class Mamba(Compiled, NoWeightDecay, TokenRecurrent):
     """Language model of Mamba layers."""
 
     @dataclass
@@ -144,6 +149,9 @@ class Mamba(NoWeightDecay, TokenRecurrent):
     def no_weight_decay(self):
         spared = () if self.config.wd_all else (".A_log", ".D", ".dt_proj.bias")
         return {name for name, _ in self.named_parameters() if name.endswith(spared)}
+
+    def uncompiled(self):
+        return compiled.missing()
 
     def init_state(self, batch, device=None, dtype=None):
         c, options = self.config, state_options(self, device, dtype)

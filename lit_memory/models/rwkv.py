@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.memory import compiled
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
-from lit_memory.recurrence import state_options
+from lit_memory.recurrence import Compiled, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 DIVISOR = 8
@@ -129,7 +130,7 @@ class RWKVLayer(nn.Module):
         return rows_BTD + y_BTD, RWKVState(time_B1D, channel_B1D, memory_BHKV) if write else state
 
 
-class RWKV(TokenRecurrent):
+class RWKV(Compiled, TokenRecurrent):
     """Language model of RWKV-5 layers."""
 
     @dataclass
@@ -177,3 +178,6 @@ class RWKV(TokenRecurrent):
     def embed(self, ids_BT, write=True):
         rows_BTD = self.embed_norm(self.decoder.tokens(ids_BT))
         return rows_BTD.to(torch.promote_types(rows_BTD.dtype, torch.float32))
+
+    def uncompiled(self):
+        return compiled.missing()

@@ -6,6 +6,7 @@ This package is the one door: import from ``lit_memory.recurrence``, not from it
 from lit_memory.recurrence.generate import Prompts, generate, pack, sample_token
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
+    Compiled,
     Diagnosed,
     GrowingState,
     LayerRecurrent,
@@ -29,6 +30,7 @@ from lit_memory.recurrence.state import (
 from lit_memory.recurrence.unroll import Unrolled, expand_state, segment_lengths, unroll
 
 __all__ = [
+    "Compiled",
     "Diagnosed",
     "GrowingState",
     "LayerRecurrent",

@@ -9,6 +9,7 @@ diagonal schedule. The mixins are optional:
 * ``Diagnosed``      diagnostics of the memory are logged.
 * ``SeveralLosses``  training weighs several losses.
 * ``NoWeightDecay``  some parameters are excluded from weight decay.
+* ``Compiled``       an optional package compiles a part for the CPU.
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
@@ -166,4 +167,12 @@ class NoWeightDecay(SegmentRecurrent):
     @property
     def no_weight_decay(self) -> set[str]:
         """Names of these parameters."""
+        raise NotImplementedError
+
+
+class Compiled(SegmentRecurrent):
+    """A model of which a part is compiled for the CPU where an optional package is installed."""
+
+    def uncompiled(self) -> str:
+        """Why that part runs as plain tensor operations, as a line for the user; "" where it is compiled."""
         raise NotImplementedError

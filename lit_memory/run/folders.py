@@ -76,10 +76,11 @@ def location(root: Path) -> str:
     return f"{platform.node()}:{os.path.realpath(root)}".replace("'", "_")
 
 
-def set_font_cache(root: Path) -> None:
-    """Keep matplotlib's font cache below the root, not in the home folder. Must come before the import of Lightning,
-    which imports matplotlib."""
+def set_caches(root: Path) -> None:
+    """Keep matplotlib's font cache and the code that numba has compiled below the root, not in the home folder. Must
+    come before the import of Lightning, which imports matplotlib."""
     os.environ.setdefault("MPLCONFIGDIR", str(root / "checkpoints" / ".matplotlib"))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(root / "checkpoints" / ".numba"))
 
 
 def set_kernel_cache() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.run.database import is_whole, relocate
-from lit_memory.run.folders import check_root, make_root, set_font_cache
+from lit_memory.run.folders import check_root, make_root, set_caches
 from lit_memory.run.server import check_server
 from lit_memory.run.uri import VARIABLE, StoreURI
 
@@ -51,7 +51,7 @@ def open_tracker(root: Path, warn: Warn = lambda line: None, dry_run: bool = Fal
     check_server(uri)
     if not dry_run:
         make_root(root)
-    set_font_cache(root)
+    set_caches(root)
     from lit_memory.run.tracking import Tracker
 
     tracker = Tracker(root, warn=warn)

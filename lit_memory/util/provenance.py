@@ -5,6 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,8 @@ def git(*arguments: str) -> str:
 
 def provenance() -> dict[str, str]:
     """Commit, versions and hardware of this process, as tags of its runs."""
-    packages = " ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "mlflow"))
+    names = ["torch", "lightning", "mlflow", *(["numba"] if find_spec("numba") else [])]
+    packages = " ".join(f"{name} {version(name)}" for name in names)
     changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
     return {
         "commit": git("rev-parse", "--short=12", "HEAD"),

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.recurrence import Compiled
 from lit_memory.tasks.batch import Segment
 from lit_memory.util.metrics import MetricName
 
@@ -30,6 +31,10 @@ class Progress(L.Callback):
         self.send, self.curriculum, self.metric = send, curriculum, metric
         self.last = 0.0  # when the last message was sent
         self.tokens_read = self.test_tokens = 0
+
+    def on_fit_start(self, trainer, pl_module):
+        if pl_module.device.type == "cpu" and isinstance(pl_module.model, Compiled) and pl_module.model.uncompiled():
+            self.send({"event": "warning", "message": pl_module.model.uncompiled()})
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if time.monotonic() - self.last > TRAINING_SECONDS:
