@@ -58,6 +58,7 @@ LATE = {
     "report/axes.py": "matplotlib",
     "report/figures.py": "matplotlib",
     "report/fold.py": "numpy",
+    "report/marks_page.py": "matplotlib",
     "report/results.py": "numpy",
     "report/saved.py": "numpy",
     "report/statistics.py": "numpy scipy",
