@@ -6,13 +6,19 @@ import re
 
 import pytest
 import yaml
+from report_data import ARMS, SEEDS, make_frame, make_plan
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.measured import check_report
+from lit_memory.plan.sections import ReportConfig
 from lit_memory.report.curves import curve_metrics
+from lit_memory.report.figures import curve_figure
+from lit_memory.report.render import render, write
+from lit_memory.report.saved import load
 from lit_memory.run.engine import run_one
+from lit_memory.run.frame import validations
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -87,11 +93,14 @@ def test_a_report_along_the_training(unsaved_figures, experiment, root, tmp_path
     assert {x for _, x, _ in table} == {*range(2, 13, 2)}
     for spec in specs:
         run = tracker.find(spec.key)
+        of_run = validations(tracker, [spec], {spec.key: run}, ReportConfig(y="capacity"))
         for name in ("perplexity", "loss", "memory_change"):
             logged = {m.step: m.value for m in tracker.client.get_metric_history(run.run_id, f"valid/{name}")}
             assert {x: table[spec.arm, x, name] for x in logged} == pytest.approx(logged, abs=1e-5) and set(logged) == {
                 *range(2, 13, 2)
             }
+            if name == "perplexity":  # capacity is not validated; this is the task's first metric
+                assert of_run == {(spec.arm, name, x, spec.seed): value for x, value in logged.items()}
         assert (
             table[spec.arm, 2, "test_perplexity"]
             == table[spec.arm, 12, "test_perplexity"]
@@ -108,6 +117,47 @@ def test_a_report_along_the_training(unsaved_figures, experiment, root, tmp_path
     assert "perplexity of the test" in page and "steps to" not in page and "nan: a seed" not in page
 
 
+STAGED = [{"arm": arm, "seed": seed, "stage_steps": [100, 300]} for arm in ARMS for seed in SEEDS]
+VALIDATED = {
+    (arm, "exact_match", float(step), seed): min(
+        1.0, step % 100 / 100 + (step // 100) * (0.2 if arm == "gamma" else 0.1)
+    )
+    for arm in ARMS
+    for seed in SEEDS
+    for step in range(20, 401 - 100 * seed, 20)
+}
+
+
+def test_the_figure_of_the_training_and_the_steps_to_a_threshold(tmp_path):
+    """Only the last stage counts, as those before have easier tasks; a run that ends earlier is drawn as far as it
+    came. The folder of the report is enough to draw both again."""
+    plan = make_plan(config=ReportConfig(curves=True, threshold=0.95, chance=0.0625), runs=STAGED)
+    render(plan, make_frame(), tmp_path, validations=VALIDATED)
+    page = (tmp_path / "README.md").read_text()
+    assert "## Along the training" in page and "(curves.png)" in page and "[curves.pdf](curves.pdf)" in page
+    assert "| gamma | 180 ± 0 | 3 of 3 | 180, 180, 180 |" in re.sub(" +", " ", page)
+    assert "| no_gamma | 280 ± 0 | 2 of 3 | 280, 280, never |" in re.sub(" +", " ", page)
+    again = load(tmp_path)
+    assert again.validations == VALIDATED and (tmp_path / "curves.csv").read_text().count("\n") == 1 + len(VALIDATED)
+    axes = curve_figure(again, "scale cpu").axes[0]
+    drawn = {
+        (float(x), float(y)) for line in axes.lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    }
+    assert {(step, value) for (_, _, step, _), value in VALIDATED.items()} <= drawn
+    texts = [text.get_text() for text in axes.texts]
+    assert any("bold" in text for text in texts) and "chance 0.0625" in texts
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write(again, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+    render(make_plan(), make_frame(), tmp_path)
+    assert not [path for path in tmp_path.iterdir() if "curves" in path.name]
+
+
+def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path):
+    render(make_plan(config=ReportConfig(curves=True)), make_frame(), tmp_path)
+    assert "curves" not in (tmp_path / "README.md").read_text() and not list(tmp_path.glob("curves*"))
+
+
 @pytest.mark.parametrize(
     ("settings", "report", "message"),
     [
@@ -116,7 +166,11 @@ def test_a_report_along_the_training(unsaved_figures, experiment, root, tmp_path
             {},
             "report.x: 'step': a stage with until ends nobody knows when; expected stages of fixed steps",
         ),
-        ({}, {"x": "test_segments"}, "report.threshold: 200.0: expected none where x=test_segments is not step"),
+        (
+            {},
+            {"x": "test_segments"},
+            "report.threshold: 200.0: expected none where x=test_segments is not step, without curves",
+        ),
         ({}, {"y": "perplexty"}, "report.y: unknown metric 'perplexty'; did you mean 'perplexity'"),
         ({}, {"state_x": "last"}, "report.state_x: last: expected none where x=step"),
         ({"valid_every": 5}, {}, r"expect: .*6 is not tested; tested: 5, 10, 12"),

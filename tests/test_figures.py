@@ -1,18 +1,24 @@
 """Figures: every arm is named, nothing overlaps, every option shows. They are looked at as objects, not as files."""
 
 import itertools
+import math
 
+import numpy as np
 import pandas as pd
 import pytest
-from report_data import SEEDS, XS, make_frame, make_plan
+from report_data import ARMS, SEEDS, XS, make_frame, make_plan
 
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import REGISTRIES, load_class
 from lit_memory.report import figures
-from lit_memory.report.axes import StateAxis
+from lit_memory.report.axes import Axis
 from lit_memory.report.labels import MINIMIZED, label, short
+from lit_memory.report.names import spread
+from lit_memory.report.paper import points
 from lit_memory.report.results import Results
-from lit_memory.report.style import MARKERS, STYLE, arm_look
+from lit_memory.report.series import relative
+from lit_memory.report.states import StateAxis
+from lit_memory.report.style import ARCHITECTURES, STYLE, looks, spread_words
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +43,13 @@ def state_figure(plan, frame):
 
 def legend_texts(figure):
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def all_texts(figure):
+    """Whatever names something: legend, names beside the axes and along them, on one line."""
+    axes = figure.axes[0]
+    texts = [text.get_text() for text in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels())]
+    return [text.replace("\n", " ") for text in (*legend_texts(figure), *texts)]
 
 
 SIX = ["armt", "prmt", "rmt", "mamba", "titans_mac", "transformer_xl"]
@@ -70,19 +83,24 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(name):
     figure = line_figure(plan, frame)
     figure.draw_without_rendering()
     axes = figure.axes[0]
-    words = legend_texts(figure) + [text.get_text() for text in axes.get_xticklabels()]
-    assert all(any(word.replace("_\n", "_").startswith(arm) for word in words) for arm in plan.arms)
+    assert all(any(word.startswith(arm) for word in all_texts(figure)) for arm in plan.arms)
     boxes = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
     assert len(boxes) >= 1 and not any(a.x1 > b.x0 for a, b in itertools.pairwise(boxes))
     check_legends(figure)
-    assert axes.get_position().height * figure.get_figheight() > 2.5
+    assert axes.get_position().height * figure.get_figheight() > (
+        2.4 if len(plan.x_values) > 1 else 0.3 * len(plan.arms)
+    )
     lines = [line for line in axes.lines if line.get_label() in plan.arms]
-    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
-    assert len(looks) in (0, len(lines))
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) in (0, len(lines))
+    assert all(text.get_fontsize() >= 8 for text in [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels()])
 
 
 def check_legends(figure):
-    """Legends lie inside the figure, below the axes."""
+    """Legends lie inside the figure, below the axes; names beside the axes overlap nothing and lie inside."""
+    boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts if text.get_text()), key=lambda b: b.y0)
+    for low, high in itertools.combinations(boxes, 2):
+        assert not (low.y1 > high.y0 + 1 and low.x0 < high.x1 and high.x0 < low.x1)
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
     bottom = figure.axes[0].get_tightbbox().y0
     for legend in figure.legends:
         box = legend.get_window_extent()
@@ -108,7 +126,7 @@ def test_the_figure_of_times(frame, labels):
     assert axes.get_ylabel() == "seconds per context" and axes.get_yscale() == "log"
     shown = {text.get_text() for text in axes.get_yticklabels() + axes.get_yminorticklabels()}
     assert shown >= set(labels) and not any("$" in text for text in shown)
-    assert not {line.get_label() for line in axes.lines} & {"chance (0.5)", "trained on up to 50", "all kept (y = x)"}
+    assert not {*all_texts(figure)} & {"chance 0.5", "trained on up to 50", "all kept (y = x)"}
 
 
 @pytest.mark.parametrize(
@@ -129,36 +147,54 @@ def test_the_length_of_the_training_leaves_no_empty_axis(xs, train_x, log_x, sho
     figure = line_figure(plan, make_frame(xs=xs))
     figure.draw_without_rendering()
     axes = figure.axes[0]
-    assert (f"trained on up to {train_x:,}" in {line.get_label() for line in axes.lines}) == shown
-    positions = axes.transAxes.inverted().transform(axes.transData.transform([(x, 0.5) for x in xs]))[:, 0]
+    assert (f"trained on up to {train_x:,}" in all_texts(figure)) == shown
+    axis = Axis.of([*xs, train_x] if shown else xs, log_x)
+    places = [(axis.position(x), 0.5) for x in xs]
+    positions = axes.transAxes.inverted().transform(axes.transData.transform(places))[:, 0]
     assert positions[0] < 0.25 and positions[-1] - positions[0] > 0.4
 
 
-@pytest.mark.parametrize("xs", [XS, [50]], ids=["band", "bar"])
-@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (1 / 3 - 0.57735, 2 / 3 + 0.57735))])
-def test_bands_of_shares_stay_between_0_and_1(xs, y, ends):
-    """One arm has 0, 0 and 1, the other one 1, 1 and 0: 0.333 and 0.667 with a standard deviation of 0.577."""
-    frame = make_frame(xs=xs, metric=y, value=lambda arm, seed, x: float((seed == 2) == (arm == "gamma")))
-    axes = line_axes(make_plan(xs=xs, expect=[], config=ReportConfig(y=y)), frame)
+FIVE = [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("xs", "part"), [(XS, 1), ([50], 0)], ids=["band", "bar"])
+@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (0.2 - 0.5553, 0.8 + 0.5553))])
+def test_five_seeds_have_the_interval_of_their_mean(xs, part, y, ends):
+    """One arm has four 0 and a 1, the other four 1 and a 0: 0.2 and 0.8 with a standard deviation of 0.447, and t is
+    2.776. That of a share ends at 0 and 1."""
+    frame = make_frame(seeds=FIVE, xs=xs, metric=y, value=lambda arm, seed, x: float((seed == 2) == (arm == "gamma")))
+    axes = line_axes(make_plan(seeds=FIVE, xs=xs, expect=[], config=ReportConfig(y=y)), frame)
     paths = [path for collection in axes.collections for path in collection.get_paths()]
-    heights = [y for path in paths for y in path.vertices[:, 1]]
-    assert (min(heights), max(heights)) == pytest.approx(ends, abs=1e-4)
+    reached = [place for path in paths for place in path.vertices[:, part]]
+    assert (min(reached), max(reached)) == pytest.approx(ends, abs=1e-4)
+    assert spread_words(5) == "mean of 5 seeds, band: 95 % interval of the mean"
 
 
-def test_an_arm_far_above_the_others_is_cut_where_less_is_better():
+@pytest.mark.parametrize("xs", [XS, [50]], ids=["lines", "rows"])
+def test_fewer_seeds_are_shown_one_by_one(xs):
+    """Every value of every seed is somewhere in the figure, and there is no band."""
+    axes = line_axes(make_plan(xs=xs), make_frame(xs=xs))
+    assert not axes.collections and spread_words(3) == "mean of 3 seeds, faint: every seed"
+    drawn = {round(float(v), 6) for line in axes.lines for v in (line.get_ydata() if len(xs) > 1 else line.get_xdata())}
+    assert {round(value, 6) for value in make_frame(xs=xs)["value"]} <= drawn
+
+
+def test_an_arm_far_from_the_others_is_cut_where_less_is_better():
     """Its numbers, the least and the largest mean, stand at the border; curves that meet the others' range, or of which
     more is better, stay."""
 
     def look(far, y="perplexity", arms=("a", "b", "c")):
         start = {"a": 9.0, "b": 10.0, "c": far}
         frame = make_frame(arms, metric=y, value=lambda arm, seed, x: start[arm] + x / 1000 + 0.01 * seed)
+        assert not math.isnan(far) or frame["value"].isna().any()
         axes = line_axes(make_plan(arms, expect=[], config=ReportConfig(y=y)), frame)
-        return axes.get_ylim()[1], [text.get_text() for text in axes.texts if "↑" in text.get_text()]
+        return axes.get_ylim()[1], [text.get_text() for text in axes.texts if {*"↑↓"} & {*text.get_text()}]
 
     high, texts = look(22.0)
     assert 10.6 < high < 11 and texts == ["c ↑ 22.1 to 22.5"]
     for kept in (look(12.0), look(22.0, y="capacity"), look(22.0, arms=("a", "c")), look(float("nan"))):
         assert not kept[1] and kept[0] > 10
+    assert look(-20.0)[1] == ["c ↓ −19.9 to −19.5"]
     assert look(12.0)[0] > 12 and look(22.0, y="capacity")[0] > 22
 
 
@@ -235,7 +271,7 @@ STATE_FIGURES = {
 
 def markers(axes):
     """The lines that are one point with the marker of an arm."""
-    known = [marker for marker, _ in MARKERS]
+    known = [marker for _, marker, _ in ARCHITECTURES.values()]
     return [line for line in axes.lines if line.get_marker() in known and len(line.get_xdata()) == 1]
 
 
@@ -248,9 +284,9 @@ def test_the_state_figure_names_every_arm_and_no_equal_state_hides_another(name)
     (legend,) = figure.legends
     for i, arm in enumerate(plan.arms):
         text, handle = legend.get_texts()[i].get_text(), legend.legend_handles[i]
-        assert text.startswith(arm) and (handle.get_color(), handle.get_marker()) == looks(i)
+        assert text.startswith(arm) and (handle.get_color(), handle.get_marker()) == look_of(plan, arm)
     points = markers(axes)
-    assert [(point.get_color(), point.get_marker()) for point in points] == [looks(plan.arms.index(a)) for a in drawn]
+    assert [(point.get_color(), point.get_marker()) for point in points] == [look_of(plan, arm) for arm in drawn]
     spots = [axes.transData.transform(point.get_xydata()[0]) for point in points]
     assert all(axes.bbox.contains(*spot) for spot in spots)
     for (a, left), (b, right) in itertools.combinations(zip(drawn, spots, strict=True), 2):
@@ -261,8 +297,9 @@ def test_the_state_figure_names_every_arm_and_no_equal_state_hides_another(name)
     assert axes.get_position().height * figure.get_figheight() > 2.4
 
 
-def looks(i):
-    return arm_look(i)["color"], arm_look(i)["marker"]
+def look_of(plan, arm):
+    look = looks(plan.architectures)[plan.arms.index(arm)]
+    return look["color"], look["marker"]
 
 
 def test_equal_states_stand_side_by_side():
@@ -292,10 +329,12 @@ def test_the_state_figure_shows_the_chosen_x_in_the_looks_of_the_first():
 
 
 def test_axes_speak_in_words():
-    axes = line_axes(make_plan(), make_frame())
-    title = axes.get_title(loc="left")
-    words = ("key-value pairs written", "exact match", "armt_ablation_gamma")
-    assert (axes.get_xlabel(), axes.get_ylabel(), title) == words
+    labels = {"gamma": "with the correction", "no_gamma": "without it"}
+    axes = line_axes(make_plan(title="Gamma keeps rewrites apart", labels=labels), make_frame())
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("key-value pairs written", "exact match")
+    texts = {text.get_text() for text in axes.texts}
+    assert {"Gamma keeps rewrites apart", "with the correction", "without it", "scale cpu"} <= texts
+    assert "armt_ablation_gamma" in {text.get_text() for text in line_axes(make_plan(), make_frame()).texts}
     assert [t.get_text() for t in axes.get_xticklabels()] == ["50", "100", "200", "500"]
     assert axes.get_ylim() == (-0.03, 1.04)
     values = {0.5: "0.5", 1000: "1,000", 4096: "4,096", 16000: "16k", 128e3: "128k", 1e6: "1M", 2.5e6: "2.5M"}
@@ -308,8 +347,8 @@ def test_every_knob_of_the_figure_shows():
         frame = pd.concat([make_frame(), make_frame(metric="capacity")])
         figure = line_figure(make_plan(config=ReportConfig(**(config or {})), **changes), frame)
         axes = figure.axes[0]
-        names = tuple(legend_texts(figure))
-        return names, axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale()
+        ends = tuple(tuple(map(float, line.get_xdata())) for line in axes.lines if line.get_label() in ARMS)
+        return tuple(all_texts(figure)), axes.get_xlabel(), axes.get_ylabel(), ends, axes.get_yscale()
 
     knobs = [
         {},
@@ -321,5 +360,125 @@ def test_every_knob_of_the_figure_shows():
         {"log_y": True},
         {"chance": 0.1},
     ]
-    looks = [look(knob) for knob in [*knobs, {"identity": True}]] + [look(train_x=None)]
-    assert len(set(looks)) == len(looks)
+    shown = [look(knob) for knob in [*knobs, {"identity": True}, {"relative_to": "gamma"}]] + [look(train_x=None)]
+    assert len(set(shown)) == len(shown)
+
+
+# Simulations of full protanopia, deuteranopia and tritanopia on linear RGB: Machado, Oliveira and Fernandes 2009.
+BLINDNESS = (
+    [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+)
+TO_LMS = [[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]
+TO_LAB = [[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]
+TOGETHER = (  # in some figure of the project
+    "armt prmt rmt rmt_r mamba rwkv transformer xl",
+    "lmm mac mag mal mamba armt transformer rmt",
+    "memreasoner rmt mamba larimar",
+    "tarm rmt transformer xl",
+)
+
+
+def seen(color, view):
+    """A colour in OKLab (Ottosson 2020), as ``view`` sees it."""
+    share = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return np.array(TO_LAB) @ np.cbrt(np.array(TO_LMS) @ np.clip(np.array(view) @ linear, 0, 1))
+
+
+@pytest.mark.parametrize("names", TOGETHER)
+def test_architectures_that_meet_differ_for_the_colour_blind(names):
+    for a, b in itertools.combinations(names.split(), 2):
+        apart = [np.linalg.norm(seen(ARCHITECTURES[a][0], v) - seen(ARCHITECTURES[b][0], v)) for v in BLINDNESS]
+        assert min(apart) > 0.08, (a, b)
+
+
+def test_every_architecture_has_one_look_in_all_figures():
+    """A colour and a marker of its own; more arms of one are darker; an unknown one takes from nobody who is there."""
+    assert {*ARCHITECTURES} == {*REGISTRIES["model"]} - {"rmt_xl"}  # that is RMT or TARM, see run.reporting
+    assert len({color for color, *_ in ARCHITECTURES.values()}) == len(ARCHITECTURES)
+    assert len({marker for _, marker, _ in ARCHITECTURES.values()}) == len(ARCHITECTURES)
+    alone, first, second, third = *looks(["mamba"]), *looks(["mamba", "armt", "mamba"])
+    assert alone == first and (alone["color"], alone["ls"]) != (third["color"], third["ls"])
+    assert third["marker"] == alone["marker"] and second["color"] == ARCHITECTURES["armt"][0]
+    many = looks(["lmm"] * 8)
+    light = [sum(int(look["color"][i : i + 2], 16) for i in (1, 3, 5)) for look in many]
+    assert light == sorted(light, reverse=True) and len({*light}) == 8 and len({look["marker"] for look in many}) == 1
+    assert min(light) > 0.4 * max(light)
+    strange = looks(["new", "armt", "", "rmt"])
+    assert len({look["color"] for look in strange}) == 4 and strange[1]["color"] == ARCHITECTURES["armt"][0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_keep_their_order_and_do_not_overlap(seed):
+    """Those with room stay at their ends; all others are as near as two that only just touch."""
+    rng = np.random.default_rng(seed)
+    ends, heights = rng.uniform(0, 60, 6).tolist(), rng.choice([11.0, 22.0], 6).tolist()
+    places, order = spread(ends, heights), np.argsort(ends)
+    gaps = [places[b] - places[a] - (heights[a] + heights[b]) / 2 for a, b in itertools.pairwise(order)]
+    assert min(gaps) > -1e-6
+    assert spread([0.0, 100.0, 50.0], [11.0] * 3) == [0, 100, 50]
+    assert spread([5.0, 5.0], [10.0, 10.0]) == [0, 10]
+
+
+def test_zero_lies_left_of_a_break_on_a_logarithmic_axis():
+    """The line is interrupted there, and 250 to 1,000 is as far as 1,000 to 4,000."""
+    xs = [0, 250, 1000, 4000]
+    axis = Axis.of(xs, log=True)
+    zero, *others = map(axis.position, xs)
+    assert np.diff(others) == pytest.approx(math.log10(4)) and zero < others[0] - 0.1
+    places, values = axis.curve(xs, [4, 3, 2, 1])
+    assert places[0] < places[1] < places[2] and math.isnan(values[1]) and values[2:] == [3, 2, 1]
+    assert Axis.of([0, 5], log=False).curve([0, 5], [1, 2]) == ([0, 5], [1, 2])
+    axes = line_axes(make_plan(xs=xs, train_x=None, expect=[], config=ReportConfig(log_x=True)), make_frame(xs=xs))
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "250", "1,000", "4,000"]
+    assert sum(isinstance(line.get_marker(), list) for line in axes.lines) == 1  # the strokes
+
+
+QA1 = {"armt": "ARMT (145M):", "mamba": "Mamba (130M):"}
+
+
+def paper_plan(xs, curves=QA1, values="armt_table1_babilong", rows=("Table 1: QA1",), unit=512, **config):
+    config = {"paper_values": values, "paper_rows": list(rows), "paper_curves": curves, "paper_unit": unit} | config
+    return make_plan(list(curves), xs=xs, expect=[], config=ReportConfig(**config), models={a: a for a in curves})
+
+
+def test_the_papers_points_lie_beside_ours():
+    """64k tokens are 125 segments of 512. 500k are beyond the test, and an average over lengths has no place."""
+    plan = paper_plan([1, 8, 256], log_x=True)
+    assert points(plan) == {"armt": [(125, 1.0), (250, 0.999)], "mamba": [(125, 1.0), (250, 0.995)]}
+    figure = line_figure(plan, make_frame(list(QA1), xs=[1, 8, 256]))
+    assert "the paper's values, hollow" in legend_texts(figure)
+    hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [line.get_color() for line in hollow] == [ARCHITECTURES[arm][0] for arm in QA1]
+    assert points(paper_plan([1, 8])) == {} and points(paper_plan([1, 8, 256], y="loss")) == {}
+    table = "memreasoner_table8_iu_task1"
+    short = paper_plan([0, 2000], {"memreasoner": "MemReasoner-1.4B (bAbi) [without IU]:"}, table, [], 1, y="accuracy")
+    assert points(short) == {"memreasoner": [(0, 0.97), (1000, 0.82), (2000, 0.73)]}
+    two_k = paper_plan([4, 8], {"lmm": "Titans (LMM): S-NIAH-N"}, "titans_table2_sniah", [], y="string_match_all")
+    assert [x for x, _ in points(two_k)["lmm"]] == [4, 8]  # 2K and 4K, of 1,024
+
+
+def test_the_papers_point_of_a_single_test():
+    """All that its conditions ask without a length; in a row of the arm."""
+    curves = {"rmt": "RMT:", "mamba": "Mamba: bAbi location change; Task 2"}
+    plan = paper_plan([0], curves, "memreasoner_table1_location_change", [], 1, y="accuracy")
+    assert points(plan) == {"rmt": [(0, 0.006)], "mamba": [(0, 0.345)]}
+    axes = line_axes(plan, make_frame(list(curves), xs=[0], metric="accuracy"))
+    assert 0.345 in [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1]
+
+
+def test_a_figure_relative_to_an_arm():
+    """In per cent of the same seed's, and 0 for the arm itself; the results stay as they are."""
+    value = {"a": 10.0, "b": 12.0, "c": 0.0}
+    frame = make_frame(["a", "b", "c"], metric="perplexity", value=lambda arm, seed, x: value[arm] * (1 + seed))
+    plan = make_plan(["a", "b", "c"], expect=[], config=ReportConfig(y="perplexity", relative_to="a", log_y=True))
+    results = Results.from_frame(plan, frame)
+    shown = relative(results)
+    assert shown.values("b", None, 50) == pytest.approx([20, 20, 20]) and shown.values("a", None, 500) == [0, 0, 0]
+    assert shown.plan.y_label == "perplexity: difference from a in %" and not shown.plan.config.log_y
+    assert results.values("b", None, 50) == [12, 24, 36] and relative(shown).plan.config.relative_to == "a"
+    by_zero = Results.from_frame(make_plan(["c", "b"], config=ReportConfig(y="perplexity", relative_to="c")), frame)
+    assert not relative(by_zero).cells

@@ -87,7 +87,7 @@ def draw_break(axes: Any, middle: float, span: float) -> None:
 def set_log_y(axis: Any) -> None:
     """A logarithmic axis of a metric with plain numbers: 1, 2 and 5 of every decade, or the decades alone if there are
     many."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     axes, name = axis.axes, axis.axis_name
     getattr(axes, f"set_{name}scale")("log")
@@ -95,5 +95,5 @@ def set_log_y(axis: Any) -> None:
     if low <= 0:  # there is nothing to show
         low, high = getattr(axes, f"set_{name}lim")(0.1, 1)
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda y, _: short(y)))
+    axis.set_major_formatter(lambda y, _: short(y))
     axis.set_minor_formatter(NullFormatter())

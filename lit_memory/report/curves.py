@@ -7,13 +7,13 @@ from math import nan
 from typing import Any
 
 from lit_memory.plan.sections import STEP, ReportConfig
-from lit_memory.report.labels import MINIMIZED, mean_std
+from lit_memory.report.labels import MINIMIZED, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
 from lit_memory.report.results import ReportPlan, Results
 from lit_memory.report.series import show_values
-from lit_memory.report.style import REFERENCE, looks
-from lit_memory.report.verdict import std
+from lit_memory.report.style import REFERENCE, looks, text_color
+from lit_memory.report.verdict import mean, std
 
 
 def curve_metrics(
@@ -41,18 +41,23 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
         line = {"color": look["color"], "ls": look["ls"]}
         for seed in plan.seeds:
             begin, curve = plan.last_stage(arm, seed), runs.get((arm, seed), [])
-            axes.plot(*zip(*curve, strict=True) if curve else ([], []), **line, lw=0.9, alpha=0.6)
+            axes.plot(*zip(*curve, strict=True) if curve else ([], []), **line, lw=0.8, alpha=0.6)
             late = [(step, value) for step, value in curve if step >= begin]
-            axes.plot(*zip(*late, strict=True) if late else ([], []), **line, lw=1.8)
-            axes.plot(*([part] for part in curve[-1]) if curve else ([], []), **look | {"ls": ""})
+            axes.plot(*zip(*late, strict=True) if late else ([], []), **line, lw=1.3)
+        last = [curve[-1] for (of, _), curve in runs.items() if of == arm]
+        axes.plot([step for step, _ in last], [value for _, value in last], **look | {"ls": ""})
+        if last:
+            (step, value), color = map(mean, zip(*last, strict=True)), text_color(look["color"])
+            drawn.ends.append(Name(plan.shown(arm), step, value, color))
         drawn.handles.extend(axes.plot([], [], **look, label=plan.shown(arm)))
     config = curve_config(plan, metric)
     if config.chance is not None:
         axes.axhline(config.chance, **REFERENCE)
         drawn.references.append(Name(f"chance {config.chance:.3g}", axes.get_xlim()[1], config.chance))
     axes.set_xlabel("optimizer steps")
+    axes.xaxis.set_major_formatter(lambda step, _: short(step))
     show_values(axes.yaxis, replace(plan, config=config))
-    axes.set_ylabel(f"{axes.get_ylabel()} on validation data")
+    axes.set_ylabel(f"{axes.get_ylabel()}, validation")
     return drawn
 
 

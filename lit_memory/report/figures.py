@@ -71,7 +71,10 @@ def state_figure(results: Results, x: float, status: str) -> Any:
 
 def curve_figure(results: Results, status: str) -> Any:
     """The ``Figure`` of a metric along the training, every run by itself."""
-    return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run, bold: its last stage")
+    plan = results.plan
+    staged = any(plan.last_stage(arm, seed) for arm in plan.arms for seed in plan.seeds)
+    bold = "; bold: on the whole task, after easier stages" if staged else ""
+    return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run by itself{bold}")
 
 
 def _figure(
@@ -146,7 +149,7 @@ def _without(handles: list[Any], name: str | None) -> list[Any]:
 
 def _draw_vertical(axes: Any, position: float, text: str) -> None:
     """A reference line with its name above the axes, where no data are."""
-    axes.axvline(position, color=GREY, lw=1.2, ls=(0, (1, 2)), zorder=1.5)
+    axes.axvline(position, **REFERENCE)
     low, high = axes.get_xlim()
     share = (position - low) / (high - low)
     side = "left" if share < 0.2 else "right" if share > 0.8 else "center"
@@ -162,15 +165,16 @@ def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> str | None:
         values = [v for group in series.groups for v in group if math.isfinite(v)]
         if values:
             ranges.append((min(values), max(values), series))
-    for place, up in ((-1, True), (0, False)) if len(ranges) > 2 else ():
-        *others, (least, most, series) = sorted(ranges, key=lambda r: r[place and 1], reverse=not up)
+    for up in (True, False) if len(ranges) > 2 else ():
+        *others, (least, most, series) = sorted(ranges, key=lambda r: r[1] if up else -r[0])
         low, high = min(low for low, *_ in others), max(high for _, high, _ in others)
-        span = high - low
-        if (least - high if up else low - most) > 2 * span > 0:
+        span, gap = high - low, least - high if up else low - most
+        if gap > 2 * span > 0:
             axes.set_ylim(low - (0.05 if up else 0.2) * span, high + (0.2 if up else 0.05) * span)
-            text = f"{series.name} {'↑' if up else '↓'} {min(series.means):.3g} to {max(series.means):.3g}"
+            means = f"{min(series.means):.3g} to {max(series.means):.3g}".replace("-", "−")
             look = {"fontsize": SMALL, "color": text_color(series.look["color"]), "ha": "right"}
-            axes.text(0.99, 0.98 if up else 0.02, text, transform=axes.transAxes, va="top" if up else "bottom", **look)
+            look |= {"y": 0.98, "va": "top"} if up else {"y": 0.02, "va": "bottom"}
+            axes.text(0.99, s=f"{series.name} {'↑' if up else '↓'} {means}", transform=axes.transAxes, **look)
             return series.name
     return None
 

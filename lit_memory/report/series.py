@@ -1,6 +1,7 @@
 """The arms of a figure: their names, looks and values, and how a figure shows several seeds and an axis of values."""
 
 import math
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def relative(results: Results) -> Results:
 
 def show_values(axis: Any, plan: ReportPlan) -> None:
     """The axis of the metric: its name, and its range or scale."""
-    axis.set_label_text(plan.y_label)
+    axis.set_label_text(textwrap.fill(plan.y_label, 34) if axis.axis_name == "y" else plan.y_label)
     if plan.config.log_y:
         set_log_y(axis)
     elif plan.config.y in SHARES:
