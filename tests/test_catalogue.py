@@ -109,4 +109,5 @@ def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
     assert names == ["experiment", *(path.stem for path in sorted((ROOT / "experiments").glob("*.yaml")))]
     (gamma,) = (line for line in lines if line.startswith(" armt_ablation_gamma "))
     report = json.loads((ROOT / "reports/armt_ablation_gamma/verdict.json").read_text())
-    assert gamma.split()[-2:] == [report["verdict"], f"{sum(run['seconds'] for run in report['runs']) / 60:.0f}"]
+    minutes = f"{sum(run['seconds'] for run in report['runs']) / 60:.0f}"
+    assert gamma.split()[-3:] == [report["verdict"], report.get("evidence", "–"), minutes]
