@@ -128,6 +128,7 @@ arms: {a: {}, b: {model.gamma: "off"}}
 seeds: [0]
 report: {x: test_pairs}
 expect: ["a[2] + b[last] >= 0"]
+requires: ["a[first] >= 0"]
 """
 
 

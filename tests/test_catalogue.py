@@ -72,15 +72,15 @@ def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
     ("report", "row"),
     [
         (
-            {"verdict": "REPRODUCED", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]},
-            ("REPRODUCED", 120.5),
+            {"verdict": "REPRODUCED", "evidence": "toy", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]},
+            ("REPRODUCED", "toy", 120.5),
         ),
         (
             {"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [{"seconds": None}, {"seconds": 30.5}]},
-            ("INCOMPLETE", 30.5),
+            ("INCOMPLETE", "", 30.5),
         ),
-        ({"verdict": "NOT REPRODUCED", "missing": []}, ("NOT REPRODUCED", 0)),
-        (None, ("", 0)),
+        ({"verdict": "NOT REPRODUCED", "missing": []}, ("NOT REPRODUCED", "", 0)),
+        (None, ("", "", 0)),
     ],
     ids=["complete", "incomplete", "marks", "none"],
 )
@@ -91,7 +91,7 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     (folders / "project/reports/gamma").mkdir(parents=True)
     if report is not None:
         (folders / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
-    assert list_experiments() == [("both", "Figure 1", "", 0), ("gamma", "Figure 1", *row)]
+    assert list_experiments() == [("both", "Figure 1", "", "", 0), ("gamma", "Figure 1", *row)]
 
 
 def test_a_file_without_a_paper_is_an_error(folders):

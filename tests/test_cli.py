@@ -410,7 +410,9 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
     """It belongs to its own experiment; what starts from it and trains nothing tests the same weights."""
     first, starts = write(), {"train.init": {"run": "tiny/b"}, "train.steps": 0, "model.gamma": "off"}
     later = tmp_path / "later.yaml"
-    later.write_text(yaml.safe_dump(tree | {"experiment": "later", "arms": {"y": starts}, "expect": ["y[2] >= 0"]}))
+    later.write_text(
+        yaml.safe_dump(tree | {"experiment": "later", "arms": {"y": starts}, "expect": [], "requires": []})
+    )
     assert call(later, "--root", root) == 0
     out = capsys.readouterr().out
     assert out.startswith("later (scale default): 1 run: 1 new; 1 of other experiments to train first\n")
@@ -434,7 +436,7 @@ def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, r
 
 def test_todo_has_every_run_once_behind_what_it_starts_from(write, tmp_path):
     arms = {"y": {"train.init": {"run": "b"}, "train.steps": 0}, "z": {"train.init": {"run": "b"}}, "b": {}, "c": {}}
-    todo = WorkList(prepare(write(arms=arms, expect=[], seeds=[0, 1]), "--root", tmp_path)).todo()
+    todo = WorkList(prepare(write(arms=arms, expect=[], requires=[], seeds=[0, 1]), "--root", tmp_path)).todo()
     assert [f"{spec.arm}{spec.seed}" for spec in todo] == ["b0", "y0", "b1", "y1", "z0", "z1"]  # c is b
 
 

@@ -59,6 +59,7 @@ def experiment(tree):
         "tarm.steps_to[last] < 13",
         "tarm.roughness[first] > still.roughness[first]",
     ]
+    tree["requires"] = ["still[last] > 0"]
     tree["expect"] += [
         "tarm.test_perplexity[last] < still.test_perplexity[last]",
         "tarm.variance_ratio[6] > 0",

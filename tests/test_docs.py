@@ -182,6 +182,7 @@ arms: {average: {}}
 seeds: [0]
 report: {x: test_length, y: exact_match}
 expect: ["average[last] >= 0"]
+requires: ["average[first] >= 0"]
 """
 
 

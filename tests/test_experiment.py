@@ -139,8 +139,16 @@ def test_a_scale_has_its_own_seeds_and_claims(tree):
 def test_lines_are_in_no_key(tree):
     """What is required and verified changes no run, and a file without them has none."""
     with_lines = parse(tree | {"requires": ["a[2] > 0.5"], "verify": ["b[2] >= 0"]}, "tiny.yaml").at()
-    without = parse(tree, "tiny.yaml").at()
+    without = parse(change(tree, {"requires": ...}), "tiny.yaml").at()
     assert keys(with_lines.plan()) == keys(without.plan()) and (without.requires, without.verify) == ([], [])
+
+
+def test_words_are_in_no_key_and_at_every_scale(tree):
+    words = {"title": "What a recalls", "labels": {"b": "without gamma"}}
+    with_words = parse(change(tree, words | {"scales": {"cpu": {}, "gpu": {}}}), "tiny.yaml").at("gpu")
+    without = parse(tree, "tiny.yaml").at()
+    assert keys(with_words.plan()) == keys(without.plan()) and (without.title, without.labels) == ("", {})
+    assert {"title": with_words.title, "labels": with_words.labels} == words
 
 
 def test_a_scale_changes_the_report(tree):

@@ -94,11 +94,31 @@ def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, le
     }
     verdict, _, scope = verdict.partition(",")
     page = (written / "README.md").read_text()
-    assert f"**{verdict}** at scale default{',' * bool(scope)}{scope}" in page
+    assert f"**{verdict}** at scale default (toy){',' * bool(scope)}{scope}" in page
     assert ("+ perhaps |" in page) == (verdict == "INCONCLUSIVE")
     assert json.loads((written / "verdict.json").read_text())["verdict"] == verdict
     tracker = Tracker(folder)
     assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("requires", "mark", "verdict"),
+    [
+        ("model[2] >= 0.4", "+", "REPRODUCED"),
+        ("model[2] >= 0.9", "? not learnt", "INCONCLUSIVE"),
+        (["model[2] >= 0.4", "model.loss[2] < 9"], "?", "INCOMPLETE"),
+    ],
+)
+def test_a_test_that_was_not_learnt_shows_no_lack(unsaved_figures, folder, requires, mark, verdict):
+    """The paper's minus is not confirmed by a model that fails what is required; what was not measured is missing."""
+    table = folder / "reports" / "tiny" / "table.csv"
+    table.write_text(table.read_text().replace("0.9,1.0", "1.0,1.0").replace("0.4,0.6", "0.5,0.5"))
+    abilities = {"Working Memory": {"experiment": "tiny", "requires": requires, "+": "model[2] >= 0.4"}}
+    summary = Summary.load(write(folder, abilities=abilities), folder)
+    assert summary.marks()["Working Memory", "b"].measured == mark and summary.evidence == "toy"
+    assert render_marks(summary, folder, "").verdict == verdict
+    page = (folder / "reports" / "marks" / "README.md").read_text()
+    assert page.startswith("# marks · toy\n") and f"| RMT   | {mark} " in page
 
 
 def test_a_report_that_does_not_exist_yet_is_named(folder, capsys):
@@ -123,6 +143,14 @@ def test_a_report_that_does_not_exist_yet_is_named(folder, capsys):
         ({"abilities": {"A": {"experiment": "tiny", "+": "model[3] > 0"}}}, "a[3]: 3 is not tested"),
         ({"paper_values": "nothing"}, "marks: paper_values=nothing: expected one of"),
         ({"models": []}, "marks.models: "),
+        (
+            {"abilities": {"A": {"experiment": "tiny", "requires": "c[2] > 0", "+": "model[2] > 0"}}},
+            "marks.abilities.A: expect[0] 'c[2] > 0': no arm 'c'",
+        ),
+        (
+            {"abilities": {"A": {"experiment": "tiny", "requires": "model[2] > 0"}}},
+            'marks.abilities.A: expected an experiment and at least one of "+" and "++"',
+        ),
     ],
 )
 def test_wrong_files(folder, changes, message):

@@ -7,8 +7,8 @@ from plans import change
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
-from lit_memory.plan.measured import check_report
-from lit_memory.registry import load_class
+from lit_memory.plan.measured import check_report, evidence
+from lit_memory.registry import TASKS, build, load_class
 
 
 def test_the_x_axis_is_what_the_test_varies(tree):
@@ -62,3 +62,52 @@ def test_claims_may_be_about_the_memory(tree):
         ):
             check_report(experiment, experiment.plan())
     assert load_class("model", "rmt").diagnosed and not load_class("model", "rmt").tested
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_task_reads_what_was_not_made_by_a_program_unless_told_to(name):
+    assert build("task", {"name": name}).material == ""
+
+
+MATERIALS = [
+    ("language_modeling", {"source": "wikitext-2-v1"}, "text"),
+    ("babilong", {"haystack": "pg19"}, "text"),
+    ("babilong", {"haystack": "pg19", "test_segments": [0]}, ""),  # stories alone
+    ("babilong", {"eval_set": "a/b", "eval_length": 1000, "test_eval_length": [1000]}, "text"),
+    ("needle", {"haystack": "pg19"}, "text"),
+    ("needle", {"haystack": "pg19", "variant": "pk"}, ""),  # one line, repeated
+    ("passkey", {"haystack": "pg19"}, ""),
+    ("passkey", {"haystack": "pg19", "needle": "magic"}, "text"),
+    ("memreasoner", {"haystack": "pg19"}, ""),  # which its training alone reads
+    ("memreasoner", {"haystack": "pg19", "test_tokens": [0, 1000]}, "text"),
+    ("memreasoner", {"haystack": "pg19", "test_tokens": [1000], "noise": "soft"}, ""),
+    ("variable_tracking", {"haystack": "pg19", "test_tokens": [1000]}, ""),
+    ("variable_tracking", {"haystack": "pg19", "test_tokens": [1000], "noise": "books"}, "text"),
+    ("dna", {"source": "human_enhancers_cohn"}, "data"),
+    ("time_series", {"source": "ETTh1"}, "data"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "material"), MATERIALS)
+def test_what_a_test_reads(name, settings, material):
+    assert build("task", {"name": name} | settings).material == material
+
+
+@pytest.mark.parametrize(
+    ("scale", "modified", "source", "level"),
+    [
+        ("cpu", False, "noise", "toy"),
+        ("cpu", True, "wikitext-2-v1", "real text"),
+        ("paper", False, "wikitext-2-v1", "paper scale"),
+        ("paper_small", False, "wikitext-2-v1", "paper scale"),
+        ("paper", True, "wikitext-2-v1", "real text"),
+        ("paper", True, "noise", "toy"),
+        ("papers", False, "noise", "toy"),
+    ],
+)
+def test_the_level_of_evidence(make_spec, scale, modified, source, level):
+    """A change of a setting cannot claim more than what is tested; one arm on synthetic text makes a toy."""
+    spec = make_spec(f"task={{name: language_modeling, source: {source}, test_segments: [2, 4]}}")
+    assert evidence(scale, [spec], modified) == level
+    if "paper" not in level:
+        assert evidence(scale, [spec, make_spec()], modified) == "toy"

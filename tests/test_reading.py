@@ -1,6 +1,7 @@
 """Files: what is no experiment, what extends what, and that any YAML library reads them."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,22 +47,25 @@ def test_files_that_are_not_experiments(tmp_path, monkeypatch, text):
 
 def test_a_file_that_extends_another(tree, tmp_path):
     """Sections, scales, paper and report key by key; arms, grid, seeds and claims as a whole, and what scales say of
-    the old arms goes."""
+    the old arms goes, as do the labels of those that are gone; a title is the file's own."""
     tree["scales"] = {"cpu": {"train.lr": 0.5, "model.width": 8, "arms.a.train.lr": 0.1}, "paper": {}}
+    tree |= {"title": "What a recalls", "labels": {"a": "ARMT", "b": "without gamma"}}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
     two = {
         "extends": "one",
         "experiment": "two",
         "base": {"task": {"pairs": 1}},
         "scales": {"cpu": {"train.lr": 0.25}},
-        "arms": {"c": {}},
+        "arms": {"b": {}, "c": {}},
+        "labels": {"c": "RMT"},
         "expect": [],
     }
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
     (tmp_path / "three.yaml").write_text(
         yaml.safe_dump({"extends": "two", "experiment": "three", "seeds": [7], "paper": {"claim": "other"}})
     )
-    whole = {**tree, "experiment": "three", "arms": {"c": {}}, "expect": [], "seeds": [7]}
+    whole = {**tree, "experiment": "three", "arms": {"b": {}, "c": {}}, "expect": [], "seeds": [7]}
+    whole |= {"title": "", "labels": {"b": "without gamma", "c": "RMT"}}
     whole["base"]["task"]["pairs"] = 1
     whole["paper"]["claim"] = "other"
     whole["scales"] = {"cpu": {"train.lr": 0.25, "model.width": 8}, "paper": {}}
@@ -207,3 +211,13 @@ def test_a_command_without_libyaml(tmp_path):
 def test_files_are_read_without_libyaml():
     run = subprocess.run([sys.executable, "-c", WITHOUT_LIBYAML, *map(str, FILES)], capture_output=True, text=True)
     assert run.stdout.split() == [path.stem for path in FILES], run.stderr
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_experiment_has_words_for_people(path):
+    """A title of its own, not longer than a figure is wide, and words for every arm."""
+    (title,) = re.findall(r"^title: (.*)$", path.read_text(), re.MULTILINE)
+    assert 10 < len(title) <= 82 and sum(f"\ntitle: {title}\n" in other.read_text() for other in FILES) == 1
+    if not has_marks(path):
+        experiment = load(path)
+        assert experiment.title == title.strip('"') and experiment.labels.keys() == experiment.arms.keys()

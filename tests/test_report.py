@@ -405,6 +405,28 @@ def test_too_few_seeds_are_told(tmp_path, name, seeds, told):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_words_for_people(tmp_path):
+    """Title, level of evidence and caveats are the first lines; arms have labels where people read, and their ids in
+    table.csv, beside settings and runs."""
+    caveats = ["Chosen on test-like data: the **decay**.", "One seed."]
+    words = {"title": "What gamma is for", "labels": {"gamma": "with gamma"}, "evidence": "toy"}
+    plan = make_plan(config=ReportConfig(caveats=caveats), settings={"gamma": "`a`", "no_gamma": "`b`"}, **words)
+    render(plan, make_frame(), tmp_path)
+    page, found = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "verdict.json").read_text())
+    lines = [line for line in page.splitlines() if line]
+    assert lines[:2] == ["# What gamma is for · toy", "Experiment `armt_ablation_gamma`"]
+    assert lines[2].startswith("**REPRODUCED** at scale `cpu` (toy), exploratory (3 seeds)")
+    assert lines[3:6] == [f"> {caveats[0]}", ">", f"> {caveats[1]}"]
+    assert (found["title"], found["evidence"], found["scope"]) == (words["title"], "toy", "exploratory (3 seeds)")
+    table, rows = (tmp_path / "table.md").read_text(), (tmp_path / "table.csv").read_text()
+    assert "| with gamma " in table and "| no_gamma " in table and "| gamma " not in table
+    assert "gamma,50," in rows and "with gamma" not in rows
+    assert "| with gamma | `gamma` " in page and "| no_gamma " in page
+    render(make_plan(settings={"gamma": "`a`"}), make_frame(), tmp_path)
+    assert (tmp_path / "README.md").read_text().startswith("# armt_ablation_gamma\n")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_claims_requirements_and_properties_apart(tmp_path):
     lines = {"expect": [EXPECT[0], "no_gamma[100] > 0.3"], "requires": ["gamma[50] > 0.9"], "verify": ["gamma[50] > 0"]}
     found = render(make_plan(**lines), make_frame(), tmp_path)

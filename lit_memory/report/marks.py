@@ -197,7 +197,7 @@ class Summary:
         claims = judge({"expect": texts, "requires": required}, source.evidence, LEVEL / self.cells)
         if any(claim.kind == "requirement" and claim.verdict != REPRODUCED for claim in claims):
             incomplete = any(claim.verdict == INCOMPLETE for claim in claims)
-            return Mark("?", paper, claims, learnt=incomplete, sure=False)
+            return Mark("?", paper, claims, learnt=incomplete, sure=incomplete)
         by_line, sure = {claim.line: claim for claim in claims if claim.kind == "claim"}, True
         for mark in filter(line.get, MARKS):
             found = [by_line[text] for text in thresholds(line, mark, arm)]
