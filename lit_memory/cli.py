@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
@@ -59,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_options(argv)
         if options.list:
             console.print(list_table())
+            return 0
+        if options.gallery:
+            root = root_of(options)
+            summary, paths = write_gallery(root, warner(errors))
+            console.print(summary, *map(short, paths.values()), sep="\n", highlight=False, soft_wrap=True)
             return 0
         if options.redraw is not None:
             for folder, before, after in redraw_all(options.redraw, root_of(options)):

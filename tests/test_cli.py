@@ -71,6 +71,7 @@ def test_the_flags_are_frozen():
         "--fresh": 0,
         "--redraw": 0,
         "--list": 0,
+        "--gallery": 0,
     }
     assert all(action.help for action in parser()._actions)
 
@@ -93,6 +94,18 @@ BAD = {
     "unknown override": (
         ["FILE", "--dry-run", "model.widht=8"],
         "command line: model.widht: unknown key; did you mean 'width'?",
+    ),
+    "gallery of one experiment": (
+        ["FILE", "--gallery"],
+        "command line: --gallery: shows all reports, so leave ",
+    ),
+    "gallery with a flag": (
+        ["--gallery", "--dry-run"],
+        "command line: --gallery: shows all reports, so leave --dry-run out",
+    ),
+    "gallery without reports": (
+        ["--gallery"],
+        "root/reports: no report that can be shown; expected some that run.py",
     ),
     "markup": (["FILE", "[/red]=1"], "command line: [/red]=1: expected key=value"),
     "two lines": (["FILE", "a\nb"], "command line: a b: expected key=value"),

@@ -56,9 +56,11 @@ OUTSIDE = {
 # Files -> packages that they import inside a function, where those cost nothing until they are needed.
 LATE = {
     "report/axes.py": "matplotlib",
+    "report/cards.py": "PIL",
     "report/figures.py": "matplotlib",
     "report/marks_page.py": "matplotlib",
     "report/fold.py": "numpy",
+    "report/gallery.py": "jinja2",
     "report/results.py": "numpy",
     "report/scores.py": "numpy",
     "report/statistics.py": "numpy scipy",

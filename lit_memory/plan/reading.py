@@ -2,7 +2,7 @@
 
 ``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
 and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
-seeds and each list of lines as a whole; the title stays behind.
+seeds, paper_curves and each list of lines as a whole; the title stays behind.
 ``extends: cpu`` in a scale starts from that scale of the same file, key by key.
 """
 
@@ -24,7 +24,7 @@ from lit_memory.plan.strict import DEEPEST
 from lit_memory.util.checks import nearest
 
 LARGEST_FILE = 1_000_000
-WHOLE = ("arms", "grid")
+WHOLE = ("arms", "grid", "paper_curves")
 """Mappings of a file that replace those of the file that it extends."""
 
 

@@ -46,7 +46,7 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
             axes.plot(*zip(*late, strict=True) if late else ([], []), **line, lw=1.8)
             axes.plot(*([part] for part in curve[-1]) if curve else ([], []), **look | {"ls": ""})
         drawn.handles.extend(axes.plot([], [], **look, label=plan.shown(arm)))
-    config = _config(plan, metric)
+    config = curve_config(plan, metric)
     if config.chance is not None:
         axes.axhline(config.chance, **REFERENCE)
         drawn.references.append(Name(f"chance {config.chance:.3g}", axes.get_xlim()[1], config.chance))
@@ -56,7 +56,7 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
     return drawn
 
 
-def _config(plan: ReportPlan, metric: str) -> ReportConfig:
+def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
     """The config of a figure of this metric along the training."""
     own, same = plan.config, metric == plan.config.y
     chance, y_label = (own.chance, own.y_label) if same else (None, "")

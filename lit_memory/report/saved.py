@@ -76,6 +76,11 @@ def load(report: str | Path) -> Results:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
 
 
+def read_table(path: Path) -> dict[Cell, float]:
+    """The values of a table.csv. Raises ConfigError."""
+    return _read(path, _cells)
+
+
 def _folder(report: str | Path) -> Path:
     """The folder of a report. Raises ConfigError."""
     homes = (Path("reports"), PROJECT / "reports")

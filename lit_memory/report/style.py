@@ -76,7 +76,7 @@ def looks(models: Sequence[str]) -> list[dict[str, Any]]:
     for name in named:
         color, marker, size = ARCHITECTURES[name]
         rank, seen[name] = seen[name], seen[name] + 1
-        step = min(0.4, 0.7 / max(1, counts[name] - 1))
+        step = min(0.35, 0.55 / max(1, counts[name] - 1))
         line = {"color": darker(color, 1 - rank * step), "ls": DASHES[rank % len(DASHES)], "lw": 1.8}
         found.append(line | {"marker": marker, "ms": size, "mec": "white", "mew": 0.7})
     return found

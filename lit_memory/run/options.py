@@ -1,7 +1,7 @@
 """The command line: its flags, and what they ask for."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ class Options:
     """The parsed command line; ``parse_options`` makes it, and nothing changes it."""
 
     experiment: str = ""
-    """The file of the experiment; "" where ``list`` needs none."""
+    """The file of the experiment; "" where ``list`` and ``gallery`` need none."""
     overrides: tuple[str, ...] = ()
     """Settings of all arms, as ``key=value``."""
     scale: str | None = None
@@ -36,6 +36,8 @@ class Options:
     fresh: bool = False
     """Train again what is finished."""
     list: bool = False
+    gallery: bool = False
+    """Write reports/README.md and reports/index.html from the reports of the root."""
     redraw: tuple[Path, ...] | None = None
     """The experiments whose reports are drawn again, () for all; None is not to do that."""
 
@@ -61,6 +63,7 @@ SWITCHES = {
     "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
     "--redraw": "draw the reports of these experiments (default: all) again from their own folders, by today's YAMLs",
     "--list": "print the project's experiments with their verdicts and do nothing",
+    "--gallery": "write reports/README.md and reports/index.html from all reports and do nothing else",
 }
 
 
@@ -93,6 +96,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     given = vars(parser().parse_intermixed_args(argv))
     if given["list"]:
         return Options(list=True)
+    if given["gallery"]:
+        return _gallery(given)
     if given["redraw"]:
         names = [given["experiment"], *given["overrides"]] if given["experiment"] else []
         return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
@@ -103,6 +108,15 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     for name in ("arms", "seeds"):
         given[name] = None if given[name] is None else tuple(given[name].split(","))
     return Options(**given)
+
+
+def _gallery(given: Mapping[str, Any]) -> Options:
+    """Options of ``--gallery``, which shows all reports. Raises ConfigError for what would choose some."""
+    for name, value in given.items():
+        if name not in ("gallery", "root") and value not in (None, [], False):
+            what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
+            raise ConfigError("command line", "--gallery", f"shows all reports, so leave {what} out")
+    return Options(gallery=True, root=given["root"])
 
 
 def short(path: Path) -> str:

@@ -1,0 +1,166 @@
+"""The data of interactive figures: what the pictures of a report show, as plain values that JSON can hold.
+
+A chart is {id, name, x, y, log, share, ticks, series, guides}. x and y are labels, log and share say how y is drawn, a
+tick is [position, text]. A series is {name, group, look, line, points, seeds, paper}: a point is [position, mean, std,
+low, high, text of x], with None where there is none: std and the interval low to high need several seeds; ``seeds`` has
+one list of values per seed, aligned with the points, ``paper`` the paper's points [position, value]. A guide is a grey
+line {name, and x, y or points}. The x axis is linear in the positions, as that of the picture is.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lit_memory.report.axes import Axis, train_x_on_axis
+from lit_memory.report.curves import curve_config
+from lit_memory.report.labels import SHARES, count, mean_interval, short
+from lit_memory.report.paper import points
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.series import Series, relative, series_of
+from lit_memory.report.states import StateAxis
+from lit_memory.report.style import LEAST_FOR_BAND, looks
+from lit_memory.report.verdict import mean, std
+
+POINTS = {"o": "circle", "s": "rect", "^": "triangle", "v": "triangle", "<": "triangle", ">": "triangle"}
+POINTS |= {"D": "rectRot", "d": "rectRot", "X": "crossRot", "P": "cross", "h": "rectRounded", "p": "rectRounded"}
+POINTS |= {"*": "star", (4, 1, 0): "star", "H": "rectRounded", "8": "circle"}
+"""matplotlib's marker -> the nearest of Chart.js's points."""
+TURNS = {"v": 180, "<": 270, ">": 90}
+Chart = dict[str, Any]
+At = Sequence[tuple[float, str]]
+"""Position and text of every x."""
+
+
+def charts(results: Results) -> list[Chart]:
+    """The figure, y against the floats of state where those are known, and times and training where they are."""
+    plan = results.plan
+    xs = sorted(plan.x_values)
+    found = [_figure(relative(results), xs)]
+    if plan.config.relative_to:  # per cent
+        found[0]["share"] = False
+    found += _state(results, xs[-1] if plan.state_x is None else plan.state_x)
+    return [*found, *_times(results, xs), *_training(results)]
+
+
+def shown_look(look: Mapping[str, Any]) -> Chart:
+    """Colour, point and dashes of an arm, as in the pictures."""
+    dashes = [] if look["ls"] == "-" else [round(2 * part, 1) for part in look["ls"][1]]
+    point, turn = POINTS[look["marker"]], TURNS.get(look["marker"], 0)
+    return {"color": look["color"], "point": point, "turn": turn, "dash": dashes}
+
+
+def shown_series(plan: ReportPlan, series: Series, at: At) -> Chart:
+    """One arm; what is no number is left out."""
+    found, rows = [], []
+    for (position, text), group, row in zip(at, series.groups, zip(*series.seeds, strict=True), strict=True):
+        if not math.isfinite(mean(group)):
+            continue
+        interval = mean_interval(plan.config.y, group) if len(group) >= LEAST_FOR_BAND else (math.nan, math.nan)
+        found.append([*map(rounded, (position, mean(group), std(group), *interval)), text])
+        rows.append([*map(rounded, row)])
+    seeds = [list(column) for column in zip(*rows, strict=True)]
+    shown = {"name": series.name, "group": series.name, "look": shown_look(series.look), "line": len(at) > 1}
+    return shown | {"points": found, "seeds": seeds, "paper": []}
+
+
+def rounded(value: float) -> float | None:
+    """Six digits; None for what is no number."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _chart(plan: ReportPlan, x: str, ticks: list[list[Any]], series: list[Chart], guides: list[Chart]) -> Chart:
+    """A figure, with what all have: the line of chance."""
+    config = plan.config
+    if config.chance is not None:
+        guides = [{"name": f"chance ({config.chance:.3g})", "y": config.chance}, *guides]
+    share = config.y in SHARES and not config.log_y
+    shown = {"id": "figure", "name": "Figure", "x": x, "y": plan.y_label, "log": config.log_y, "share": share}
+    return shown | {"ticks": ticks, "series": series, "guides": guides}
+
+
+def _figure(results: Results, xs: list[float]) -> Chart:
+    """y against x; of a test with a single x, the arms side by side."""
+    plan, own = results.plan, points(results.plan)
+    if len(xs) == 1:
+        label = f"{plan.x_label}: {short(xs[0])}"
+        ticks = [[i, plan.shown(arm)] for i, arm in enumerate(plan.arms)]
+        shown = [shown_series(plan, series, [(i, label)]) for i, series in enumerate(series_of(results, xs))]
+        for i, (arm, series) in enumerate(zip(plan.arms, shown, strict=True)):
+            series["paper"] = [[i, rounded(y)] for _, y in own.get(arm, ())]
+        return _chart(plan, label, ticks, shown, [])
+    train_x, guides = train_x_on_axis(plan, xs), []
+    axis = Axis.of([*xs, *([] if train_x is None else [train_x])], plan.config.log_x)
+    at = [(axis.position(x), f"{plan.x_label}: {x:,.10g}") for x in xs]
+    shown = [shown_series(plan, series, at) for series in series_of(results, xs)]
+    for arm, series in zip(plan.arms, shown, strict=True):
+        series["paper"] = [[rounded(axis.position(x)), rounded(y)] for x, y in own.get(arm, ())]
+    if train_x is not None:
+        guides.append({"name": f"trained on up to {short(train_x)}", "x": rounded(axis.position(train_x))})
+    if plan.config.identity:
+        curve = [xs[0] + (xs[-1] - xs[0]) * i / 60 for i in range(61)]
+        guides.append({"name": "all kept (y = x)", "points": [[rounded(axis.position(x)), rounded(x)] for x in curve]})
+    return _chart(plan, plan.x_label, [[rounded(axis.position(x)), short(x)] for x in xs], shown, guides)
+
+
+def _state(results: Results, x: float) -> Iterator[Chart]:
+    """y at one x against the floats of state; nothing if no arm's state is known."""
+    plan = results.plan
+    states = {arm: floats for arm in plan.arms if (floats := plan.state_size(arm)) is not None}
+    if not states:
+        return
+    axis, sizes = StateAxis.around(list(states.values())), list(states.values())
+    positions, shown = dict(zip(states, axis.positions(sizes), strict=True)), []
+    for series in series_of(results, [x]):
+        if series.arm in states:
+            at = [(positions[series.arm], f"{count(states[series.arm])} floats")]
+            shown.append(shown_series(plan, series, at))
+    guides: list[Chart] = [{"name": f"all kept ({short(x)})", "y": x}] if plan.config.identity else []
+    title = f"floats of state that one sample carries ({plan.x_label}: {short(x)})"
+    yield _chart(plan, title, state_ticks(axis, sizes), shown, guides) | {"id": "state", "name": "State"}
+
+
+def state_ticks(axis: StateAxis, states: Sequence[float]) -> list[list[Any]]:
+    """Powers of ten, and 0 left of them."""
+    zero: list[list[Any]] = [[rounded(axis.zero), "0"]] if 0 in states else []
+    return zero + [[decade, short(10.0**decade)] for decade in range(axis.low, axis.high + 1)] * any(states)
+
+
+def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
+    """The times against x; of old reports mean and std alone. Nothing where none are known."""
+    name = results.plan.config.time
+    if not name or name not in {metric for _, metric, *_ in [*results.cells, *results.summaries]}:
+        return
+    chart: Chart = {**_figure(results.of_time(name), xs), "id": "time", "name": "Time"}
+    for arm, series in zip(results.plan.arms, chart["series"], strict=True):
+        for x, (position, text) in zip(xs, chart["ticks"], strict=False):
+            told = results.summaries.get((arm, name, float(x)))
+            if told and not series["seeds"]:
+                words = f"{results.plan.x_label}: {text}"
+                series["points"].append([position, *map(rounded, told), None, None, words])
+    yield chart
+
+
+def _training(results: Results) -> Iterator[Chart]:
+    """Every run along its training; nothing if the report does not show it."""
+    plan, runs = results.plan, {}
+    if not results.learning:
+        return
+    metric = next(metric for _, metric, _, _ in results.learning)
+    for (arm, _, step, seed), value in sorted(results.learning.items()):
+        if math.isfinite(value):
+            runs.setdefault((arm, seed), []).append([step, rounded(value), None, None, None, f"step {step:,.0f}"])
+    found = {"line": True, "small": True, "paper": []}
+    shown = [
+        found
+        | {"name": f"{plan.shown(arm)}, seed {seed}", "group": plan.shown(arm), "look": shown_look(look)}
+        | {"points": runs[arm, seed], "seeds": [[point[1] for point in runs[arm, seed]]]}
+        for arm, look in zip(plan.arms, looks(plan.architectures), strict=True)
+        for seed in plan.seeds
+        if (arm, seed) in runs
+    ]
+    last = max(step for _, _, step, _ in results.learning)
+    ticks = [[last * i / 5, f"{last * i / 5:,.0f}"] for i in range(6)]
+    own = replace(plan, config=curve_config(plan, metric))
+    training = {"id": "training", "name": "Training", "y": f"{own.y_label} on validation data"}
+    yield _chart(own, "optimizer steps", ticks, shown, []) | training
