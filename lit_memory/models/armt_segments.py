@@ -1,0 +1,243 @@
+"""A chunk of segments in one layer of ARMT, as one node of the graph with a backward pass by hand.
+
+Only the memory goes on from segment to segment. So the loop recalls, makes queries, keys and values of all rows, and
+attends, feeds forward and writes at the memory rows alone. What the token rows do with their attention and feed-forward
+is left to the caller, for all segments at once. The slow twin is ``ARMTLayer.forward``, segment after segment.
+
+Shape suffixes: B batch, S segments, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
+a key, D width, H heads of queries, keys and values together, P head width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lit_memory.memory.associative import AssociativeState
+from lit_memory.memory.associative_chunk import Chunk, Flags
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, activation
+from lit_memory.models.decoder import Block
+from lit_memory.recurrence import detach
+
+
+class Shape(NamedTuple):
+    """What the loop has to know of its layer, besides weights."""
+
+    flags: Flags
+    memory_tokens: int
+    channels: int
+    family: str
+    heads: int
+    kv_heads: int
+    rotary: int
+    base: float
+    eps: float
+
+
+class Given(NamedTuple):
+    """Tensors that enter a chunk.
+
+    x_BSAD: rows that recall. queries_BSAC: channels of their queries. Where memory rows do not recall, their queries,
+    keys and values (B, S, M, H*P) and their residual (B, S, M, D), which for a parallel block has the feed-forward, are
+    known beforehand. hidden_BSMR: True where a memory row may not look. live_BS: 0 for a sample that has ended.
+    """
+
+    x_BSAD: Tensor
+    queries_BSAC: Tensor
+    A_BKD: Tensor
+    z_BK: Tensor
+    qkv_BSME: Tensor | None
+    residual_BSMD: Tensor | None
+    hidden_BSMR: Tensor | None
+    live_BS: Tensor | None
+
+
+WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
+
+
+def weights_of(block: Block) -> list[Tensor | None]:
+    """Weight and bias of every part of a block, in the order of ``WEIGHTS``."""
+    modules = [block.gate if name == "gate" else block.get_submodule(name) for name in WEIGHTS]
+    return [getattr(module, name, None) for module in modules for name in ("weight", "bias")]
+
+
+class Cell:
+    """The loop over the segments of a chunk, forward and from the end."""
+
+    def __init__(self, shape: Shape, given: Given, weights: tuple[Tensor | None, ...]) -> None:
+        self.shape, self.given = shape, given
+        (n1, n1b, qkv, qkvb, out, outb, n2, n2b, up, upb, down, downb, gate, gateb, kvb, kvbb) = weights
+        self.norm, self.qkv, self.out = Norm(n1, n1b, shape.eps), Linear(qkv, qkvb), Linear(out, outb)
+        self.ff = FeedForward(
+            Norm(n2, n2b, shape.eps),
+            Linear(up, upb),
+            Linear(down, downb),
+            None if gate is None else Linear(gate, gateb),
+            activation(shape.family),
+        )
+        self.key_value_beta = Linear(kvb, kvbb)
+        self.attention = MemoryAttention(shape.heads, shape.kv_heads, shape.memory_tokens)
+        self.tokens = given.x_BSAD.shape[2] - (shape.memory_tokens if given.qkv_BSME is None else 0)
+        rows = self.tokens + shape.memory_tokens
+        self.rotation = Rotation.of(rows, shape.rotary, shape.base, given.x_BSAD)
+        self.memory = Chunk(given.A_BKD, given.z_BK, given.queries_BSAC, shape.memory_tokens, shape.flags)
+        self.parallel = shape.family == "gpt_neox"
+        self.feeds = not (self.parallel and given.qkv_BSME is not None)
+        self.betas: list[Tensor] = []
+
+    def live(self, s: int) -> Tensor | None:
+        return None if self.given.live_BS is None else self.given.live_BS[:, s, None, None]
+
+    def forward(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Recalled token rows, their rotated queries, keys and values (B, T, H, P), and the memory rows that leave the
+        block, of segment s."""
+        given, shape = self.given, self.shape
+        rows = given.x_BSAD[:, s] + self.memory.recall(s)
+        qkv = self.qkv.forward(self.norm.forward(rows))
+        if given.qkv_BSME is not None:
+            qkv = torch.cat([qkv, given.qkv_BSME[:, s]], dim=1)
+        heads = shape.heads + shape.kv_heads
+        qkv = qkv.unflatten(-1, (heads + shape.kv_heads, -1))
+        if self.rotation is not None:
+            self.rotation.turn_(qkv[:, :, :heads])
+        hidden = None if given.hidden_BSMR is None else given.hidden_BSMR[:, s]
+        attended = self.out.forward(self.attention.forward(qkv, hidden))
+        residual = rows[:, self.tokens :] if given.residual_BSMD is None else given.residual_BSMD[:, s]
+        memory = residual + attended
+        if self.feeds:
+            memory = memory + self.ff.forward(residual if self.parallel else memory)
+        key, value, beta = self.key_value_beta.forward(memory).split([shape.channels, memory.shape[-1], 1], dim=-1)
+        self.betas.append(beta.sigmoid())
+        self.memory.write(key, value, self.betas[-1], self.live(s))
+        return rows[:, : self.tokens], qkv[:, : self.tokens], memory
+
+    def backward(self, s: int, drows: Tensor, dqkv_tokens: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of what segment s was given: rows, and queries, keys and values and residual of memory rows."""
+        shape, tokens = self.shape, self.tokens
+        beta = self.betas.pop()
+        dkey, dvalue, dbeta = self.memory.write_backward(self.live(s))
+        dlogit = dbeta * beta * (1 - beta)
+        dmemory = dmemory + self.key_value_beta.backward(torch.cat([dkey, dvalue, dlogit], dim=-1))
+        dresidual, dattended = dmemory, dmemory
+        if self.feeds:
+            dfed = self.ff.backward(dmemory)
+            dresidual = dmemory + dfed
+            dattended = dmemory if self.parallel else dresidual
+        dqkv = self.attention.backward(self.out.backward(dattended))
+        dqkv[:, :tokens] += dqkv_tokens
+        if self.rotation is not None:
+            self.rotation.turn_(dqkv[:, :, : shape.heads + shape.kv_heads], back=True)
+        dqkv = dqkv.flatten(2)
+        asking = self.given.x_BSAD.shape[2]
+        dx = self.norm.backward(self.qkv.backward(dqkv[:, :asking]))
+        if asking > tokens:
+            dx[:, tokens:] += dresidual
+            dx[:, :tokens] += drows
+        else:
+            dx = dx + drows
+        self.memory.recall_backward(s, dx)
+        return dx, dqkv[:, asking:], dresidual
+
+    def weight_grads(self) -> list[Tensor | None]:
+        parts = [self.norm, self.qkv, self.out]
+        grads = [grad for part in parts for grad in part.weight_grads()]
+        ff = [self.ff.norm, self.ff.up, self.ff.down, self.ff.gate]
+        for part in ff:
+            grads += part.weight_grads() if part is not None and self.feeds else (None, None)
+        return [*grads, *self.key_value_beta.weight_grads()]
+
+
+class Segments(torch.autograd.Function):
+    """``Cell`` over all segments of a chunk, as one node."""
+
+    @staticmethod
+    def forward(ctx, shape: Shape, *tensors):
+        given, weights = Given(*tensors[: len(Given._fields)]), tensors[len(Given._fields) :]
+        cell = Cell(shape, given, weights)
+        tokens, qkv, memory = zip(*(cell.forward(s) for s in range(given.x_BSAD.shape[1])), strict=True)
+        ctx.cell = cell  # and not ``save_for_backward``: what the parts keep are lists
+        return torch.stack(tokens, 1), torch.stack(qkv, 1), torch.stack(memory, 1), *cell.memory.state()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        dtokens, dqkv, dmemory, dA, dz = grads
+        cell, ctx.cell = ctx.cell, None
+        if cell is None:
+            raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
+        cell.memory.begin_backward(dA, dz)
+        parts = [
+            cell.backward(s, dtokens[:, s], dqkv[:, s], dmemory[:, s]) for s in reversed(range(dtokens.shape[1]))
+        ][::-1]
+        dx, dqkv_memory, dresidual = (torch.stack(part, 1) for part in zip(*parts, strict=True))
+        dA, dz, dqueries = cell.memory.finish_backward()
+        apart = cell.given.qkv_BSME is not None
+        known = (dqkv_memory, dresidual) if apart else (None, None)
+        return None, dx, dqueries, dA, dz, *known, None, None, *cell.weight_grads()
+
+
+def read_chunk(layer, x_BSRD: Tensor, state: AssociativeState, hidden_BSMR: Tensor | None, live_BS: Tensor | None):
+    """``Segments`` on rows of a layer: recalled token rows, their queries, keys and values, memory rows, new state."""
+    c, block = layer.config, layer.block
+    shape = shape_of(c)
+    m = c.memory_tokens
+    qkv, residual, asking = None, None, x_BSRD
+    if not c.recall_on_mem_rows:
+        asking, memory = x_BSRD.split([x_BSRD.shape[2] - m, m], dim=2)
+        qkv = block.attention.qkv(block.norm1(memory))
+        residual = memory + block.feed_forward(memory) if block.parallel else memory
+    key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
+    bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
+    given = Given(asking, layer.to_query(asking), *state, qkv, residual, hidden_BSMR, live_BS)
+    tokens, qkv, memory, *new = Segments.apply(shape, *given, *weights_of(block), key_value_beta, bias)
+    return tokens, qkv, memory, AssociativeState(*new)
+
+
+def shape_of(c) -> Shape:
+    flags = Flags(*(getattr(c, name) for name in Flags._fields))
+    return Shape(flags, c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads, c.rotary_dims, c.rotary_base, c.norm_eps)
+
+
+def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tensor | None, cuts, keep: int, size: int):
+    """Rows of the last ``keep`` segments after the layer, and the state after all of them."""
+    m, total = layer.config.memory_tokens, rows_BSRD.shape[1]
+    hidden = live = None
+    if mask_BST is not None:
+        hidden = ~attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0].unflatten(0, mask_BST.shape[:2])
+        live = mask_BST.any(2).to(rows_BSRD.dtype)
+    elif m > 1:
+        rows = rows_BSRD.shape[2]
+        hidden = torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1).expand(1, total, -1, -1)
+    parts, begin = [], 0
+    for end in bounds(total, cuts, size):
+        if begin in cuts:
+            state = detach(state)
+        part = slice(begin, end)
+        *out, state = read_chunk(layer, rows_BSRD[:, part], state, None if hidden is None else hidden[:, part], None if live is None else live[:, part])
+        parts.append(out)
+        begin = end
+    if not keep:
+        return rows_BSRD[:, :0], state
+    tokens, qkv, memory = (torch.cat(part, 1)[:, total - keep:] for part in zip(*parts, strict=True))
+    mask = None if mask_BST is None else attention_mask(mask_BST[:, total - keep:].flatten(0, 1), tokens.shape[2])
+    done = rest(layer.block, tokens.flatten(0, 1), qkv.flatten(0, 1), mask, shape_of(layer.config)).unflatten(0, tokens.shape[:2])
+    return torch.cat([done, memory], dim=2), state
+
+
+def rest(block: Block, x_BTD: Tensor, qkv_BTHP: Tensor, mask: Tensor | None, shape: Shape) -> Tensor:
+    """What the block does with token rows once their queries, keys and values are known."""
+    q, k, v = qkv_BTHP.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+    return block.join(x_BTD, block.attention.mix(q, k, v, mask))
+
+
+def bounds(total: int, cuts, size: int) -> list[int]:
+    """Ends of chunks of at most ``size`` segments that begin at every cut."""
+    ends, begin = [], 0
+    for i in range(1, total + 1):
+        if i == total or i in cuts or i - begin == size:
+            ends.append(i)
+            begin = i
+    return ends
