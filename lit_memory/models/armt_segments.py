@@ -23,6 +23,10 @@ from lit_memory.models.decoder import Block
 from lit_memory.recurrence import detach
 
 
+CHUNK = 8
+"""Segments of a chunk."""
+
+
 class Shape(NamedTuple):
     """What the loop has to know of its layer, besides weights."""
 
@@ -201,7 +205,7 @@ def shape_of(c) -> Shape:
     return Shape(flags, c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads, c.rotary_dims, c.rotary_base, c.norm_eps)
 
 
-def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tensor | None, cuts, keep: int, size: int):
+def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tensor | None, cuts, keep: int):
     """Rows of the last ``keep`` segments after the layer, and the state after all of them."""
     m, total = layer.config.memory_tokens, rows_BSRD.shape[1]
     hidden = live = None
@@ -212,7 +216,7 @@ def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tens
         rows = rows_BSRD.shape[2]
         hidden = torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1).expand(1, total, -1, -1)
     parts, begin = [], 0
-    for end in bounds(total, cuts, size):
+    for end in bounds(total, cuts, CHUNK):
         if begin in cuts:
             state = detach(state)
         part = slice(begin, end)

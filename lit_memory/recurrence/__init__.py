@@ -8,6 +8,7 @@ from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Diagnosed,
     GrowingState,
+    LayerMajor,
     LayerRecurrent,
     NoWeightDecay,
     SegmentRecurrent,
@@ -31,6 +32,7 @@ from lit_memory.recurrence.unroll import Unrolled, expand_state, segment_lengths
 __all__ = [
     "Diagnosed",
     "GrowingState",
+    "LayerMajor",
     "LayerRecurrent",
     "LossHead",
     "NoWeightDecay",

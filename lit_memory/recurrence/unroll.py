@@ -3,25 +3,16 @@
 Shape suffixes: B batch, T tokens, D width.
 """
 
-import math
-from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_memory.recurrence.diagonal import diagonal
-from lit_memory.recurrence.protocol import GrowingState, LayerRecurrent, SegmentRecurrent, SeparateWrite, SharedRead
-from lit_memory.recurrence.state import State, append_samples, batch_size, detach, select_state, state_tensors
+from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
+from lit_memory.recurrence.schedules import Segment, check_schedule, scheduled, sequential, with_new_samples
+from lit_memory.recurrence.state import State, batch_size, detach, state_tensors
 from lit_memory.util.checks import FieldError
-
-
-class Segment(NamedTuple):
-    """Token ids of one segment, and a mask that is True at real tokens; None if all are real."""
-
-    ids_BT: Tensor
-    mask_BT: Tensor | None = None
 
 
 class Unrolled(NamedTuple):
@@ -54,13 +45,14 @@ def unroll(
     read_only: number of last segments that read the memory and do not write it. They run as one batch.
     keep: number of last segments whose hidden states are returned; default all.
     bptt: gradients stay within the last ``bptt`` segments, the read-only ones counting as one; default no truncation.
-    schedule: "sequential", or "diagonal" for a ``LayerRecurrent`` model: see ``diagonal``. Neither masks nor ``bptt``.
+    schedule: the order of computation, see ``schedules``: "sequential"; "layer" for a ``LayerMajor`` model; "auto";
+        "diagonal" for a ``LayerRecurrent`` model, with neither masks nor ``bptt``.
     """
     check_options(bptt, schedule)
     if isinstance(ids_BT, Tensor | tuple):
         segments = cut(ids_BT, mask_BT, segment_len, align)
         return write_then_read(model, segments, state, read_only, keep, bptt, schedule)
-    if read_only or mask_BT is not None or schedule != "sequential" or bptt is not None:
+    if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt is not None:
         raise ValueError(
             "an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown"
         )
@@ -72,8 +64,7 @@ def check_options(bptt: int | None, schedule: str) -> None:
     """Raise FieldError for an argument out of its range."""
     if bptt is not None and bptt < 1:
         raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
-    if schedule not in ("sequential", "diagonal"):
-        raise FieldError("schedule", schedule, "expected 'sequential' or 'diagonal'")
+    check_schedule(schedule)
 
 
 def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:
@@ -140,96 +131,11 @@ def write_then_read(
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
     bptt_writing = None if bptt is None else bptt - (read_only > 0)
-    run = by_diagonals if schedule == "diagonal" else sequential
-    hidden, state = run(model, writing, state, keep_writing, bptt_writing)
+    hidden, state = scheduled(model, schedule)(model, writing, state, keep_writing, bptt_writing)
     if not reading:
         return Unrolled(join_hidden(model, hidden, state), state)
     memory = with_new_samples(model, detach(state) if bptt == 1 and writing else state, reading[-1].ids_BT)
     return Unrolled(join_hidden(model, [*hidden, read_segments(model, reading, memory)], state), state)
-
-
-def sequential(
-    model: SegmentRecurrent,
-    segments: Iterable[Segment],
-    state: State | None,
-    keep: int | None = None,
-    bptt: int | None = None,
-) -> tuple[deque[Tensor], State]:
-    """Hidden states of the last ``keep`` segments, each of which writes, and the state after the last one.
-
-    ``bptt`` needs a tuple of segments.
-    """
-    total = len(segments) if isinstance(segments, tuple) else None
-    skipped = unread_segments(total, keep)
-    hidden: deque[Tensor] = deque(maxlen=keep)
-    for i, (ids_BT, mask_BT) in enumerate(segments):
-        if state is None:
-            state = model.init_state(ids_BT.shape[0], ids_BT.device)
-        if total is not None and bptt is not None and 0 < i <= total - bptt:  # i = 0: a learned first memory is trained
-            state = detach(state)
-        state = with_new_samples(model, state, ids_BT)
-        if i < skipped:
-            state = advance(model, state, ids_BT, mask_BT)
-        else:
-            hidden_BTD, new = model.step(state, ids_BT, mask_BT)
-            hidden.append(hidden_BTD)
-            state = without_ended(model, new, state, mask_BT)
-    return hidden, state
-
-
-def unread_segments(total: int | None, keep: int | None) -> float:
-    """How many first segments need no hidden states. Any segment of an iterator (``total`` None) may be the last."""
-    if keep == 0:
-        return math.inf
-    return 0 if total is None or keep is None else total - keep
-
-
-def by_diagonals(
-    model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
-) -> tuple[deque[Tensor], State]:
-    """``sequential`` by the diagonal schedule, up to the first segment of another length (a short last one).
-
-    Raises ValueError for a model whose layers are not recurrent, for masks and for ``bptt``.
-    """
-    if not isinstance(model, LayerRecurrent):
-        raise ValueError(
-            f"{type(model).__name__} passes memory from the top layer to the bottom one, "
-            "so schedule='diagonal' is impossible; use 'sequential'"
-        )
-    if bptt is not None or any(segment.mask_BT is not None for segment in segments):
-        raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
-    shapes = [segment.ids_BT.shape for segment in segments]
-    even = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), len(segments))
-    hidden, state = diagonal(model, [segment.ids_BT for segment in segments[:even]], state)
-    rest, state = sequential(model, segments[even:], state, keep)
-    return deque([*hidden, *rest], maxlen=keep), state
-
-
-def advance(model: SegmentRecurrent, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
-    """The state after one segment whose hidden states nobody needs. Samples without a real token keep theirs."""
-    if isinstance(model, SeparateWrite):
-        new = model.advance(state, ids_BT, mask_BT)
-    else:
-        new = model.step(state, ids_BT, mask_BT)[1]
-    return without_ended(model, new, state, mask_BT)
-
-
-def without_ended(model: SegmentRecurrent, new: State, old: State, mask_BT: Tensor | None) -> State:
-    """State ``new``, but ``old`` for the samples that have ended: they must not write their padding."""
-    if mask_BT is None:
-        return new
-    if isinstance(model, GrowingState):
-        return model.select_state(mask_BT.any(1), new, old)
-    return select_state(mask_BT.any(1), new, old)
-
-
-def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> State:
-    """The state of all samples of a segment. Those that ``state`` does not have begin there, behind the others."""
-    count = ids_BT.shape[0] - batch_size(state)
-    if count <= 0:
-        return state
-    fresh = model.init_state(count, ids_BT.device)
-    return model.append_samples(state, fresh) if isinstance(model, GrowingState) else append_samples(state, fresh)
 
 
 def expand_state(model: SegmentRecurrent, state: State, readers: int) -> State:
