@@ -40,35 +40,48 @@ class Flags(NamedTuple):
     use_denom: bool
 
 
+TINY = 1e-30
+"""Smallest length that a vector is divided by."""
+
+
+def length(x: Tensor) -> Tensor:
+    """|x| over the last dimension, which stays."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
 def dpfp_backward(dphi: Tensor, x: Tensor, nu: int, normalize: bool) -> Tensor:
     """Gradient of ``dpfp`` with respect to x (..., C), given that with respect to phi (..., 2*nu*C)."""
-    r = torch.cat([x, -x], dim=-1).relu_()
-    rolled = torch.stack([r.roll(j, -1) for j in range(1, nu + 1)], dim=-2)  # (..., nu, 2C)
+    size = 2 * x.shape[-1]
+    ring = torch.cat([-x[..., -nu:], x, -x], dim=-1).relu_()  # r, and before it its end
+    rolled = [ring.narrow(-1, nu - j, size) for j in range(nu + 1)]
     if normalize:
-        dphi = _normalize_backward(dphi, (r.unsqueeze(-2) * rolled).flatten(-2))
-    dphi = dphi.unflatten(-1, (nu, -1))
-    dr, dlater = (dphi * rolled).sum(-2), dphi * r.unsqueeze(-2)
-    for j, part in enumerate(dlater.unbind(-2), start=1):
-        dr[..., :-j] += part[..., j:]
-        dr[..., -j:] += part[..., :j]
-    positive, negative = torch.where(r > 0, dr, 0).chunk(2, dim=-1)
+        dphi = _normalize_backward(dphi, torch.cat([rolled[0] * other for other in rolled[1:]], dim=-1))
+    dring = torch.zeros_like(ring)
+    dr = dring.narrow(-1, nu, size)
+    for j, part in enumerate(dphi.split(size, dim=-1), start=1):
+        dr.addcmul_(part, rolled[j])
+        dring.narrow(-1, nu - j, size).addcmul_(part, rolled[0])
+    dring.narrow(-1, size, nu).add_(dring.narrow(-1, 0, nu))
+    positive, negative = torch.where(rolled[0] > 0, dr, 0).chunk(2, dim=-1)
     return positive - negative
 
 
 def _normalize_backward(dunit: Tensor, phi: Tensor) -> Tensor:
     """Gradient of ``F.normalize(phi, dim=-1, eps=1e-12)``."""
-    length = phi.norm(dim=-1, keepdim=True)
-    unit = phi / length.clamp_min(1e-12)
-    along = torch.where(length > 1e-12, (dunit * unit).sum(-1, keepdim=True), 0)
-    return (dunit - along * unit) / length.clamp_min(1e-12)
+    size = length(phi)
+    unit = phi / size.clamp_min(1e-12)
+    along = torch.where(size > 1e-12, (dunit * unit).sum(-1, keepdim=True), 0)
+    return (dunit - along * unit) / size.clamp_min(1e-12)
 
 
 class Denominator(NamedTuple):
-    """z . phi + eps of rows, (B, R, 1), as it is and floored. floored_BR1: where the floor is larger; None without."""
+    """z . phi + eps of rows, (B, R, 1), as it is and floored. With a floor: |phi|, |z|, and where the floor is larger."""
 
     overlap_BR1: Tensor
     value_BR1: Tensor
-    floored_BR1: Tensor | None
+    phi_norm_BR1: Tensor | None = None
+    z_norm_B11: Tensor | None = None
+    floored_BR1: Tensor | None = None
 
 
 class Read(NamedTuple):
@@ -101,9 +114,13 @@ class Chunk:
         batch, segments, rows, _ = queries_BSRC.shape
         self.flags, self.A_BKD, self.z_BK = flags, A_BKD, z_BK
         self.queries_BSRC = queries_BSRC
-        self.phi_BSRK = dpfp(queries_BSRC, flags.nu, flags.normalize_phi)
-        self.found_BSRD = torch.bmm(self.phi_BSRK.flatten(1, 2), A_BKD).unflatten(1, (segments, rows))
+        self.segments, self.rows = segments, rows
+        phi_BSRK = dpfp(queries_BSRC, flags.nu, flags.normalize_phi)
+        self.phi, self.found = (
+            x.unflatten(1, (segments, rows)).unbind(1) for x in (phi_BSRK.flatten(1, 2), phi_BSRK.flatten(1, 2) @ A_BKD)
+        )
         total, (keys, width) = segments * written, A_BKD.shape[1:]
+        self.group = written if flags.update == "batch" else 1  # rows that are written together
         self.keys_BNK, self.deltas_BND = A_BKD.new_empty(batch, total, keys), A_BKD.new_empty(batch, total, width)
         self.asked_BNK = A_BKD.new_empty(batch, total + segments * rows, keys)  # keys of all reads, in their order
         self.written, self.asked = 0, 0
@@ -115,14 +132,12 @@ class Chunk:
 
     def recall(self, s: int) -> Tensor:
         """y (B, R, D) of the queries of segment s."""
-        phi_BRK = self.phi_BSRK[:, s]
-        self.reads.append(self._read(phi_BRK, self._with_factors(self.found_BSRD[:, s], phi_BRK)))
+        self.reads.append(self._read(self.phi[s], self._with_factors(self.found[s], self.phi[s])))
         return self.reads[-1].y_BRD
 
     def write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None = None) -> None:
         """Write rows together, or one after another. live_B11: 0 for samples that write nothing, 1 for the others."""
-        count = key_BMC.shape[1] if self.flags.update == "batch" else 1
-        for rows in zip(*(x.split(count, 1) for x in (key_BMC, v_BMD, beta_BM1)), strict=True):
+        for rows in zip(*(x.split(self.group, 1) for x in (key_BMC, v_BMD, beta_BM1)), strict=True):
             self._write(*rows, live_B11)
 
     def _write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None) -> None:
@@ -132,10 +147,10 @@ class Chunk:
         missing_BMD = v_BMD - old.y_BRD
         delta_BMD = beta_BM1 * missing_BMD
         delta_BMD = delta_BMD if live_B11 is None else delta_BMD * live_B11
-        end = self.written + phi_BMK.shape[1]
-        self.keys_BNK[:, self.written : end] = phi_BMK
-        self.deltas_BND[:, self.written : end] = delta_BMD
-        self.written, raw, gamma = end, None, None
+        self.keys_BNK.narrow(1, self.written, self.group).copy_(phi_BMK)
+        self.deltas_BND.narrow(1, self.written, self.group).copy_(delta_BMD)
+        self.written += self.group
+        raw = gamma = None
         if old.den is not None:
             raw = self._gamma(phi_BMK, old.den.overlap_BR1, z_BK)
             gamma = raw * beta_BM1 if flags.beta_on_z else raw
@@ -149,22 +164,25 @@ class Chunk:
 
     def _with_factors(self, found_BRD: Tensor, phi_BRK: Tensor) -> Tensor:
         """phi^T A_s, given phi^T A."""
-        self.asked_BNK[:, self.asked : self.asked + phi_BRK.shape[1]] = phi_BRK
-        self.asked += phi_BRK.shape[1]
-        n = self.written
+        count, n = phi_BRK.shape[1], self.written
+        self.asked_BNK.narrow(1, self.asked, count).copy_(phi_BRK)
+        self.asked += count
         if not n:
             return found_BRD
-        return torch.baddbmm(found_BRD, torch.bmm(phi_BRK, self.keys_BNK[:, :n].mT), self.deltas_BND[:, :n])
+        weights = torch.bmm(phi_BRK, self.keys_BNK.narrow(1, 0, n).mT)
+        return torch.baddbmm(found_BRD, weights, self.deltas_BND.narrow(1, 0, n))
 
     def _read(self, phi_BRK: Tensor, found_BRD: Tensor) -> Read:
         flags, z_BK = self.flags, self.z_BK
         if not flags.use_denom:
             return Read(found_BRD, z_BK, None)
         overlap_BR1 = (phi_BRK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + flags.eps
-        den = Denominator(overlap_BR1, overlap_BR1, None)
+        den = Denominator(overlap_BR1, overlap_BR1)
         if flags.denom_floor:
-            floor_BR1 = flags.denom_floor * phi_BRK.norm(dim=-1, keepdim=True) * z_BK.norm(dim=-1)[:, None, None]
-            den = Denominator(overlap_BR1, torch.maximum(overlap_BR1, floor_BR1), floor_BR1 > overlap_BR1)
+            phi_norm_BR1, z_norm_B11 = length(phi_BRK), length(z_BK.unsqueeze(1))
+            floor_BR1 = flags.denom_floor * phi_norm_BR1 * z_norm_B11
+            value_BR1 = torch.maximum(overlap_BR1, floor_BR1)
+            den = Denominator(overlap_BR1, value_BR1, phi_norm_BR1, z_norm_B11, floor_BR1 > overlap_BR1)
         return Read(found_BRD / den.value_BR1, z_BK, den)
 
     def _gamma(self, phi_BMK: Tensor, overlap_BM1: Tensor, z_BK: Tensor) -> Tensor:
@@ -186,22 +204,21 @@ class Chunk:
 
     def recall_backward(self, s: int, dy_BRD: Tensor) -> None:
         """dy: gradient of y of segment s."""
-        phi_BRK = self.phi_BSRK[:, s]
+        phi_BRK = self.phi[s]
         dfound_BRD, dphi_BRK = self._read_backward(self.reads.pop(), phi_BRK, dy_BRD)
         self.dphi.append(self._factors_backward(dfound_BRD, dphi_BRK))
 
     def write_backward(self, live_B11: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of key, value and beta of the last rows that were written together or one after another."""
-        count = 1 if self.flags.update == "batch" else self.deltas_BND.shape[1] // self.phi_BSRK.shape[1]
+        count = self.deltas_BND.shape[1] // (self.segments * self.group)
         parts = [self._write_backward(live_B11) for _ in range(count)][::-1]
         return parts[0] if count == 1 else tuple(torch.cat(grads, dim=1) for grads in zip(*parts, strict=True))
 
     def _write_backward(self, live_B11: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         saved, flags = self.writes.pop(), self.flags
-        end = self.written
-        begin = self.written = end - saved.key_BMC.shape[1]
-        phi_BMK = self.keys_BNK[:, begin:end]
-        ddelta_BMD, dphi_BMK = self._later(begin, end)
+        self.written -= self.group
+        phi_BMK = self.keys_BNK.narrow(1, self.written, self.group)
+        ddelta_BMD, dphi_BMK = self._later(phi_BMK)
         if live_B11 is not None:
             ddelta_BMD = ddelta_BMD * live_B11
         dbeta_BM1 = (ddelta_BMD * saved.missing_BMD).sum(-1, keepdim=True)
@@ -225,33 +242,35 @@ class Chunk:
 
     def finish_backward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of A, z and the channels of all queries."""
-        segments = self.phi_BSRK.shape[1]
+        shape = self.segments, self.rows
         dA_BKD = torch.baddbmm(self.dA_BKD, self.asked_BNK.mT, self.dfound_BND)
-        rows, written = self.phi_BSRK.shape[2], self.deltas_BND.shape[1] // segments
-        dfound_BSRD = self.dfound_BND.unflatten(1, (segments, rows + written))[:, :, :rows].flatten(1, 2)
-        dphi_BNK = torch.cat(self.dphi[::-1], dim=1).baddbmm_(dfound_BSRD, self.A_BKD.mT)
-        dphi_BSRK = dphi_BNK.unflatten(1, (segments, rows))
+        dfound_BSRD = self.dfound_BND.unflatten(1, (self.segments, -1)).narrow(2, 0, self.rows).flatten(1, 2)
+        dphi_BSRK = torch.cat(self.dphi[::-1], dim=1).baddbmm_(dfound_BSRD, self.A_BKD.mT).unflatten(1, shape)
         return dA_BKD, self.dz_BK, dpfp_backward(dphi_BSRK, self.queries_BSRC, self.flags.nu, self.flags.normalize_phi)
 
-    def _later(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Gradients of the factors of rows: by the state after the chunk, and by all reads after their write."""
-        ddelta_BMD, dphi_BMK = self.ddeltas_BND[:, begin:end], self.dkeys_BNK[:, begin:end]
-        if self.asked == self.asked_BNK.shape[1]:
+    def _later(self, phi_BMK: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the factors of the rows behind ``written``: by the state after the chunk, and by all reads after
+        their write."""
+        ddelta_BMD, dphi_BMK, delta_BMD = (
+            x.narrow(1, self.written, self.group) for x in (self.ddeltas_BND, self.dkeys_BNK, self.deltas_BND)
+        )
+        later = self.asked_BNK.shape[1] - self.asked
+        if not later:
             return ddelta_BMD, dphi_BMK
-        asked, found = self.asked_BNK[:, self.asked :], self.dfound_BND[:, self.asked :]
-        keys, deltas = self.keys_BNK[:, begin:end], self.deltas_BND[:, begin:end]
-        ddelta_BMD = torch.baddbmm(ddelta_BMD, torch.bmm(keys, asked.mT), found)
-        return ddelta_BMD, torch.baddbmm(dphi_BMK, torch.bmm(deltas, found.mT), asked)
+        asked, found = (x.narrow(1, self.asked, later) for x in (self.asked_BNK, self.dfound_BND))
+        ddelta_BMD = torch.baddbmm(ddelta_BMD, torch.bmm(phi_BMK, asked.mT), found)
+        return ddelta_BMD, torch.baddbmm(dphi_BMK, torch.bmm(delta_BMD, found.mT), asked)
 
     def _factors_backward(self, dfound_BRD: Tensor, dphi_BRK: Tensor | None) -> Tensor:
         """Gradient of phi through the factors, added to ``dphi_BRK``. Remembers the read for the writes before it."""
-        begin = self.asked - dfound_BRD.shape[1]
-        self.dfound_BND[:, begin : self.asked] = dfound_BRD
-        self.asked, n = begin, self.written
+        count, n = dfound_BRD.shape[1], self.written
+        self.asked -= count
+        self.dfound_BND.narrow(1, self.asked, count).copy_(dfound_BRD)
         if not n:
             keys = self.A_BKD.shape[1]
             return dfound_BRD.new_zeros(*dfound_BRD.shape[:2], keys) if dphi_BRK is None else dphi_BRK
-        weights, keys_BNK = torch.bmm(dfound_BRD, self.deltas_BND[:, :n].mT), self.keys_BNK[:, :n]
+        weights = torch.bmm(dfound_BRD, self.deltas_BND.narrow(1, 0, n).mT)
+        keys_BNK = self.keys_BNK.narrow(1, 0, n)
         return torch.bmm(weights, keys_BNK) if dphi_BRK is None else torch.baddbmm(dphi_BRK, weights, keys_BNK)
 
     def _read_backward(
@@ -262,18 +281,19 @@ class Chunk:
             return dy_BRD, None
         dfound_BRD = dy_BRD / read.den.value_BR1
         dden_BR1 = -(dfound_BRD * read.y_BRD).sum(-1, keepdim=True)
-        z_B1K, rows_B1K = read.z_BK.unsqueeze(1), None
-        if read.den.floored_BR1 is not None:
-            dfloor_BR1 = torch.where(read.den.floored_BR1, dden_BR1, 0) * self.flags.denom_floor
-            dden_BR1 = torch.where(read.den.floored_BR1, 0, dden_BR1)
-            phi_norm, z_norm = phi_BRK.norm(dim=-1, keepdim=True), z_B1K.norm(dim=-1, keepdim=True)
-            rows_B1K = phi_BRK * (dfloor_BR1 * z_norm / phi_norm.clamp_min(1e-30))
-            self.dz_BK = self.dz_BK + read.z_BK * ((dfloor_BR1 * phi_norm).sum(1) / z_norm[:, 0].clamp_min(1e-30))
-        if doverlap_BR1 is not None:
-            dden_BR1 = dden_BR1 + doverlap_BR1
-        self.dz_BK = self.dz_BK + (dden_BR1 * phi_BRK).sum(1)
-        dphi_BRK = dden_BR1 * z_B1K if rows_B1K is None else torch.addcmul(rows_B1K, dden_BR1, z_B1K)
-        return dfound_BRD, dphi_BRK
+        if read.den.floored_BR1 is None:
+            dden_BR1 = dden_BR1 if doverlap_BR1 is None else dden_BR1 + doverlap_BR1
+            self.dz_BK = self.dz_BK + (dden_BR1 * phi_BRK).sum(1)
+            return dfound_BRD, dden_BR1 * read.z_BK.unsqueeze(1)
+        assert read.den.phi_norm_BR1 is not None and read.den.z_norm_B11 is not None
+        dfloor_BR1 = torch.where(read.den.floored_BR1, dden_BR1, 0) * self.flags.denom_floor
+        dden_BR1 = torch.where(read.den.floored_BR1, 0, dden_BR1)
+        dden_BR1 = dden_BR1 if doverlap_BR1 is None else dden_BR1 + doverlap_BR1
+        phi_norm_BR1, z_norm_B11 = read.den.phi_norm_BR1.clamp_min(TINY), read.den.z_norm_B11.clamp_min(TINY)
+        dz_norm_B1 = (dfloor_BR1 * phi_norm_BR1).sum(1) / z_norm_B11[:, 0]
+        self.dz_BK = torch.addcmul(self.dz_BK, read.z_BK, dz_norm_B1) + (dden_BR1 * phi_BRK).sum(1)
+        dphi_BRK = phi_BRK * (dfloor_BR1 * z_norm_B11 / phi_norm_BR1)
+        return dfound_BRD, dphi_BRK.addcmul_(dden_BR1, read.z_BK.unsqueeze(1))
 
     def _gamma_backward(self, saved: Write, phi_BMK: Tensor, dgamma_BM1: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the overlap and of phi through gamma = 1 - overlap / (|phi|^2 + eps)."""

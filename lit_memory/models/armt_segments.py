@@ -91,6 +91,10 @@ class Cell:
         self.parallel = shape.family == "gpt_neox"
         self.feeds = not (self.parallel and given.qkv_BSME is not None)
         self.betas: list[Tensor] = []
+        self.x, self.known_qkv, self.residual, self.hidden = (
+            None if x is None else x.unbind(1)
+            for x in (given.x_BSAD, given.qkv_BSME, given.residual_BSMD, given.hidden_BSMR)
+        )
 
     def live(self, s: int) -> Tensor | None:
         return None if self.given.live_BS is None else self.given.live_BS[:, s, None, None]
@@ -98,18 +102,17 @@ class Cell:
     def forward(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
         """Recalled token rows, their rotated queries, keys and values (B, T, H, P), and the memory rows that leave the
         block, of segment s."""
-        given, shape = self.given, self.shape
-        rows = given.x_BSAD[:, s] + self.memory.recall(s)
+        shape = self.shape
+        rows = self.x[s] + self.memory.recall(s)
         qkv = self.qkv.forward(self.norm.forward(rows))
-        if given.qkv_BSME is not None:
-            qkv = torch.cat([qkv, given.qkv_BSME[:, s]], dim=1)
+        if self.known_qkv is not None:
+            qkv = torch.cat([qkv, self.known_qkv[s]], dim=1)
         heads = shape.heads + shape.kv_heads
         qkv = qkv.unflatten(-1, (heads + shape.kv_heads, -1))
         if self.rotation is not None:
             self.rotation.turn_(qkv[:, :, :heads])
-        hidden = None if given.hidden_BSMR is None else given.hidden_BSMR[:, s]
-        attended = self.out.forward(self.attention.forward(qkv, hidden))
-        residual = rows[:, self.tokens :] if given.residual_BSMD is None else given.residual_BSMD[:, s]
+        attended = self.out.forward(self.attention.forward(qkv, None if self.hidden is None else self.hidden[s]))
+        residual = rows[:, self.tokens :] if self.residual is None else self.residual[s]
         memory = residual + attended
         if self.feeds:
             memory = memory + self.ff.forward(residual if self.parallel else memory)
@@ -173,9 +176,8 @@ class Segments(torch.autograd.Function):
         if cell is None:
             raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
         cell.memory.begin_backward(dA, dz)
-        parts = [
-            cell.backward(s, dtokens[:, s], dqkv[:, s], dmemory[:, s]) for s in reversed(range(dtokens.shape[1]))
-        ][::-1]
+        given = enumerate(zip(dtokens.unbind(1), dqkv.unbind(1), dmemory.unbind(1), strict=True))
+        parts = [cell.backward(s, *part) for s, part in reversed(list(given))][::-1]
         dx, dqkv_memory, dresidual = (torch.stack(part, 1) for part in zip(*parts, strict=True))
         dA, dz, dqueries = cell.memory.finish_backward()
         apart = cell.given.qkv_BSME is not None
@@ -197,7 +199,7 @@ def read_chunk(layer, x_BSRD: Tensor, state: AssociativeState, hidden_BSMR: Tens
     bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
     given = Given(asking, layer.to_query(asking), *state, qkv, residual, hidden_BSMR, live_BS)
     tokens, qkv, memory, *new = Segments.apply(shape, *given, *weights_of(block), key_value_beta, bias)
-    return tokens, qkv, memory, AssociativeState(*new)
+    return tokens, qkv, memory, AssociativeState(new[0], new[1] if c.use_denom else state.z_BK)
 
 
 def shape_of(c) -> Shape:

@@ -150,39 +150,30 @@ class MemoryAttention:
 
     def __init__(self, heads: int, kv_heads: int, count: int) -> None:
         self.heads, self.kv_heads, self.count = heads, kv_heads, count
-        self.saved: list[Tensor] = []
-
-    def split(self, qkv_BRHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the memory rows (B, G, H/G * M, K), and all keys and values (B, G, R, K)."""
-        h, g, m = self.heads, self.kv_heads, self.count
-        q = qkv_BRHK[:, -m:, :h].transpose(1, 2).reshape(len(qkv_BRHK), g, h // g * m, -1)
-        return q, qkv_BRHK[:, :, h : h + g].transpose(1, 2), qkv_BRHK[:, :, h + g :].transpose(1, 2)
+        self.saved: list[tuple[Tensor, ...]] = []
 
     def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None) -> Tensor:
         """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
-        q, k, v = self.split(qkv_BRHK)
-        score = (q @ k.mT) * q.shape[-1] ** -0.5
+        batch, rows, g, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.kv_heads, self.count
+        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
+        q = q.narrow(2, rows - m, m).reshape(batch * g, -1, q.shape[-1]) * q.shape[-1] ** -0.5  # queries that share keys
+        k, v = (x.reshape(batch * g, rows, -1) for x in (k, v))
+        score = torch.bmm(q, k.mT)
         if hidden_BMR is not None:
-            score = self._rows(self._rows(score).masked_fill(hidden_BMR[:, None], -torch.inf), back=True)
-        self.saved += [qkv_BRHK, score.softmax(-1)]
-        y = (self.saved[-1] @ v).unflatten(2, (-1, self.count)).flatten(1, 2)  # (B, H, M, K)
-        return y.transpose(1, 2).flatten(2)
-
-    def _rows(self, score: Tensor, back: bool = False) -> Tensor:
-        """(B, G, H/G * M, R) as (B, H, M, R), or back."""
-        if back:
-            return score.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
-        return score.unflatten(2, (-1, self.count)).flatten(1, 2)
+            score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
+        p = score.softmax(-1)
+        self.saved.append((q, k, v, p))
+        return torch.bmm(p, v).view(batch, self.heads, m, -1).transpose(1, 2).flatten(2)
 
     def backward(self, dy_BMD: Tensor) -> Tensor:
         """Gradient of all queries, keys and values, (B, R, H + 2G, K)."""
-        p, qkv_BRHK = self.saved.pop(), self.saved.pop()
-        q, k, v = self.split(qkv_BRHK)
-        h, g, m = self.heads, self.kv_heads, self.count
-        dy = dy_BMD.unflatten(-1, (h, -1)).transpose(1, 2).reshape(q.shape)
-        dscore = torch.ops.aten._softmax_backward_data(dy @ v.mT, p, -1, p.dtype) * q.shape[-1] ** -0.5
-        dqkv = torch.zeros_like(qkv_BRHK)
-        dqkv[:, -m:, :h] = (dscore @ k).unflatten(2, (-1, m)).flatten(1, 2).transpose(1, 2)
-        dqkv[:, :, h : h + g] = (dscore.mT @ q).transpose(1, 2)
-        dqkv[:, :, h + g :] = (p.mT @ dy).transpose(1, 2)
+        (q, k, v, p), h, g, m = self.saved.pop(), self.heads, self.kv_heads, self.count
+        batch, (_, rows, width) = len(dy_BMD), k.shape
+        dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
+        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)
+        dqkv = q.new_zeros(batch, rows, h + 2 * g, width)
+        dq, dk, dv = dqkv.transpose(1, 2).split([h, g, g], dim=1)
+        torch.mul(torch.bmm(dscore, k).view(batch, h, m, width), width**-0.5, out=dq.narrow(2, rows - m, m))
+        dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
+        dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
         return dqkv
