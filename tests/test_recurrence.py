@@ -506,7 +506,9 @@ def test_diagonal_refused(build, tokens, name):
 # --- the layer-major schedule
 
 
-@pytest.mark.parametrize("options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
+)
 def test_layer_major_equals_sequential(layer_major, tokens, options):
     """Hidden states, final state and all gradients equal the sequential schedule's, with masks and ``bptt`` as well,
     over several chunks of a layer."""
@@ -521,7 +523,7 @@ def test_layer_major_equals_sequential(layer_major, tokens, options):
 @pytest.mark.parametrize("name", LAYER_MAJOR)
 def test_layer_major_in_single_precision(build, tokens, name):
     """The same to 1e-5 in fp32, where no denominator comes near 0."""
-    floor = {"denom_floor": 0.1} if name == "armt" else {}
+    floor = {"denom_floor": 0.3, "value_std": 0.05} if name == "armt" else {}
     agrees(build(name, layers=3, **floor).float(), tokens(3, 11 * N), 1e-5)
 
 
@@ -587,6 +589,45 @@ def test_layer_major_conditions(build, tokens, name):
     assert same(unroll(model.eval(), ids, N, schedule="layer"), unroll(model, ids, N, schedule="auto"), 0)
     with torch.autocast("cpu"), pytest.raises(ValueError, match="autocast"):
         unroll(model, ids, N, schedule="layer")
+
+
+# --- segment checkpointing
+
+
+@pytest.mark.parametrize(("options", "size"), [({"read_only": 1}, 2), ({"bptt": 3, "keep": 2}, 3)], ids=str)
+def test_checkpointed_segments(model, tokens, options, size):
+    """Segments that are computed again on the way back: the same bits, and the same gradients."""
+    ids = tokens(2, 6 * N)
+    plain, again = (unroll(model, ids, N, checkpoint_segments=n, **options) for n in (None, size))
+    assert same(again, plain, 0)
+    assert close(gradients(model, again), gradients(model, plain), 1e-12)
+
+
+def test_checkpointed_dropout(build, tokens):
+    """The second pass drops what the first one dropped, and leaves the generator where it was."""
+    model, ids, found = build("armt", dropout=0.2), tokens(2, 6 * N), []
+    for size in (None, 2):
+        torch.manual_seed(1)
+        found.append(gradients(model, unroll(model, ids, N, checkpoint_segments=size)))
+    assert close(*found, 1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "layer"])
+def test_checkpointed_segments_save_memory(build, tokens, schedule):
+    """Between the passes the graph has no node of a segment, and so none of its tensors."""
+    model, ids = build("armt"), tokens(2, 32 * N)
+
+    def nodes(size):
+        out = unroll(model, ids, N, keep=1, schedule=schedule, checkpoint_segments=size)
+        found, left = set(), [out.hidden_BTD.grad_fn]
+        while left:
+            node = left.pop()
+            if node is not None and node not in found:
+                found.add(node)
+                left += [parent for parent, _ in node.next_functions]
+        return len([node for node in found if "AccumulateGrad" not in node.name()])
+
+    assert nodes(8) <= 8 < nodes(None)
 
 
 # --- generation and errors
@@ -738,6 +779,7 @@ def test_pack_worked_example():
         ({"read_only": 4}, "read_only=4"),
         ({"read_only": -1}, "read_only=-1"),
         ({"bptt": 0}, "bptt=0"),
+        ({"checkpoint_segments": 0}, "checkpoint_segments=0: expected at least 1 segment"),
         ({"schedule": "diagonal", "bptt": 1}, "bptt"),
         ({"schedule": "diagonal", "mask_BT": torch.ones(1, 3 * N, dtype=torch.bool)}, "mask_BT"),
     ],
@@ -750,7 +792,14 @@ def test_unroll_errors(build, tokens, options, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"read_only": 1}, {"bptt": 2}, {"schedule": "diagonal"}, {"mask_BT": torch.ones(1, N, dtype=torch.bool)}],
+    [
+        {"read_only": 1},
+        {"bptt": 2},
+        {"schedule": "layer"},
+        {"checkpoint_segments": 2},
+        {"schedule": "diagonal"},
+        {"mask_BT": torch.ones(1, N, dtype=torch.bool)},
+    ],
 )
 def test_iterator_errors(build, tokens, options):
     """What needs the number of segments is refused for an iterator."""

@@ -48,7 +48,8 @@ class LitMemory(L.LightningModule):
     final_lr: Learning rate at the last step, as a share of lr.
     frozen: Parts of the model that keep their weights, "encoder" or "decoder.tokens"; None: no part.
     bptt: Segments that gradients cross; None: all.
-    unroll_schedule: "sequential", or "diagonal" for models with recurrent layers.
+    unroll_schedule: the order of computation, "sequential", "diagonal", "layer" or "auto": that of ``unroll``.
+    checkpoint_segments: Writing segments that are computed again on the way back, in groups; None: none.
     segment_len: Tokens per segment of a dictionary's sequences; None: the whole sequence.
     """
 
@@ -66,6 +67,7 @@ class LitMemory(L.LightningModule):
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
         unroll_schedule: str = "sequential",
+        checkpoint_segments: int | None = None,
         segment_len: int | None = None,
         **model: Any,
     ) -> None:

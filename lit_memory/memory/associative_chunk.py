@@ -5,9 +5,9 @@ Within a chunk the matrix A stays as it was, and what the segments have written 
     A_s = A + sum over rows n written before s of phi_n delta_n^T
     phi^T A_s = phi^T A + (phi . phi_n)_n^T (delta_n)_n
 
-So no A of a single segment is ever stored. The queries of all segments are known beforehand: what they find in A is one
-product for the whole chunk. The backward pass is the same recurrence from the end. With phi_m the keys of the reads after
-s and e_m the gradients of what they found,
+So no A of a single segment is ever stored. The queries of all segments are known beforehand: what they find in A is
+one product for the whole chunk. The backward pass is the same recurrence from the end. With phi_m the keys of the reads
+after s and e_m the gradients of what they found,
 
     dA_s = dA + sum over m of phi_m e_m^T,   d(delta_n) = dA_s^T phi_n,   d(phi_n) = dA_s delta_n
 
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lit_memory.memory.associative import dpfp
 
@@ -75,7 +74,10 @@ def _normalize_backward(dunit: Tensor, phi: Tensor) -> Tensor:
 
 
 class Denominator(NamedTuple):
-    """z . phi + eps of rows, (B, R, 1), as it is and floored. With a floor: |phi|, |z|, and where the floor is larger."""
+    """z . phi + eps of rows, (B, R, 1), as it is and floored.
+
+    Only with a floor: |phi|, |z|, and where the floor is larger.
+    """
 
     overlap_BR1: Tensor
     value_BR1: Tensor

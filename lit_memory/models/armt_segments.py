@@ -23,10 +23,6 @@ from lit_memory.models.decoder import Block
 from lit_memory.recurrence import detach
 
 
-CHUNK = 8
-"""Segments of a chunk."""
-
-
 class Shape(NamedTuple):
     """What the loop has to know of its layer, besides weights."""
 
@@ -204,7 +200,17 @@ def read_chunk(layer, x_BSRD: Tensor, state: AssociativeState, hidden_BSMR: Tens
 
 def shape_of(c) -> Shape:
     flags = Flags(*(getattr(c, name) for name in Flags._fields))
-    return Shape(flags, c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads, c.rotary_dims, c.rotary_base, c.norm_eps)
+    return Shape(
+        flags,
+        c.memory_tokens,
+        c.memory_dim,
+        c.family,
+        c.heads,
+        c.kv_heads or c.heads,
+        c.rotary_dims,
+        c.rotary_base,
+        c.norm_eps,
+    )
 
 
 def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tensor | None, cuts, keep: int):
@@ -212,24 +218,36 @@ def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tens
     m, total = layer.config.memory_tokens, rows_BSRD.shape[1]
     hidden = live = None
     if mask_BST is not None:
-        hidden = ~attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0].unflatten(0, mask_BST.shape[:2])
+        hidden = ~attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0].unflatten(
+            0, mask_BST.shape[:2]
+        )
         live = mask_BST.any(2).to(rows_BSRD.dtype)
     elif m > 1:
         rows = rows_BSRD.shape[2]
-        hidden = torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1).expand(1, total, -1, -1)
+        hidden = (
+            torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1).expand(1, total, -1, -1)
+        )
     parts, begin = [], 0
-    for end in bounds(total, cuts, CHUNK):
+    for end in bounds(total, cuts, chunk_size(layer.config, rows_BSRD.shape[2])):
         if begin in cuts:
             state = detach(state)
         part = slice(begin, end)
-        *out, state = read_chunk(layer, rows_BSRD[:, part], state, None if hidden is None else hidden[:, part], None if live is None else live[:, part])
+        *out, state = read_chunk(
+            layer,
+            rows_BSRD[:, part],
+            state,
+            None if hidden is None else hidden[:, part],
+            None if live is None else live[:, part],
+        )
         parts.append(out)
         begin = end
     if not keep:
         return rows_BSRD[:, :0], state
-    tokens, qkv, memory = (torch.cat(part, 1)[:, total - keep:] for part in zip(*parts, strict=True))
-    mask = None if mask_BST is None else attention_mask(mask_BST[:, total - keep:].flatten(0, 1), tokens.shape[2])
-    done = rest(layer.block, tokens.flatten(0, 1), qkv.flatten(0, 1), mask, shape_of(layer.config)).unflatten(0, tokens.shape[:2])
+    tokens, qkv, memory = (torch.cat(part, 1)[:, total - keep :] for part in zip(*parts, strict=True))
+    mask = None if mask_BST is None else attention_mask(mask_BST[:, total - keep :].flatten(0, 1), tokens.shape[2])
+    done = rest(layer.block, tokens.flatten(0, 1), qkv.flatten(0, 1), mask, shape_of(layer.config)).unflatten(
+        0, tokens.shape[:2]
+    )
     return torch.cat([done, memory], dim=2), state
 
 
@@ -237,6 +255,13 @@ def rest(block: Block, x_BTD: Tensor, qkv_BTHP: Tensor, mask: Tensor | None, sha
     """What the block does with token rows once their queries, keys and values are known."""
     q, k, v = qkv_BTHP.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     return block.join(x_BTD, block.attention.mix(q, k, v, mask))
+
+
+def chunk_size(c, rows: int) -> int:
+    """Segments of a chunk. A read through factors costs as much as one through the matrix at K rows; half of the reads
+    of a chunk lie behind a write."""
+    reads = rows + c.memory_tokens if c.recall_on_mem_rows else rows
+    return max(1, 2 * c.nu * c.memory_dim // (4 * reads))
 
 
 def bounds(total: int, cuts, size: int) -> list[int]:

@@ -156,7 +156,9 @@ class MemoryAttention:
         """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
         batch, rows, g, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.kv_heads, self.count
         q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
-        q = q.narrow(2, rows - m, m).reshape(batch * g, -1, q.shape[-1]) * q.shape[-1] ** -0.5  # queries that share keys
+        q = (
+            q.narrow(2, rows - m, m).reshape(batch * g, -1, q.shape[-1]) * q.shape[-1] ** -0.5
+        )  # queries that share keys
         k, v = (x.reshape(batch * g, rows, -1) for x in (k, v))
         score = torch.bmm(q, k.mT)
         if hidden_BMR is not None:

@@ -66,7 +66,7 @@ class TrainConfig:
     """Parts of the model that are not trained, by the names of their weights: [encoder, decoder.tokens]."""
     bptt: int | None = None
     """Segments of truncated backpropagation through time; default: all."""
-    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
+    unroll_schedule: Literal["auto", "sequential", "diagonal", "layer"] = "sequential"
     stages: list[dict[str, Any]] = field(default_factory=list)
     """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}. It ends after N
     steps, or earlier, at the first validation that reaches every metric of ``until``. Default: one stage on the task

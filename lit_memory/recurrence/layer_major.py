@@ -1,12 +1,11 @@
 """The layer-major schedule: a layer reads all segments, then the next layer does.
 
-Cell (segment s, layer l) needs the output of (s, l-1), and of (s-1, l) the state alone. With all segments' rows of layer
-l-1 at hand, a layer computes segment after segment only what its state needs; see ``LayerMajor``.
+Cell (segment s, layer l) needs the output of (s, l-1), and of (s-1, l) the state alone. With all segments' rows of
+layer l-1 at hand, a layer computes segment after segment only what its state needs; see ``LayerMajor``.
 
 Shape suffixes: B batch, S segments, T tokens, R rows, D width.
 """
 
-import torch
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import LayerMajor

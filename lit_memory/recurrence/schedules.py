@@ -1,7 +1,7 @@
 """The orders in which the cells (segment, layer) of writing segments are computed. All give the same values.
 
-"sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" is the
-layer-major schedule where the model allows it, else the sequential one.
+"sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" is
+the layer-major schedule where the model allows it, else the sequential one.
 
 Shape suffixes: B batch, S segments, T tokens, D width.
 """
@@ -37,7 +37,10 @@ def check_schedule(schedule: str) -> None:
 
 
 def scheduled(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
-    """``sequential``, or what does the same by another schedule. Raises ValueError where the model does not allow it."""
+    """``sequential``, or what does the same by another schedule.
+
+    Raises ValueError where the model does not allow it.
+    """
     refusal = model.refuses_layer_major() if isinstance(model, LayerMajor) else "its layers do not read ahead"
     if schedule == "auto":
         return sequential if refusal else by_layers

@@ -9,10 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
 from lit_memory.recurrence.schedules import Segment, check_schedule, scheduled, sequential, with_new_samples
 from lit_memory.recurrence.state import State, batch_size, detach, state_tensors
 from lit_memory.util.checks import FieldError
+
+
+class Order(NamedTuple):
+    """How writing segments are computed: arguments of ``unroll``."""
+
+    schedule: str
+    bptt: int | None
+    checkpoint_segments: int | None
 
 
 class Unrolled(NamedTuple):
@@ -34,6 +43,7 @@ def unroll(
     bptt: int | None = None,
     schedule: str = "sequential",
     align: str = "left",
+    checkpoint_segments: int | None = None,
 ) -> Unrolled:
     """Read a sequence segment by segment. Raises ValueError for arguments that exclude each other.
 
@@ -47,21 +57,29 @@ def unroll(
     bptt: gradients stay within the last ``bptt`` segments, the read-only ones counting as one; default no truncation.
     schedule: the order of computation, see ``schedules``: "sequential"; "layer" for a ``LayerMajor`` model; "auto";
         "diagonal" for a ``LayerRecurrent`` model, with neither masks nor ``bptt``.
+    checkpoint_segments: the graph holds the states between groups of so many writing segments; a group is computed
+        again on the way back. Default: the graph holds everything.
     """
-    check_options(bptt, schedule)
+    check_options(bptt, schedule, checkpoint_segments)
     if isinstance(ids_BT, Tensor | tuple):
         segments = cut(ids_BT, mask_BT, segment_len, align)
-        return write_then_read(model, segments, state, read_only, keep, bptt, schedule)
+        order = Order(schedule, bptt, checkpoint_segments)
+        return write_then_read(model, segments, state, read_only, keep, order)
     if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt is not None:
         raise ValueError(
             "an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown"
         )
+    if checkpoint_segments is not None:
+        raise ValueError("an iterator of segments allows no checkpoint_segments: it is read once")
     hidden, state = sequential(model, map(as_segment, ids_BT), state, keep)
     return Unrolled(join_hidden(model, hidden, state), state)
 
 
-def check_options(bptt: int | None, schedule: str) -> None:
+def check_options(bptt: int | None, schedule: str, checkpoint_segments: int | None) -> None:
     """Raise FieldError for an argument out of its range."""
+    if checkpoint_segments is not None and checkpoint_segments < 1:
+        expected = "expected at least 1 segment, or None for no checkpointing"
+        raise FieldError("checkpoint_segments", checkpoint_segments, expected)
     if bptt is not None and bptt < 1:
         raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
     check_schedule(schedule)
@@ -117,8 +135,7 @@ def write_then_read(
     state: State | None,
     read_only: int,
     keep: int | None,
-    bptt: int | None,
-    schedule: str,
+    order: Order,
 ) -> Unrolled:
     """``unroll`` of segments whose number is known: first those that write, then those that only read."""
     if not 0 <= read_only <= len(segments):
@@ -127,15 +144,38 @@ def write_then_read(
     reading = segments[len(segments) - (read_only if keep is None else min(read_only, keep)) :]
     if state is None:
         state = model.init_state(segments[0].ids_BT.shape[0], segments[0].ids_BT.device)
-    elif bptt is not None and bptt <= len(writing) + (read_only > 0):
+    elif order.bptt is not None and order.bptt <= len(writing) + (read_only > 0):
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
-    bptt_writing = None if bptt is None else bptt - (read_only > 0)
-    hidden, state = scheduled(model, schedule)(model, writing, state, keep_writing, bptt_writing)
+    bptt_writing = None if order.bptt is None else order.bptt - (read_only > 0)
+    hidden, state = write_segments(model, writing, state, keep_writing, order._replace(bptt=bptt_writing))
     if not reading:
         return Unrolled(join_hidden(model, hidden, state), state)
-    memory = with_new_samples(model, detach(state) if bptt == 1 and writing else state, reading[-1].ids_BT)
+    memory = with_new_samples(model, detach(state) if order.bptt == 1 and writing else state, reading[-1].ids_BT)
     return Unrolled(join_hidden(model, [*hidden, read_segments(model, reading, memory)], state), state)
+
+
+def write_segments(
+    model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, order: Order
+) -> tuple[list[Tensor], State]:
+    """Hidden states of the last ``keep`` segments, and the state after the last one, group by group."""
+    run, total = scheduled(model, order.schedule), len(segments)
+    size, hidden = order.checkpoint_segments or max(total, 1), []
+    for begin in range(0, max(total, 1), size):
+        group = segments[begin : begin + size]
+        after = total - begin - len(group)
+        kept = None if keep is None else max(keep - after, 0)
+        bptt = None if order.bptt is None else order.bptt - after
+        if begin and order.bptt is not None and begin <= total - order.bptt:
+            state = detach(state)
+
+        def read(start: State, group=group, kept=kept, bptt=bptt) -> tuple[list[Tensor], State]:
+            rows, end = run(model, group, start, kept, bptt)
+            return list(rows), end
+
+        rows, state = checkpointed(model, read, state) if order.checkpoint_segments else read(state)
+        hidden += rows
+    return hidden, state
 
 
 def expand_state(model: SegmentRecurrent, state: State, readers: int) -> State:
