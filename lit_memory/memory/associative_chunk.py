@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_memory.memory.associative import dpfp
+from lit_memory.memory.associative import dpfp, dpfp_backward, length
 
 
 class Flags(NamedTuple):
@@ -41,36 +41,6 @@ class Flags(NamedTuple):
 
 TINY = 1e-30
 """Smallest length that a vector is divided by."""
-
-
-def length(x: Tensor) -> Tensor:
-    """|x| over the last dimension, which stays."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
-def dpfp_backward(dphi: Tensor, x: Tensor, nu: int, normalize: bool) -> Tensor:
-    """Gradient of ``dpfp`` with respect to x (..., C), given that with respect to phi (..., 2*nu*C)."""
-    size = 2 * x.shape[-1]
-    ring = torch.cat([-x[..., -nu:], x, -x], dim=-1).relu_()  # r, and before it its end
-    rolled = [ring.narrow(-1, nu - j, size) for j in range(nu + 1)]
-    if normalize:
-        dphi = _normalize_backward(dphi, torch.cat([rolled[0] * other for other in rolled[1:]], dim=-1))
-    dring = torch.zeros_like(ring)
-    dr = dring.narrow(-1, nu, size)
-    for j, part in enumerate(dphi.split(size, dim=-1), start=1):
-        dr.addcmul_(part, rolled[j])
-        dring.narrow(-1, nu - j, size).addcmul_(part, rolled[0])
-    dring.narrow(-1, size, nu).add_(dring.narrow(-1, 0, nu))
-    positive, negative = torch.where(rolled[0] > 0, dr, 0).chunk(2, dim=-1)
-    return positive - negative
-
-
-def _normalize_backward(dunit: Tensor, phi: Tensor) -> Tensor:
-    """Gradient of ``F.normalize(phi, dim=-1, eps=1e-12)``."""
-    size = length(phi)
-    unit = phi / size.clamp_min(1e-12)
-    along = torch.where(size > 1e-12, (dunit * unit).sum(-1, keepdim=True), 0)
-    return (dunit - along * unit) / size.clamp_min(1e-12)
 
 
 class Denominator(NamedTuple):
