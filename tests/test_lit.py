@@ -301,7 +301,8 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
         torch.manual_seed(0)
         losses.append(make_double(lit, data, **options).training_step(batch, 0))
     assert torch.allclose(losses[0], losses[1], rtol=1e-10) and torch.equal(losses[0], losses[2])
-    assert "Checkpoint" in str(graph_of(losses[2])) and "Checkpoint" not in str(graph_of(losses[0]))
+    again = ["CheckpointBackward" in graph_of(loss) for loss in losses]
+    assert again == [False, False, lit.model_name not in ("transformer", "xl")]  # theirs is detached
 
 
 # Optimizer and learning rate

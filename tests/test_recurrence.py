@@ -533,7 +533,7 @@ def test_layer_major_in_single_precision(build, tokens, name):
         {"memory_tokens": 1, "denom_floor": 0.3, "gamma": "raw"},
         {"update": "sequential", "gamma": "raw", "beta_on_z": True},
         {"gamma_detach": False, "beta_on_z": True, "denom_floor": 0.3},
-        {"gamma_detach": False, "gamma": "raw", "update": "sequential"},
+        {"gamma_detach": False, "gamma": "raw", "update": "sequential", "denom_floor": 0.3},
         {"gamma": "off", "normalize_phi": True, "gamma_detach": False},
         {"use_denom": False, "normalize_phi": True},
         {"recall_on_mem_rows": False, "denom_floor": 0.3},

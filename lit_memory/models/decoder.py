@@ -162,8 +162,8 @@ class Attention(nn.Module):
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None = None) -> Tensor:
         """Output (B, T, D) of rotated queries and keys."""
-        drop, causal = self.dropout if self.training else 0.0, mask is None
-        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, enable_gqa=self.grouped)
+        drop = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, mask is None, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -200,9 +200,7 @@ class Block(nn.Module):
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
         return self.dropout(self.down(inner))
 
-    def attend(
-        self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """``forward`` that also returns keys and values."""
         y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
         return self.join(x_BTD, y), keys, values

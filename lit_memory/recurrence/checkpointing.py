@@ -47,12 +47,22 @@ def rebuilt(state: State, tensors: Iterator[Tensor]) -> State:
 @contextmanager
 def as_before(device: torch.device, rng: list[Tensor], autocast: tuple[bool, torch.dtype]):
     """The random numbers and the precision of the first pass."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.autocast(device.type, dtype=autocast[1], enabled=autocast[0]):
-        torch.set_rng_state(rng[0])
-        if devices:
-            torch.cuda.set_rng_state(rng[1], device)
-        yield
+    generators = generators_of(device)
+    now = [generator.get_state() for generator in generators]
+    try:
+        for generator, state in zip(generators, rng, strict=True):
+            generator.set_state(state)
+        with torch.autocast(device.type, dtype=autocast[1], enabled=autocast[0]):
+            yield
+    finally:
+        for generator, state in zip(generators, now, strict=True):
+            generator.set_state(state)
+
+
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """What dropout draws from."""
+    cuda = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    return [torch.default_generator, *cuda]
 
 
 class Checkpoint(torch.autograd.Function):
@@ -62,7 +72,7 @@ class Checkpoint(torch.autograd.Function):
     def forward(ctx, run: Callable[..., list[Tensor]], count: int, *tensors: Tensor):
         device = tensors[0].device
         ctx.run, ctx.count = run, count
-        ctx.rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        ctx.rng = [generator.get_state() for generator in generators_of(device)]
         ctx.autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         ctx.save_for_backward(*tensors)
         results = tuple(

@@ -65,12 +65,9 @@ def unroll(
         segments = cut(ids_BT, mask_BT, segment_len, align)
         order = Order(schedule, bptt, checkpoint_segments)
         return write_then_read(model, segments, state, read_only, keep, order)
-    if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt is not None:
-        raise ValueError(
-            "an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown"
-        )
-    if checkpoint_segments is not None:
-        raise ValueError("an iterator of segments allows no checkpoint_segments: it is read once")
+    if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt or checkpoint_segments:
+        options = "read_only, bptt, mask_BT, checkpoint_segments nor a schedule"
+        raise ValueError(f"an iterator of segments allows neither {options}: its length is unknown")
     hidden, state = sequential(model, map(as_segment, ids_BT), state, keep)
     return Unrolled(join_hidden(model, hidden, state), state)
 
