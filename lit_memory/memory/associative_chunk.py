@@ -110,7 +110,8 @@ class Chunk:
     def write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None = None) -> None:
         """Write rows together, or one after another. live_B11: 0 for samples that write nothing, 1 for the others."""
         for rows in zip(*(x.split(self.group, 1) for x in (key_BMC, v_BMD, beta_BM1)), strict=True):
-            self._write(*rows, live_B11)
+            key, value, beta = rows
+            self._write(key, value, beta, live_B11)
 
     def _write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None) -> None:
         flags, z_BK = self.flags, self.z_BK
@@ -184,7 +185,8 @@ class Chunk:
         """Gradients of key, value and beta of the last rows that were written together or one after another."""
         count = self.deltas_BND.shape[1] // (self.segments * self.group)
         parts = [self._write_backward(live_B11) for _ in range(count)][::-1]
-        return parts[0] if count == 1 else tuple(torch.cat(grads, dim=1) for grads in zip(*parts, strict=True))
+        key, value, beta = (torch.cat(grads, dim=1) if count > 1 else grads[0] for grads in zip(*parts, strict=True))
+        return key, value, beta
 
     def _write_backward(self, live_B11: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         saved, flags = self.writes.pop(), self.flags
@@ -202,6 +204,7 @@ class Chunk:
                 dgamma_BM1 = (phi_BMK * self.dz_BK.unsqueeze(1)).sum(-1, keepdim=True)
                 dgamma_BM1 = dgamma_BM1 if live_B11 is None else dgamma_BM1 * live_B11
                 if flags.beta_on_z:
+                    assert saved.raw_gamma_BM1 is not None
                     dbeta_BM1 = dbeta_BM1 + dgamma_BM1 * saved.raw_gamma_BM1
                     dgamma_BM1 = dgamma_BM1 * saved.beta_BM1
                 if not flags.gamma_detach:

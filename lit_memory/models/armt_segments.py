@@ -8,7 +8,7 @@ Shape suffixes: B batch, S segments, T token rows, M memory rows, R = T + M, A r
 a key, D width, H heads of queries, keys and values together, P head width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def weights_of(block: Block) -> list[Tensor | None]:
 class Cell:
     """The loop over the segments of a chunk, forward and from the end."""
 
-    def __init__(self, shape: Shape, given: Given, weights: tuple[Tensor | None, ...]) -> None:
+    def __init__(self, shape: Shape, given: Given, weights: tuple[Any, ...]) -> None:
         self.shape, self.given = shape, given
         (n1, n1b, qkv, qkvb, out, outb, n2, n2b, up, upb, down, downb, gate, gateb, kvb, kvbb) = weights
         self.norm, self.qkv, self.out = Norm(n1, n1b, shape.eps), Linear(qkv, qkvb), Linear(out, outb)
@@ -87,9 +87,9 @@ class Cell:
         self.parallel = shape.family == "gpt_neox"
         self.feeds = not (self.parallel and given.qkv_BSME is not None)
         self.betas: list[Tensor] = []
-        self.x, self.known_qkv, self.residual, self.hidden = (
-            None if x is None else x.unbind(1)
-            for x in (given.x_BSAD, given.qkv_BSME, given.residual_BSMD, given.hidden_BSMR)
+        self.x = given.x_BSAD.unbind(1)
+        self.known_qkv, self.residual, self.hidden = (
+            None if x is None else x.unbind(1) for x in (given.qkv_BSME, given.residual_BSMD, given.hidden_BSMR)
         )
 
     def live(self, s: int) -> Tensor | None:
@@ -181,94 +181,98 @@ class Segments(torch.autograd.Function):
         return None, dx, dqueries, dA, dz, *known, None, None, *cell.weight_grads()
 
 
-def read_chunk(layer, x_BSRD: Tensor, state: AssociativeState, hidden_BSMR: Tensor | None, live_BS: Tensor | None):
-    """``Segments`` on rows of a layer: recalled token rows, their queries, keys and values, memory rows, new state."""
-    c, block = layer.config, layer.block
-    shape = shape_of(c)
-    m = c.memory_tokens
-    qkv, residual, asking = None, None, x_BSRD
-    if not c.recall_on_mem_rows:
-        asking, memory = x_BSRD.split([x_BSRD.shape[2] - m, m], dim=2)
-        qkv = block.attention.qkv(block.norm1(memory))
-        residual = memory + block.feed_forward(memory) if block.parallel else memory
-    key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
-    bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
-    given = Given(asking, layer.to_query(asking), *state, qkv, residual, hidden_BSMR, live_BS)
-    tokens, qkv, memory, *new = Segments.apply(shape, *given, *weights_of(block), key_value_beta, bias)
-    return tokens, qkv, memory, AssociativeState(new[0], new[1] if c.use_denom else state.z_BK)
-
-
-def shape_of(c) -> Shape:
+def shape_of(c: Any) -> Shape:
+    """The ``Shape`` of a layer, from the configuration of its model."""
     flags = Flags(*(getattr(c, name) for name in Flags._fields))
-    return Shape(
-        flags,
-        c.memory_tokens,
-        c.memory_dim,
-        c.family,
-        c.heads,
-        c.kv_heads or c.heads,
-        c.rotary_dims,
-        c.rotary_base,
-        c.norm_eps,
-    )
+    sizes = c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads
+    return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps)
 
 
-def read_layer(layer, rows_BSRD: Tensor, state: AssociativeState, mask_BST: Tensor | None, cuts, keep: int):
-    """Rows of the last ``keep`` segments after the layer, and the state after all of them."""
-    m, total = layer.config.memory_tokens, rows_BSRD.shape[1]
-    hidden = live = None
-    if mask_BST is not None:
-        hidden = ~attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0].unflatten(
-            0, mask_BST.shape[:2]
-        )
-        live = mask_BST.any(2).to(rows_BSRD.dtype)
-    elif m > 1:
-        rows = rows_BSRD.shape[2]
-        hidden = (
-            torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1).expand(1, total, -1, -1)
-        )
-    parts, begin = [], 0
-    for end in bounds(total, cuts, chunk_size(layer.config, rows_BSRD.shape[2])):
-        if begin in cuts:
-            state = detach(state)
-        part = slice(begin, end)
-        *out, state = read_chunk(
-            layer,
-            rows_BSRD[:, part],
-            state,
-            None if hidden is None else hidden[:, part],
-            None if live is None else live[:, part],
-        )
-        parts.append(out)
-        begin = end
-    if not keep:
-        return rows_BSRD[:, :0], state
-    tokens, qkv, memory = (torch.cat(part, 1)[:, total - keep :] for part in zip(*parts, strict=True))
-    mask = None if mask_BST is None else attention_mask(mask_BST[:, total - keep :].flatten(0, 1), tokens.shape[2])
-    done = rest(layer.block, tokens.flatten(0, 1), qkv.flatten(0, 1), mask, shape_of(layer.config)).unflatten(
-        0, tokens.shape[:2]
-    )
-    return torch.cat([done, memory], dim=2), state
+def chunk_size(c: Any, rows: int) -> int:
+    """Segments of a chunk, for a segment of ``rows``.
 
-
-def rest(block: Block, x_BTD: Tensor, qkv_BTHP: Tensor, mask: Tensor | None, shape: Shape) -> Tensor:
-    """What the block does with token rows once their queries, keys and values are known."""
-    q, k, v = qkv_BTHP.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-    return block.join(x_BTD, block.attention.mix(q, k, v, mask))
-
-
-def chunk_size(c, rows: int) -> int:
-    """Segments of a chunk. A read through factors costs as much as one through the matrix at K rows; half of the reads
-    of a chunk lie behind a write."""
+    A read through as many factors as a quarter of the K features costs about as much as one through the matrix, which
+    a chunk saves, as it saves a write of the matrix with every segment.
+    """
     reads = rows + c.memory_tokens if c.recall_on_mem_rows else rows
     return max(1, 2 * c.nu * c.memory_dim // (4 * reads))
 
 
-def bounds(total: int, cuts, size: int) -> list[int]:
-    """Ends of chunks of at most ``size`` segments that begin at every cut."""
-    ends, begin = [], 0
-    for i in range(1, total + 1):
-        if i == total or i in cuts or i - begin == size:
-            ends.append(i)
-            begin = i
-    return ends
+def bounds(total: int, cuts: frozenset[int], size: int) -> list[tuple[int, int]]:
+    """Begin and end of chunks of at most ``size`` segments, one of which begins at every cut."""
+    found, begin = [], 0
+    for end in range(1, total + 1):
+        if end == total or end in cuts or end - begin == size:
+            found.append((begin, end))
+            begin = end
+    return found
+
+
+class Masks(NamedTuple):
+    """``hidden`` and ``live`` of ``Given``, for all segments."""
+
+    hidden_BSMR: Tensor | None
+    live_BS: Tensor | None
+
+    @classmethod
+    def of(cls, rows_BSRD: Tensor, mask_BST: Tensor | None, memory_tokens: int) -> "Masks":
+        """mask_BST: True at real tokens."""
+        segments, rows, m = *rows_BSRD.shape[1:3], memory_tokens
+        if mask_BST is not None:
+            seen = attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0]
+            return cls(~seen.unflatten(0, mask_BST.shape[:2]), mask_BST.any(2).to(rows_BSRD.dtype))
+        if m == 1:
+            return cls(None, None)
+        ahead_MR = torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1)
+        return cls(ahead_MR.expand(1, segments, m, rows), None)
+
+    def part(self, begin: int, end: int) -> "Masks":
+        return Masks(*(None if x is None else x[:, begin:end] for x in self))
+
+
+def read_chunk(layer: Any, x_BSRD: Tensor, state: AssociativeState, masks: Masks) -> tuple[list[Tensor], Any]:
+    """``Segments`` on the rows of a layer: token rows after their recall, their queries, keys and values, memory rows
+    after the block; and the state."""
+    c, block = layer.config, layer.block
+    qkv, residual, asking = None, None, x_BSRD
+    if not c.recall_on_mem_rows:
+        asking, memory = x_BSRD.split([x_BSRD.shape[2] - c.memory_tokens, c.memory_tokens], dim=2)
+        qkv = block.attention.qkv(block.norm1(memory))
+        residual = memory + block.feed_forward(memory) if block.parallel else memory
+    key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
+    bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
+    given = Given(asking, layer.to_query(asking), *state, qkv, residual, *masks)
+    *rows, A_BKD, z_BK = Segments.apply(shape_of(c), *given, *weights_of(block), key_value_beta, bias)
+    return rows, AssociativeState(A_BKD, z_BK if c.use_denom else state.z_BK)
+
+
+def read_layer(
+    layer: Any,
+    rows_BSRD: Tensor,
+    state: AssociativeState,
+    mask_BST: Tensor | None,
+    cuts: frozenset[int],
+    keep: int,
+) -> tuple[Tensor, AssociativeState]:
+    """``LayerMajor.read_layer`` for a layer of ARMT."""
+    c, total = layer.config, rows_BSRD.shape[1]
+    masks, parts = Masks.of(rows_BSRD, mask_BST, c.memory_tokens), []
+    for begin, end in bounds(total, cuts, chunk_size(c, rows_BSRD.shape[2])):
+        state = detach(state) if begin in cuts else state
+        rows, state = read_chunk(layer, rows_BSRD[:, begin:end], state, masks.part(begin, end))
+        parts.append(rows)
+    if not keep:
+        return rows_BSRD[:, :0], state
+    tokens, qkv, memory = (torch.cat(part, dim=1)[:, total - keep :] for part in zip(*parts, strict=True))
+    mask = None if mask_BST is None else mask_BST[:, total - keep :].flatten(0, 1)
+    done = finish_rows(layer, tokens.flatten(0, 1), qkv.flatten(0, 1), mask)
+    return torch.cat([done.unflatten(0, tokens.shape[:2]), memory], dim=2), state
+
+
+def finish_rows(layer: Any, x_BTD: Tensor, qkv_BTHP: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """What the block does with token rows, which see no memory row, once their queries, keys and values are known."""
+    c, block = layer.config, layer.block
+    kv_heads = c.kv_heads or c.heads
+    q, k, v = qkv_BTHP.transpose(1, 2).split([c.heads, kv_heads, kv_heads], dim=1)
+    mask = None if mask_BT is None else attention_mask(mask_BT, mask_BT.shape[1])
+    return block.join(x_BTD, block.attention.mix(q, k, v, mask))

@@ -8,7 +8,7 @@ Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class Norm:
         self.left.append(self.saved.pop())
         self.grads.append(dy)
         if self.bias is not None:
-            return self._layer_norm(dy, *self.left[-1], [True, False, False])[0]
+            return self._layer_norm(dy, self.left[-1], [True, False, False])[0]
         x, rstd = self.left[-1]
         g = dy * self.weight
         return rstd * (g - x * (rstd.square() * (g * x).mean(-1, keepdim=True)))
@@ -71,11 +71,12 @@ class Norm:
         dy = torch.stack(self.grads)
         x, *stats = (torch.stack(parts) for parts in zip(*self.left, strict=True))
         if self.bias is not None:
-            return self._layer_norm(dy, x, *stats, [False, True, True])[1:]
+            return self._layer_norm(dy, (x, *stats), [False, True, True])[1:]
         return (dy * x * stats[0]).flatten(0, -2).sum(0), None
 
-    def _layer_norm(self, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, wanted: list[bool]) -> Weights:
-        backward = torch.ops.aten.native_layer_norm_backward
+    def _layer_norm(self, dy: Tensor, saved: tuple[Tensor, ...], wanted: list[bool]) -> Any:
+        backward: Any = torch.ops.aten.native_layer_norm_backward
+        x, mean, rstd = saved
         return backward(dy, x, x.shape[-1:], mean, rstd, self.weight, self.bias, wanted)
 
 
