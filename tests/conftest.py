@@ -12,7 +12,7 @@ import yaml
 from filelock import FileLock
 from servers import mariadb, mlflow_server, postgres, serve  # noqa: F401
 
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import LayerMajor, LayerRecurrent
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run.launchers.local import Child, LocalLauncher
 from lit_memory.tasks import babilong, language_modeling, needle, planted_facts
@@ -65,6 +65,8 @@ TEXT_ONLY = {"larimar", "memreasoner"}
 """Models that read no numbers."""
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
 
+AHEAD = [(name, extra) for name, extra in LAYERED if issubclass(load_class("model", name), LayerMajor)]
+
 
 def _ids(cases):
     return ["-".join([name, *([extra["family"]] if extra else [])]) for name, extra in cases]
@@ -103,6 +105,13 @@ def model(request):
 @pytest.fixture(params=LAYERED, ids=_ids(LAYERED))
 def layered(request):
     """Every registered model whose recurrence lies inside its layers; three layers."""
+    name, extra = request.param
+    return build_model(name, extra, layers=3)
+
+
+@pytest.fixture(params=AHEAD, ids=_ids(AHEAD))
+def layer_major(request):
+    """Every registered model that allows the layer-major schedule; three layers."""
     name, extra = request.param
     return build_model(name, extra, layers=3)
 

@@ -259,6 +259,17 @@ def test_the_loss_is_cross_entropy_on_full_logits(lit, data):
     assert float(found[samples.task.metrics[0]][0]) == pytest.approx(float(answers))
 
 
+def graph_of(loss):
+    """Names of all nodes behind a loss."""
+    found, left = {}, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = node.name()
+            left += [parent for parent, _ in node.next_functions]
+    return sorted(found.values())
+
+
 @all_modules
 def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
     data = make_data(LIT_DATA["associative_retrieval"])
@@ -285,6 +296,13 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
     else:
         with pytest.raises(ValueError, match="schedule='diagonal' is impossible"):
             module.training_step(batch, 0)
+    losses = []
+    for options in ({}, {"unroll_schedule": "auto"}, {"checkpoint_segments": 1}):
+        torch.manual_seed(0)
+        losses.append(make_double(lit, data, **options).training_step(batch, 0))
+    assert torch.allclose(losses[0], losses[1], rtol=1e-10) and torch.equal(losses[0], losses[2])
+    again = ["CheckpointBackward" in graph_of(loss) for loss in losses]
+    assert again == [False, False, lit.model_name not in ("transformer", "xl")]  # theirs is detached
 
 
 # Optimizer and learning rate

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import (
+    LayerMajor,
     LayerRecurrent,
     SegmentRecurrent,
     SeparateWrite,
@@ -28,6 +29,7 @@ from lit_memory.registry import MODELS, load_class
 
 N = 5  # tokens per segment
 LAST = slice(-N, None)
+LAYER_MAJOR = [name for name in MODELS if issubclass(load_class("model", name), LayerMajor)]
 NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", name), LayerRecurrent)]
 
 
@@ -36,6 +38,12 @@ def same(a, b, tol=1e-10):
     return all(
         torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True)
     )
+
+
+def close(a, b, tol):
+    """Two tensors, or two states, agree to ``tol`` times the largest value of each tensor."""
+    pairs = zip(state_tensors(a), state_tensors(b), strict=True)
+    return all(x.shape == y.shape and (x - y).abs().max() <= tol * y.abs().max() for x, y in pairs if y.numel())
 
 
 def gradients(model, out):
@@ -495,6 +503,133 @@ def test_diagonal_refused(build, tokens, name):
         unroll(build(name), tokens(1, 2 * N), N, schedule="diagonal")
 
 
+# --- the layer-major schedule
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
+)
+def test_layer_major_equals_sequential(layer_major, tokens, options):
+    """Hidden states, final state and all gradients equal the sequential schedule's, with masks and ``bptt`` as well,
+    over several chunks of a layer."""
+    ids, options = tokens(3, 11 * N), dict(options)
+    if options.pop("masked", False):
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        mask[0, 4 * N - 2 : 6 * N] = mask[1, : 2 * N] = mask[2, 10 * N + 1 :] = False
+        options["mask_BT"] = mask
+    agrees(layer_major, ids, 1e-10, **options)
+
+
+@pytest.mark.parametrize("name", LAYER_MAJOR)
+def test_layer_major_in_single_precision(build, tokens, name):
+    """The same to 1e-5 in fp32, where no denominator comes near 0."""
+    floor = {"denom_floor": 0.3, "value_std": 0.05} if name == "armt" else {}
+    agrees(build(name, layers=3, **floor).float(), tokens(3, 11 * N), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"memory_tokens": 1, "denom_floor": 0.3, "gamma": "raw"},
+        {"update": "sequential", "gamma": "raw", "beta_on_z": True},
+        {"gamma_detach": False, "beta_on_z": True, "denom_floor": 0.3},
+        {"gamma_detach": False, "gamma": "raw", "update": "sequential", "denom_floor": 0.3},
+        {"gamma": "off", "normalize_phi": True, "gamma_detach": False},
+        {"use_denom": False, "normalize_phi": True},
+        {"recall_on_mem_rows": False, "denom_floor": 0.3},
+        {"recall_on_mem_rows": False, "family": "gpt2"},
+        {"recall_on_mem_rows": False, "family": "llama", "nu": 1, "kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_layer_major_with_flags(build, tokens, flags):
+    """Every branch of the backward pass by hand, with samples that end."""
+    ids = tokens(3, 10 * N)
+    mask = torch.arange(10 * N) < torch.tensor([10 * N, 4 * N, 0])[:, None]
+    agrees(build("armt", **flags), ids, 1e-10, mask_BT=mask)
+
+
+def agrees(model, ids, tol, **options):
+    """The layer-major schedule equals the sequential one."""
+    layer, sequential = (unroll(model, ids, N, schedule=s, **options) for s in ("layer", "sequential"))
+    assert close(layer.hidden_BTD, sequential.hidden_BTD, tol) and close(layer.state, sequential.state, tol)
+    assert close(gradients(model, layer), gradients(model, sequential), tol)
+
+
+@pytest.mark.parametrize("align", ["left", "right", "center"])
+def test_layer_major_ragged(layer_major, tokens, align, monkeypatch):
+    """Segments of several lengths, a given state, and groups of few segments give the same as the sequential
+    schedule."""
+    monkeypatch.setattr("lit_memory.recurrence.layer_major.GROUP_ROWS", 3 * 2 * N)
+    ids = tokens(2, 9 * N + 2)
+    state = unroll(layer_major, ids[:, : 2 * N], N).state
+    for keep in (None, 0, 1, 5):
+        layer, sequential = (
+            unroll(layer_major, ids[:, 2 * N :], N, align=align, state=state, keep=keep, bptt=4, schedule=s)
+            for s in ("layer", "sequential")
+        )
+        assert same(layer.hidden_BTD, sequential.hidden_BTD) and same(layer.state, sequential.state), keep
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in LAYER_MAJOR])
+def test_layer_major_refused(build, tokens, name):
+    """A model without the schedule says so in one line, and ``auto`` is then the sequential one."""
+    model, ids = build(name), tokens(1, 2 * N)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} allows no schedule='layer': .*'sequential'"):
+        unroll(model, ids, N, schedule="layer")
+    assert same(unroll(model, ids, N, schedule="auto"), unroll(model, ids, N), 0)
+
+
+@pytest.mark.parametrize("name", LAYER_MAJOR)
+def test_layer_major_conditions(build, tokens, name):
+    """Dropout and autocast are refused in one line; ``auto`` is the layer-major schedule wherever that is allowed."""
+    model, ids = build(name, dropout=0.1), tokens(1, 2 * N)
+    with pytest.raises(ValueError, match=r"dropout=0.1 would draw other numbers; use 'sequential'"):
+        unroll(model, ids, N, schedule="layer")
+    assert same(unroll(model.eval(), ids, N, schedule="layer"), unroll(model, ids, N, schedule="auto"), 0)
+    with torch.autocast("cpu"), pytest.raises(ValueError, match="autocast"):
+        unroll(model, ids, N, schedule="layer")
+
+
+# --- segment checkpointing
+
+
+@pytest.mark.parametrize(("options", "size"), [({"read_only": 1}, 2), ({"bptt": 3, "keep": 2}, 3)], ids=str)
+def test_checkpointed_segments(model, tokens, options, size):
+    """Segments that are computed again on the way back: the same bits, and the same gradients."""
+    ids = tokens(2, 6 * N)
+    plain, again = (unroll(model, ids, N, checkpoint_segments=n, **options) for n in (None, size))
+    assert same(again, plain, 0)
+    assert close(gradients(model, again), gradients(model, plain), 1e-12)
+
+
+def test_checkpointed_dropout(build, tokens):
+    """The second pass drops what the first one dropped, and leaves the generator where it was."""
+    model, ids, found = build("armt", dropout=0.2), tokens(2, 6 * N), []
+    for size in (None, 2):
+        torch.manual_seed(1)
+        found.append(gradients(model, unroll(model, ids, N, checkpoint_segments=size)))
+    assert close(*found, 1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "layer"])
+def test_checkpointed_segments_save_memory(build, tokens, schedule):
+    """Between the passes the graph has no node of a segment, and so none of its tensors."""
+    model, ids = build("armt"), tokens(2, 32 * N)
+
+    def nodes(size):
+        out = unroll(model, ids, N, keep=1, schedule=schedule, checkpoint_segments=size)
+        found, left = set(), [out.hidden_BTD.grad_fn]
+        while left:
+            node = left.pop()
+            if node is not None and node not in found:
+                found.add(node)
+                left += [parent for parent, _ in node.next_functions]
+        return len([node for node in found if "AccumulateGrad" not in node.name()])
+
+    assert nodes(8) <= 8 < nodes(None)
+
+
 # --- generation and errors
 
 
@@ -644,6 +779,7 @@ def test_pack_worked_example():
         ({"read_only": 4}, "read_only=4"),
         ({"read_only": -1}, "read_only=-1"),
         ({"bptt": 0}, "bptt=0"),
+        ({"checkpoint_segments": 0}, "checkpoint_segments=0: expected at least 1 segment"),
         ({"schedule": "diagonal", "bptt": 1}, "bptt"),
         ({"schedule": "diagonal", "mask_BT": torch.ones(1, 3 * N, dtype=torch.bool)}, "mask_BT"),
     ],
@@ -656,7 +792,14 @@ def test_unroll_errors(build, tokens, options, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"read_only": 1}, {"bptt": 2}, {"schedule": "diagonal"}, {"mask_BT": torch.ones(1, N, dtype=torch.bool)}],
+    [
+        {"read_only": 1},
+        {"bptt": 2},
+        {"schedule": "layer"},
+        {"checkpoint_segments": 2},
+        {"schedule": "diagonal"},
+        {"mask_BT": torch.ones(1, N, dtype=torch.bool)},
+    ],
 )
 def test_iterator_errors(build, tokens, options):
     """What needs the number of segments is refused for an iterator."""

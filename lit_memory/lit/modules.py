@@ -47,7 +47,7 @@ class LitMemory(L.LightningModule):
     final_lr: Learning rate at the last step, as a share of lr.
     frozen: Parts of the model that keep their weights, "encoder" or "decoder.tokens"; None: no part.
     bptt: Segments that gradients cross; None: all.
-    unroll_schedule: "sequential", or "diagonal" for models with recurrent layers.
+    unroll_schedule, checkpoint_segments: Order of computation, and segments computed again: see ``unroll``.
     segment_len: Tokens per segment of a dictionary's sequences; None: the whole sequence.
     """
 
@@ -65,6 +65,7 @@ class LitMemory(L.LightningModule):
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
         unroll_schedule: str = "sequential",
+        checkpoint_segments: int | None = None,
         segment_len: int | None = None,
         **model: Any,
     ) -> None:
@@ -165,7 +166,10 @@ class LitMemory(L.LightningModule):
         if not isinstance(batch.context, tuple):
             return unroll(self.model, batch.context, keep=0).state
         bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
-        return unroll(self.model, batch.context, keep=0, bptt=bptt, schedule=self.hparams["unroll_schedule"]).state
+        return unroll(self.model, batch.context, keep=0, bptt=bptt, **self.order()).state
+
+    def order(self) -> dict[str, Any]:
+        return {"schedule": self.hparams["unroll_schedule"], "checkpoint_segments": self.hparams["checkpoint_segments"]}
 
     def read_targets(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor]:
         """Hidden states (N, D) that predict the scored positions, and their targets (N,). state: after the context."""
@@ -178,7 +182,7 @@ class LitMemory(L.LightningModule):
             read_only=batch.read_only,
             keep=batch.read_only or None,
             bptt=self.hparams["bptt"],
-            schedule=self.hparams["unroll_schedule"],
+            **self.order(),
         )
         scored_BT = batch.scored_BT
         if in_stream:
@@ -186,8 +190,6 @@ class LitMemory(L.LightningModule):
             return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT]
         tail_BT = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
         return out.hidden_BTD[:, :-1][tail_BT[:, 1:]], batch.targets_BT[scored_BT]
-
-    # Training
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss that training minimises."""

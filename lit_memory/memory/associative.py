@@ -48,6 +48,36 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
     return F.normalize(phi, dim=-1, eps=1e-12) if normalize else phi
 
 
+def dpfp_backward(dphi: Tensor, x: Tensor, nu: int, normalize: bool) -> Tensor:
+    """Gradient of ``dpfp`` with respect to x (..., C), given that with respect to phi (..., 2*nu*C)."""
+    size = 2 * x.shape[-1]
+    ring = torch.cat([-x[..., -nu:], x, -x], dim=-1).relu_()  # r, and before it its end
+    rolled = [ring.narrow(-1, nu - j, size) for j in range(nu + 1)]
+    if normalize:
+        dphi = _normalize_backward(dphi, torch.cat([rolled[0] * other for other in rolled[1:]], dim=-1))
+    dring = torch.zeros_like(ring)
+    dr = dring.narrow(-1, nu, size)
+    for j, part in enumerate(dphi.split(size, dim=-1), start=1):
+        dr.addcmul_(part, rolled[j])
+        dring.narrow(-1, nu - j, size).addcmul_(part, rolled[0])
+    dring.narrow(-1, size, nu).add_(dring.narrow(-1, 0, nu))
+    positive, negative = torch.where(rolled[0] > 0, dr, 0).chunk(2, dim=-1)
+    return positive - negative
+
+
+def _normalize_backward(dunit: Tensor, phi: Tensor) -> Tensor:
+    """Gradient of ``F.normalize(phi, dim=-1, eps=1e-12)``."""
+    size = length(phi)
+    unit = phi / size.clamp_min(1e-12)
+    along = torch.where(size > 1e-12, (dunit * unit).sum(-1, keepdim=True), 0)
+    return (dunit - along * unit) / size.clamp_min(1e-12)
+
+
+def length(x: Tensor) -> Tensor:
+    """|x| over the last dimension, which stays."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
 def overlap(z_BK: Tensor, phi_BTK: Tensor, eps: float = 1e-5) -> Tensor:
     """z . phi + eps of every row, (B, T, 1): how much of each key the normaliser holds."""
     products_BTK = phi_BTK * z_BK.unsqueeze(1)  # on CPU twice as fast as a matrix product with one column

@@ -29,9 +29,10 @@ from torch.nn import functional as F
 
 from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState
+from lit_memory.models import armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
-from lit_memory.recurrence import LayerRecurrent, SharedRead, full_precision, state_options
+from lit_memory.recurrence import LayerMajor, SharedRead, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -97,7 +98,7 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-class ARMT(SharedRead, LayerRecurrent):
+class ARMT(SharedRead, LayerMajor):
     """Transformer with an associative memory in every layer."""
 
     @dataclass
@@ -160,3 +161,11 @@ class ARMT(SharedRead, LayerRecurrent):
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)
+
+    def refuses_layer_major(self):
+        if self.decoder.norm.weight.dtype != torch.promote_types(self.decoder.norm.weight.dtype, torch.float32):
+            return "its weights are less precise than its state"
+        return super().refuses_layer_major()
+
+    def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
+        return armt_segments.read_layer(layer, rows_BSRD, state, mask_BST, cuts, keep)

@@ -158,11 +158,13 @@ class Attention(nn.Module):
             k = rotate(k, self.rotary, self.base)
             q = F.pad(q, (0, 0, old, 0)) if old else q
             q = rotate(q, self.rotary, self.base)[:, :, old:]
+        return self.mix(q, k, v, mask), keys, v
+
+    def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Output (B, T, D) of rotated queries and keys."""
         drop = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=drop, enable_gqa=self.grouped
-        )
-        return self.out(y.transpose(1, 2).flatten(2)), keys, v
+        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, mask is None, enable_gqa=self.grouped)
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 ACTIVATIONS = {"gpt2": partial(nn.GELU, "tanh"), "gpt_neox": nn.GELU, "llama": nn.SiLU}
@@ -198,16 +200,15 @@ class Block(nn.Module):
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
         return self.dropout(self.down(inner))
 
-    def attend(
-        self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """``forward`` that also returns keys and values."""
         y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
-        y = self.dropout(y)
-        if self.parallel:
-            return x_BTD + y + self.feed_forward(x_BTD), keys, values
-        x_BTD = x_BTD + y
-        return x_BTD + self.feed_forward(x_BTD), keys, values
+        return self.join(x_BTD, y), keys, values
+
+    def join(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
+        """The block's output, from its input and that of its attention."""
+        y_BTD = x_BTD + self.dropout(attended_BTD)
+        return y_BTD + self.feed_forward(x_BTD if self.parallel else y_BTD)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.attend(x_BTD, mask, None)[0]

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask
-from lit_memory.models.decoder import BackboneConfig, Block, Decoder
-from lit_memory.recurrence import LayerRecurrent, state_options
+from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.decoder import Attention, BackboneConfig, Block, Decoder
+from lit_memory.recurrence import LayerMajor, detach, select_state, state_options
 from lit_memory.util.checks import at_least
 
 
@@ -44,8 +44,33 @@ class PRMTLayer(nn.Module):
         rows_BTD = self.block(rows_BTD, mask)
         return rows_BTD, rows_BTD[:, end:].to(state.dtype) if write else state
 
+    def write_rows(self, memory_BMD: Tensor, qkv_BTE: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The block at the write rows alone, and queries, keys and values of the memory.
 
-class PRMT(LayerRecurrent):
+        qkv_BTE: those of the token rows. mask: that of the write rows, (B or 1, 1, M, S).
+        """
+        known_BME = self.block.attention.qkv(self.block.norm1(memory_BMD))
+        q, k, v = heads_of(self.block.attention, torch.cat([known_BME, qkv_BTE, known_BME], dim=1))
+        y_BMD = self.block.attention.mix(q[:, :, -self.memory_tokens :], k, v, mask)
+        return self.block.join(memory_BMD, y_BMD), known_BME
+
+    def token_rows(self, rows_BTD: Tensor, known_BME: Tensor, qkv_BTE: Tensor, mask: Tensor) -> Tensor:
+        """The block at the token rows, behind the read rows of ``known_BME``. mask: (B or 1, 1, T, M + T)."""
+        q, k, v = heads_of(self.block.attention, torch.cat([known_BME, qkv_BTE], dim=1))
+        return self.block.join(rows_BTD, self.block.attention.mix(q[:, :, self.memory_tokens :], k, v, mask))
+
+
+def heads_of(attention: Attention, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries and keys, and values, (B, heads, T, K) each."""
+    q, k, v = (
+        part.unflatten(-1, (-1, attention.head_width)).transpose(1, 2) for part in qkv_BTE.split(attention.rows, dim=-1)
+    )
+    if attention.rotary:
+        q, k = (rotate(x, attention.rotary, attention.base) for x in (q, k))
+    return q, k, v
+
+
+class PRMT(LayerMajor):
     """RMT with a recurrence in every layer and no association matrix."""
 
     @dataclass
@@ -79,3 +104,33 @@ class PRMT(LayerRecurrent):
     def finish(self, rows_BTD, write=True):
         m = self.config.memory_tokens
         return self.decoder.norm(rows_BTD[:, m : rows_BTD.shape[1] - m if write else None])
+
+    def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
+        m, total = self.config.memory_tokens, rows_BSRD.shape[1]
+        tokens_BSTD = rows_BSRD[:, :, m : rows_BSRD.shape[2] - m]
+        real_BST = mask_BST
+        if real_BST is None:  # one mask for all samples and segments
+            real_BST = tokens_BSTD.new_ones(1, 1, tokens_BSTD.shape[2], dtype=torch.bool).expand(1, total, -1)
+        qkv_BSTE = layer.block.attention.qkv(layer.block.norm1(tokens_BSTD))
+        write_mask = attention_mask(F.pad(real_BST.flatten(0, 1), (m, m), value=True), m).unflatten(
+            0, real_BST.shape[:2]
+        )
+        known, written = [], []
+        for s, (qkv_BTE, mask) in enumerate(zip(qkv_BSTE.unbind(1), write_mask.unbind(1), strict=True)):
+            state = detach(state) if s in cuts else state
+            new, known_BME = layer.write_rows(state.to(rows_BSRD.dtype), qkv_BTE, mask)
+            known.append(known_BME)
+            written.append(new)
+            new = new.to(state.dtype)
+            state = new if mask_BST is None else select_state(mask_BST[:, s].any(1), new, state)
+        if not keep:
+            return rows_BSRD[:, :0], state
+        last = slice(total - keep, total)
+        real_BT = real_BST[:, last].flatten(0, 1)[: None if mask_BST is not None else 1]
+        mask = attention_mask(F.pad(real_BT, (m, 0), value=True), real_BT.shape[1])
+        parts = (tokens_BSTD[:, last], torch.stack(known[last], 1), qkv_BSTE[:, last])
+        rows_BTD = layer.token_rows(*(part.flatten(0, 1) for part in parts), mask)
+        rows_BSTD = F.pad(
+            rows_BTD.unflatten(0, parts[0].shape[:2]), (0, 0, m, 0)
+        )  # the next layer overwrites read rows
+        return torch.cat([rows_BSTD, torch.stack(written[last], 1)], dim=2), state

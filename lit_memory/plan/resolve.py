@@ -52,7 +52,7 @@ class Resolver:
             raise self.error("task", field_name(error), str(error)) from None
         self.check_together(model, sampler)
         self.check_losses(train, model_class)
-        self.check_schedule(train, model_class)
+        self.check_schedule(train, model_class, model)
         self.check_stream(train, sampler)
         self.check_test(train, model, sampler)
         self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
@@ -121,8 +121,18 @@ class Resolver:
             expected = "nothing is left to train; expected fewer parts, or steps: 0"
             raise self.error("train", "frozen", f"{train.frozen}: {expected}")
 
-    def check_schedule(self, train: TrainConfig, model_class: type) -> None:
+    def check_schedule(self, train: TrainConfig, model_class: type, model: Any) -> None:
         """Check the order of computation against the model."""
+        if train.unroll_schedule == "layer":
+            reason = None
+            if not hasattr(model_class, "read_layer"):
+                reason = f"a layer of {model_class.__name__} does not read ahead of the next one"
+            elif train.precision == "bf16-mixed":
+                reason = "it has no mixed precision"
+            elif getattr(model, "dropout", 0):
+                reason = f"model.dropout={model.dropout} would draw other numbers"
+            if reason:
+                raise self.error("train", "unroll_schedule", f"'layer': {reason}; expected 'sequential' or 'auto'")
         if train.unroll_schedule != "diagonal":
             return
         if not hasattr(model_class, "layers"):

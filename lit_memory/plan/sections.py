@@ -66,7 +66,12 @@ class TrainConfig:
     """Parts of the model that are not trained, by the names of their weights: [encoder, decoder.tokens]."""
     bptt: int | None = None
     """Segments of truncated backpropagation through time; default: all."""
-    unroll_schedule: Literal["sequential", "diagonal"] = "sequential"
+    unroll_schedule: Literal["auto", "sequential", "diagonal", "layer"] = "sequential"
+    """The order in which segments and layers are computed. All give the same values; "auto" is the fastest that the
+    model allows."""
+    checkpoint_segments: int | None = added(None)
+    """Keep the states between groups of so many segments, and compute a group again on the way back: less memory, a
+    third more time."""
     stages: list[dict[str, Any]] = field(default_factory=list)
     """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}. It ends after N
     steps, or earlier, at the first validation that reaches every metric of ``until``. Default: one stage on the task
@@ -103,7 +108,8 @@ class TrainConfig:
             )
         if self.steps or "run" not in named:
             at_least(1, self, "steps")
-        at_least(1, self, "batch_size", "bptt", "valid_every", "valid_size", "test_size", "eval_batch_size", "threads")
+        at_least(1, self, "batch_size", "bptt", "checkpoint_segments", "valid_every", "valid_size", "test_size")
+        at_least(1, self, "eval_batch_size", "threads")
         for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")

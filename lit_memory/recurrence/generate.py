@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import SegmentRecurrent
+from lit_memory.recurrence.schedules import advance, with_new_samples
 from lit_memory.recurrence.state import State
-from lit_memory.recurrence.unroll import advance, unroll, with_new_samples
+from lit_memory.recurrence.unroll import unroll
 from lit_memory.util.checks import FieldError
 
 

@@ -3,6 +3,7 @@
 ``SegmentRecurrent`` is the contract of every model. ``LayerRecurrent`` keeps one state per layer, which allows the
 diagonal schedule. The mixins are optional:
 
+* ``LayerMajor``     a layer can read many segments before the next layer begins.
 * ``GrowingState``   the state has a part per segment or line.
 * ``SharedRead``     several samples can read one state without a copy.
 * ``SeparateWrite``  a segment can be written without computing its hidden states.
@@ -112,6 +113,33 @@ class LayerRecurrent(SegmentRecurrent):
             rows, layer_state = layer(rows, layer_state, mask_BT, write)
             states.append(layer_state)
         return self.finish(rows, write), tuple(states)
+
+
+class LayerMajor(LayerRecurrent):
+    """A model of which one layer can read many segments before the next layer begins.
+
+    Within a layer the segments are coupled by the layer's state alone, so that only what the state needs is computed
+    segment after segment. The rest is done for all segments at once.
+    """
+
+    def refuses_layer_major(self) -> str | None:
+        """Why this cannot be done now; None if it can."""
+        dropout = getattr(self.config, "dropout", 0.0)
+        if dropout and self.training:
+            return f"dropout={dropout} would draw other numbers"
+        if torch.is_autocast_enabled(next(self.parameters()).device.type):
+            return "autocast (a mixed precision) has no backward pass by hand"
+        return None
+
+    def read_layer(
+        self, layer: Any, rows_BSRD: Tensor, state: State, mask_BST: Tensor | None, cuts: frozenset[int], keep: int
+    ) -> tuple[Tensor, State]:
+        """Rows of the last ``keep`` segments after the layer, and its state after all S segments.
+
+        rows_BSRD: rows of all segments, as ``embed`` gives them. mask_BST: True at real tokens. cuts: segments before
+        which no gradient leaves the state.
+        """
+        raise NotImplementedError
 
 
 class GrowingState(SegmentRecurrent):

@@ -3,25 +3,25 @@
 Shape suffixes: B batch, T tokens, D width.
 """
 
-import math
-from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_memory.recurrence.diagonal import diagonal
-from lit_memory.recurrence.protocol import GrowingState, LayerRecurrent, SegmentRecurrent, SeparateWrite, SharedRead
-from lit_memory.recurrence.state import State, append_samples, batch_size, detach, select_state, state_tensors
+from lit_memory.recurrence.checkpointing import checkpointed
+from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
+from lit_memory.recurrence.schedules import Segment, check_schedule, scheduled, sequential, with_new_samples
+from lit_memory.recurrence.state import State, batch_size, detach, state_tensors
 from lit_memory.util.checks import FieldError
 
 
-class Segment(NamedTuple):
-    """Token ids of one segment, and a mask that is True at real tokens; None if all are real."""
+class Order(NamedTuple):
+    """How writing segments are computed: arguments of ``unroll``."""
 
-    ids_BT: Tensor
-    mask_BT: Tensor | None = None
+    schedule: str
+    bptt: int | None
+    checkpoint_segments: int | None
 
 
 class Unrolled(NamedTuple):
@@ -43,6 +43,7 @@ def unroll(
     bptt: int | None = None,
     schedule: str = "sequential",
     align: str = "left",
+    checkpoint_segments: int | None = None,
 ) -> Unrolled:
     """Read a sequence segment by segment. Raises ValueError for arguments that exclude each other.
 
@@ -54,26 +55,31 @@ def unroll(
     read_only: number of last segments that read the memory and do not write it. They run as one batch.
     keep: number of last segments whose hidden states are returned; default all.
     bptt: gradients stay within the last ``bptt`` segments, the read-only ones counting as one; default no truncation.
-    schedule: "sequential", or "diagonal" for a ``LayerRecurrent`` model: see ``diagonal``. Neither masks nor ``bptt``.
+    schedule: the order of computation, see ``schedules``: "sequential"; "layer" for a ``LayerMajor`` model; "auto";
+        "diagonal" for a ``LayerRecurrent`` model, with neither masks nor ``bptt``.
+    checkpoint_segments: the graph holds the states between groups of so many writing segments; a group is computed
+        again on the way back. Default: the graph holds everything.
     """
-    check_options(bptt, schedule)
+    check_options(bptt, schedule, checkpoint_segments)
     if isinstance(ids_BT, Tensor | tuple):
         segments = cut(ids_BT, mask_BT, segment_len, align)
-        return write_then_read(model, segments, state, read_only, keep, bptt, schedule)
-    if read_only or mask_BT is not None or schedule != "sequential" or bptt is not None:
-        raise ValueError(
-            "an iterator of segments allows neither read_only, bptt, mask_BT nor a schedule: its length is unknown"
-        )
+        order = Order(schedule, bptt, checkpoint_segments)
+        return write_then_read(model, segments, state, read_only, keep, order)
+    if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt or checkpoint_segments:
+        options = "read_only, bptt, mask_BT, checkpoint_segments nor a schedule"
+        raise ValueError(f"an iterator of segments allows neither {options}: its length is unknown")
     hidden, state = sequential(model, map(as_segment, ids_BT), state, keep)
     return Unrolled(join_hidden(model, hidden, state), state)
 
 
-def check_options(bptt: int | None, schedule: str) -> None:
+def check_options(bptt: int | None, schedule: str, checkpoint_segments: int | None) -> None:
     """Raise FieldError for an argument out of its range."""
+    if checkpoint_segments is not None and checkpoint_segments < 1:
+        expected = "expected at least 1 segment, or None for no checkpointing"
+        raise FieldError("checkpoint_segments", checkpoint_segments, expected)
     if bptt is not None and bptt < 1:
         raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
-    if schedule not in ("sequential", "diagonal"):
-        raise FieldError("schedule", schedule, "expected 'sequential' or 'diagonal'")
+    check_schedule(schedule)
 
 
 def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:
@@ -126,8 +132,7 @@ def write_then_read(
     state: State | None,
     read_only: int,
     keep: int | None,
-    bptt: int | None,
-    schedule: str,
+    order: Order,
 ) -> Unrolled:
     """``unroll`` of segments whose number is known: first those that write, then those that only read."""
     if not 0 <= read_only <= len(segments):
@@ -136,100 +141,38 @@ def write_then_read(
     reading = segments[len(segments) - (read_only if keep is None else min(read_only, keep)) :]
     if state is None:
         state = model.init_state(segments[0].ids_BT.shape[0], segments[0].ids_BT.device)
-    elif bptt is not None and bptt <= len(writing) + (read_only > 0):
+    elif order.bptt is not None and order.bptt <= len(writing) + (read_only > 0):
         state = detach(state)
     keep_writing = None if keep is None else max(keep - read_only, 0)
-    bptt_writing = None if bptt is None else bptt - (read_only > 0)
-    run = by_diagonals if schedule == "diagonal" else sequential
-    hidden, state = run(model, writing, state, keep_writing, bptt_writing)
+    bptt_writing = None if order.bptt is None else order.bptt - (read_only > 0)
+    hidden, state = write_segments(model, writing, state, keep_writing, order._replace(bptt=bptt_writing))
     if not reading:
         return Unrolled(join_hidden(model, hidden, state), state)
-    memory = with_new_samples(model, detach(state) if bptt == 1 and writing else state, reading[-1].ids_BT)
+    memory = with_new_samples(model, detach(state) if order.bptt == 1 and writing else state, reading[-1].ids_BT)
     return Unrolled(join_hidden(model, [*hidden, read_segments(model, reading, memory)], state), state)
 
 
-def sequential(
-    model: SegmentRecurrent,
-    segments: Iterable[Segment],
-    state: State | None,
-    keep: int | None = None,
-    bptt: int | None = None,
-) -> tuple[deque[Tensor], State]:
-    """Hidden states of the last ``keep`` segments, each of which writes, and the state after the last one.
-
-    ``bptt`` needs a tuple of segments.
-    """
-    total = len(segments) if isinstance(segments, tuple) else None
-    skipped = unread_segments(total, keep)
-    hidden: deque[Tensor] = deque(maxlen=keep)
-    for i, (ids_BT, mask_BT) in enumerate(segments):
-        if state is None:
-            state = model.init_state(ids_BT.shape[0], ids_BT.device)
-        if total is not None and bptt is not None and 0 < i <= total - bptt:  # i = 0: a learned first memory is trained
+def write_segments(
+    model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, order: Order
+) -> tuple[list[Tensor], State]:
+    """Hidden states of the last ``keep`` segments, and the state after the last one, group by group."""
+    run, total = scheduled(model, order.schedule), len(segments)
+    size, hidden = order.checkpoint_segments or max(total, 1), []
+    for begin in range(0, max(total, 1), size):
+        group = segments[begin : begin + size]
+        after = total - begin - len(group)
+        kept = None if keep is None else max(keep - after, 0)
+        bptt = None if order.bptt is None else order.bptt - after
+        if begin and order.bptt is not None and begin <= total - order.bptt:
             state = detach(state)
-        state = with_new_samples(model, state, ids_BT)
-        if i < skipped:
-            state = advance(model, state, ids_BT, mask_BT)
-        else:
-            hidden_BTD, new = model.step(state, ids_BT, mask_BT)
-            hidden.append(hidden_BTD)
-            state = without_ended(model, new, state, mask_BT)
+
+        def read(start: State, group=group, kept=kept, bptt=bptt) -> tuple[list[Tensor], State]:
+            rows, end = run(model, group, start, kept, bptt)
+            return list(rows), end
+
+        rows, state = checkpointed(model, read, state) if order.checkpoint_segments else read(state)
+        hidden += rows
     return hidden, state
-
-
-def unread_segments(total: int | None, keep: int | None) -> float:
-    """How many first segments need no hidden states. Any segment of an iterator (``total`` None) may be the last."""
-    if keep == 0:
-        return math.inf
-    return 0 if total is None or keep is None else total - keep
-
-
-def by_diagonals(
-    model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
-) -> tuple[deque[Tensor], State]:
-    """``sequential`` by the diagonal schedule, up to the first segment of another length (a short last one).
-
-    Raises ValueError for a model whose layers are not recurrent, for masks and for ``bptt``.
-    """
-    if not isinstance(model, LayerRecurrent):
-        raise ValueError(
-            f"{type(model).__name__} passes memory from the top layer to the bottom one, "
-            "so schedule='diagonal' is impossible; use 'sequential'"
-        )
-    if bptt is not None or any(segment.mask_BT is not None for segment in segments):
-        raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
-    shapes = [segment.ids_BT.shape for segment in segments]
-    even = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), len(segments))
-    hidden, state = diagonal(model, [segment.ids_BT for segment in segments[:even]], state)
-    rest, state = sequential(model, segments[even:], state, keep)
-    return deque([*hidden, *rest], maxlen=keep), state
-
-
-def advance(model: SegmentRecurrent, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
-    """The state after one segment whose hidden states nobody needs. Samples without a real token keep theirs."""
-    if isinstance(model, SeparateWrite):
-        new = model.advance(state, ids_BT, mask_BT)
-    else:
-        new = model.step(state, ids_BT, mask_BT)[1]
-    return without_ended(model, new, state, mask_BT)
-
-
-def without_ended(model: SegmentRecurrent, new: State, old: State, mask_BT: Tensor | None) -> State:
-    """State ``new``, but ``old`` for the samples that have ended: they must not write their padding."""
-    if mask_BT is None:
-        return new
-    if isinstance(model, GrowingState):
-        return model.select_state(mask_BT.any(1), new, old)
-    return select_state(mask_BT.any(1), new, old)
-
-
-def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> State:
-    """The state of all samples of a segment. Those that ``state`` does not have begin there, behind the others."""
-    count = ids_BT.shape[0] - batch_size(state)
-    if count <= 0:
-        return state
-    fresh = model.init_state(count, ids_BT.device)
-    return model.append_samples(state, fresh) if isinstance(model, GrowingState) else append_samples(state, fresh)
 
 
 def expand_state(model: SegmentRecurrent, state: State, readers: int) -> State:

@@ -1,0 +1,182 @@
+"""Parts of a ``Block`` with backward passes by hand, for a loop over segments.
+
+A part has ``forward`` and ``backward`` per segment, which pass the gradient of its input on, and ``weight_grads`` for
+all segments at once: one product in place of one for every segment. ``Norm``, ``Linear`` and ``FeedForward`` keep what
+they need until then.
+
+Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_memory.models.attention import rotary_table
+
+Weights = tuple[Tensor | None, ...]
+
+
+class Linear:
+    """x W^T + b."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.inputs: list[Tensor] = []
+        self.grads: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inputs.append(x)
+        return F.linear(x, self.weight, self.bias)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        self.grads.append(dy)
+        return torch.matmul(dy, self.weight)
+
+    def weight_grads(self) -> Weights:
+        dy, x = torch.stack(self.grads[::-1]).flatten(0, -2), torch.stack(self.inputs).flatten(0, -2)
+        return dy.mT @ x, None if self.bias is None else dy.sum(0)
+
+
+class Norm:
+    """Layer norm, or RMS norm where there is no bias."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+        self.saved: list[tuple[Tensor, ...]] = []  # input, and its mean (not for RMS norm) and 1 / deviation
+        self.left: list[tuple[Tensor, ...]] = []
+        self.grads: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            rstd = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+            self.saved.append((x, rstd))
+            return x * rstd * self.weight
+        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        self.saved.append((x, mean, rstd))
+        return y
+
+    def backward(self, dy: Tensor) -> Tensor:
+        self.left.append(self.saved.pop())
+        self.grads.append(dy)
+        if self.bias is not None:
+            return self._layer_norm(dy, self.left[-1], [True, False, False])[0]
+        x, rstd = self.left[-1]
+        g = dy * self.weight
+        return rstd * (g - x * (rstd.square() * (g * x).mean(-1, keepdim=True)))
+
+    def weight_grads(self) -> Weights:
+        dy = torch.stack(self.grads)
+        x, *stats = (torch.stack(parts) for parts in zip(*self.left, strict=True))
+        if self.bias is not None:
+            return self._layer_norm(dy, (x, *stats), [False, True, True])[1:]
+        return (dy * x * stats[0]).flatten(0, -2).sum(0), None
+
+    def _layer_norm(self, dy: Tensor, saved: tuple[Tensor, ...], wanted: list[bool]) -> Any:
+        backward: Any = torch.ops.aten.native_layer_norm_backward
+        x, mean, rstd = saved
+        return backward(dy, x, x.shape[-1:], mean, rstd, self.weight, self.bias, wanted)
+
+
+class Activation(NamedTuple):
+    """A function and its gradient, ``backward(dy, x)``."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+def activation(family: str) -> Activation:
+    """The activation of a family of decoders."""
+    if family == "llama":
+        return Activation(F.silu, torch.ops.aten.silu_backward)
+    form = "tanh" if family == "gpt2" else "none"
+    return Activation(
+        lambda x: F.gelu(x, approximate=form), lambda dy, x: torch.ops.aten.gelu_backward(dy, x, approximate=form)
+    )
+
+
+class FeedForward:
+    """Norm, up (and gate), activation, down."""
+
+    def __init__(self, norm: Norm, up: Linear, down: Linear, gate: Linear | None, act: Activation) -> None:
+        self.norm, self.up, self.down, self.gate, self.act = norm, up, down, gate, act
+        self.saved: list[tuple[Tensor, ...]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm.forward(x)
+        up = self.up.forward(x)
+        if self.gate is None:
+            self.saved.append((up,))
+            return self.down.forward(self.act.forward(up))
+        gate = self.gate.forward(x)
+        opened = self.act.forward(gate)
+        self.saved.append((up, gate, opened))
+        return self.down.forward(opened * up)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        dinner, (up, *gated) = self.down.backward(dy), self.saved.pop()
+        if self.gate is None:
+            return self.norm.backward(self.up.backward(self.act.backward(dinner, up)))
+        gate, opened = gated
+        dx = self.up.backward(dinner * opened) + self.gate.backward(self.act.backward(dinner * up, gate))
+        return self.norm.backward(dx)
+
+
+class Rotation(NamedTuple):
+    """Rotary positions of rows (B, R, heads, K), in place. cos, sin: (R, 1, dims), the sines with the sign of their
+    half."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, rows: int, dims: int, base: float, like: Tensor) -> "Rotation | None":
+        if not dims:
+            return None
+        cos, sin = rotary_table(rows, dims, base, like.device, like.dtype)
+        left, right = sin.chunk(2, dim=-1)
+        return cls(cos[:, None], torch.cat([-left, right], dim=-1)[:, None])
+
+    def turn_(self, x_BRHK: Tensor, back: bool = False) -> None:
+        part = x_BRHK[..., : self.cos.shape[-1]]
+        swapped = part.roll(part.shape[-1] // 2, -1)
+        part.mul_(self.cos).addcmul_(swapped, self.sin, value=-1.0 if back else 1.0)
+
+
+class MemoryAttention:
+    """Attention of the last M of R rows to all rows up to themselves. Their queries, keys and values lie side by side
+    as (B, R, H + 2G, K), rotated already."""
+
+    def __init__(self, heads: int, kv_heads: int, count: int) -> None:
+        self.heads, self.kv_heads, self.count = heads, kv_heads, count
+        self.saved: list[tuple[Tensor, ...]] = []
+
+    def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None) -> Tensor:
+        """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
+        batch, rows, g, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.kv_heads, self.count
+        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
+        q = (
+            q.narrow(2, rows - m, m).reshape(batch * g, -1, q.shape[-1]) * q.shape[-1] ** -0.5
+        )  # queries that share keys
+        k, v = (x.reshape(batch * g, rows, -1) for x in (k, v))
+        score = torch.bmm(q, k.mT)
+        if hidden_BMR is not None:
+            score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
+        p = score.softmax(-1)
+        self.saved.append((q, k, v, p))
+        return torch.bmm(p, v).view(batch, self.heads, m, -1).transpose(1, 2).flatten(2)
+
+    def backward(self, dy_BMD: Tensor) -> Tensor:
+        """Gradient of all queries, keys and values, (B, R, H + 2G, K)."""
+        (q, k, v, p), h, g, m = self.saved.pop(), self.heads, self.kv_heads, self.count
+        batch, (_, rows, width) = len(dy_BMD), k.shape
+        dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
+        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)
+        dqkv = q.new_zeros(batch, rows, h + 2 * g, width)
+        dq, dk, dv = dqkv.transpose(1, 2).split([h, g, g], dim=1)
+        torch.mul(torch.bmm(dscore, k).view(batch, h, m, width), width**-0.5, out=dq.narrow(2, rows - m, m))
+        dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
+        dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
+        return dqkv
