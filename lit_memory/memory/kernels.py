@@ -61,7 +61,7 @@ def _exponential_fp32(x):
     p = p * f + C1
     p = p * f + C0
     p = p * f + ONE
-    y = p * power_of_two(np.int32(k))
+    y = p * power_of_two(np.int32(k))  # pyright: ignore[reportCallIssue]  numba adds the first argument
     return y if x == x else x
 
 
