@@ -64,7 +64,7 @@ class LitMemory(L.LightningModule):
         final_lr: float = 0.5,
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
-        unroll_schedule: str = "sequential",
+        unroll_schedule: str = "auto",
         checkpoint_segments: int | None = None,
         segment_len: int | None = None,
         **model: Any,
