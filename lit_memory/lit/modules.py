@@ -157,8 +157,6 @@ class LitMemory(L.LightningModule):
         carried = iter(self.carried.get(self.training, []))
         return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
 
-    # Reading a batch
-
     def read_context(self, batch: Batch) -> Any:
         """The state after the batch's context, or the carried one of a stream; None without both."""
         if batch.context == ():
