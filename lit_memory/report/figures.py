@@ -146,7 +146,7 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
     set_x_axis(axes, axis, xs, train_x)
     if train_x is not None:
         _draw_vertical(axes, axis.position(train_x), f"trained on up to {short(train_x)}")
-    axes.set_xlabel(plan.x_label)
+    axes.set_xlabel(balanced(plan.x_label, int(72 * axes.figure.get_figwidth() / 7)))
     show_values(axes.yaxis, plan)
     return drawn._replace(ends=[end for end in drawn.ends if end.text != cut], handles=_without(drawn.handles, cut))
 
