@@ -51,8 +51,10 @@ def join_blocks(blocks: list[str]) -> str:
 
 
 def paper_claim(paper: Mapping[str, str]) -> str:
-    """The paper with a link, its table or figure, and its claim."""
+    """The paper with a link, its table or figure, and its claim; "" without a paper."""
     title = paper.get("title", "")
+    if not title:
+        return ""
     link = f"[{title}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else title
     return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
 

@@ -35,6 +35,7 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
     receives progress. Raises what goes wrong, after recording it.
     """
     silence_lightning()
+    spec.provide_code()
 
     def warn(text: str) -> None:
         send({"event": "warning", "message": text})
