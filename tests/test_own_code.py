@@ -14,6 +14,8 @@ import yaml
 
 from lit_memory.util.code import digest, sources
 
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+
 ROOT = Path(__file__).parents[1]
 MODEL, TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)[:2]
 EXPERIMENT = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)[0]
