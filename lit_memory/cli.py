@@ -36,11 +36,12 @@ from lit_memory.run.display import (
 )
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
-from lit_memory.run.options import Options, parse_options, short
+from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.sweep import Sweep
+from lit_memory.run.template import write_template
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import storage_problem
@@ -51,15 +52,18 @@ if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
+    """Run the command line; returns the exit code. words: it begins with one of ``options.WORDS``."""
     console = Console(file=cast(IO[str], Lenient(sys.stdout)))
     errors = Console(file=cast(IO[str], Lenient(sys.stderr)), soft_wrap=True, highlight=False)
     root = None
     try:
-        options = parse_options(argv)
+        options = parse_options(flags_of(sys.argv[1:] if argv is None else argv) if words else argv)
         if options.list:
             console.print(list_table())
+            return 0
+        if options.new:
+            console.print(f"{write_template(options.new)}; start it: lit-memory run {options.new}", highlight=False)
             return 0
         if options.gallery:
             root = root_of(options)

@@ -94,9 +94,13 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     assert list_experiments() == [("both", "Figure 1", "", "", 0), ("gamma", "Figure 1", *row)]
 
 
-def test_a_file_without_a_paper_is_an_error(folders):
-    (folders / "project/experiments/both.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
+def test_papers_of_the_list(folders):
+    """A file may have none; what is there must be one."""
+    (folders / "project/experiments/gamma.yaml").write_text("a: 1")
+    (folders / "project/experiments/both.yaml").write_text("extends: gamma")
+    assert list_experiments() == [("both", "", "", "", 0), ("gamma", "", "", "", 0)]
+    (folders / "project/experiments/both.yaml").write_text("paper: 1")
+    with pytest.raises(ConfigError, match=r"both\.yaml: paper: 1: expected a mapping"):
         list_experiments()
 
 
