@@ -11,6 +11,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
 from lit_memory.run import display
+from lit_memory.util.provenance import cores
 
 ROOT = Path(__file__).parents[1]
 LIST_ONCE = functools.cache(list_experiments)
@@ -91,7 +92,10 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     (folders / "project/reports/gamma").mkdir(parents=True)
     if report is not None:
         (folders / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
-    assert list_experiments() == [("both", "Figure 1", "", "", 0), ("gamma", "Figure 1", *row)]
+    assert list_experiments() == [
+        ("both", "A paper, Figure 1", "", "", 0),
+        ("gamma", "A paper, Figure 1", *row),
+    ]
 
 
 def test_papers_of_the_list(folders):
@@ -113,5 +117,5 @@ def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
     assert names == ["experiment", *(path.stem for path in sorted((ROOT / "experiments").glob("*.yaml")))]
     (gamma,) = (line for line in lines if line.startswith(" armt_ablation_gamma "))
     report = json.loads((ROOT / "reports/armt_ablation_gamma/verdict.json").read_text())
-    minutes = f"{sum(run['seconds'] for run in report['runs']) / 60:.0f}"
+    minutes = f"{sum(run['seconds'] for run in report['runs']) / 60 / cores():.0f}"
     assert gamma.split()[-3:] == [report["verdict"], report.get("evidence", "–"), minutes]

@@ -131,6 +131,8 @@ class ScaledExperiment:
     requires: list[str]
     verify: list[str]
     imports: list[str]
+    unchecked: list[str] = field(default_factory=list)
+    """Why the command line leaves the claims without an answer, see ``measured.answerable``."""
     others: dict[str, "ScaledExperiment"] = field(default_factory=dict, compare=False, repr=False)
     """Experiments of the same folder at the same scale that ``beside`` has read, by name."""
 

@@ -36,8 +36,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
         _numbers(results, report),
         _times(results),
-        "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
-        "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
+        *_beside_the_paper(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         "## Runs\n\n" + _runs(plan),
         "## How to reproduce\n\n" + origin_list(plan),
@@ -57,6 +56,15 @@ def paper_claim(paper: Mapping[str, str]) -> str:
         return ""
     link = f"[{title}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else title
     return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
+
+
+def _beside_the_paper(plan: ReportPlan) -> list[str]:
+    """What the paper reports and what deviates from it; without a paper, what a reader must know of the runs."""
+    if not plan.paper.get("title"):
+        return ["## What else to know\n\n" + deviation_list(plan)] if plan.deviations else []
+    reported = section(paper_rows(plan.config.paper_values, plan.config.paper_rows))
+    deviates = "## What deviates from the paper's set-up\n\n" + deviation_list(plan)
+    return ["## What the paper reports\n\n" + reported, deviates]
 
 
 def _head(plan: ReportPlan, report: Report) -> list[str]:

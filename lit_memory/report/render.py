@@ -22,8 +22,8 @@ from lit_memory.report.results import Cell, Report, ReportPlan, Results, explora
 from lit_memory.report.saved import PLAN, SCORES, VALIDATIONS, plan_json, scores_npz, validations_csv
 from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
-from lit_memory.report.tables import csv_table, main_table
-from lit_memory.report.verdict import INCOMPLETE, conclude, judge
+from lit_memory.report.tables import csv_table, main_table, ranking
+from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, judge
 from lit_memory.util import files
 
 
@@ -58,8 +58,10 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     for section, lines in plan.lines.items():
         check_lines(lines, plan.arms, plan.x_values, section=section)
     claims = judge(plan.lines, results.evidence)
-    verdict, reason = conclude(claims, missing)
-    scope = "" if verdict == INCOMPLETE else exploratory(plan.experiment, len(plan.seeds))
+    verdict, reason = conclude(claims, missing, plan.unchecked)
+    if verdict == COMPARISON:
+        reason = ranking(results)
+    scope = "" if verdict in (INCOMPLETE, NOT_CHECKED) else exploratory(plan.experiment, len(plan.seeds))
     report = Report(verdict, claims, missing, main_table(results), scope + _scope(plan), reason)
     texts = {
         "table.csv": csv_table(results),

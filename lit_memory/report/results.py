@@ -49,6 +49,8 @@ class ReportPlan:
     """Arm -> words for it, of those that have some."""
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
+    unchecked: list[str] = field(default_factory=list)
+    """Why these overrides leave the claims without an answer; empty where they do not."""
     train_x: float | None = None
     """The largest x seen in training."""
     paper_x: float | None = None

@@ -83,6 +83,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         seeds=e.seeds,
         x_values=x_values(e, sweep.specs),
         **stated(e),
+        unchecked=e.unchecked,
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
