@@ -1,17 +1,26 @@
 """Models and tasks of users, beside the package: ``imports:`` of an experiment, decorators and entry points.
 
-What a user does runs in a process of its own: what is registered here would stay for the tests behind.
+Every command has a process of its own, a fork where that will do: what is registered here would stay for the tests
+behind.
 """
 
 import json
+import multiprocessing
+import os
+import pickle
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lit_memory.cli import main
+from lit_memory.plan.experiment import load
+from lit_memory.registry import RegistrationError, discover, load_class
 from lit_memory.util.code import digest, sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -19,16 +28,26 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 ROOT = Path(__file__).parents[1]
 MODEL, TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)[:2]
 EXPERIMENT = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)[0]
-PLAN = """
-import sys
-from lit_memory.plan.experiment import load
-for spec in load(sys.argv[1]).at().plan():
-    print(spec.arm, spec.key)
-"""
 
 
 def python(*arguments, cwd):
     return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def forked(folder, work, *arguments):
+    """Call ``work`` in a fork of this process, in a folder; returns its exit code and all that it printed."""
+    printed = folder / "printed.txt"
+
+    def child():
+        os.chdir(folder)
+        with printed.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            code = work(*arguments)
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode, printed.read_text()
 
 
 @pytest.fixture
@@ -39,37 +58,56 @@ def folder(tmp_path):
     return tmp_path
 
 
+def plan():
+    for spec in load("mine.yaml").at().plan():
+        print(spec.arm, spec.key)
+    return 0
+
+
 def keys(folder):
-    """Arm -> key, planned in a new process."""
-    done = python("-c", PLAN, "mine.yaml", cwd=folder)
-    assert not done.returncode, done.stderr
-    return dict(line.split() for line in done.stdout.splitlines())
+    """Arm -> key, planned in a fork."""
+    code, printed = forked(folder, plan)
+    assert code == 0, printed
+    return dict(line.split() for line in printed.splitlines())
 
 
-def test_the_template_trains_and_reports(folder, make_root):
-    """The command trains both arms in its children, tests and reports; the second time it does nothing, and a change
-    of the model's file trains that arm anew."""
-    root = make_root()
-    command = [
-        "-m",
-        "lit_memory",
-        "mine.yaml",
-        "train.steps=4",
-        "train.test_size=4",
-        "--jobs",
-        "1",
-        "--root",
-        str(root),
-    ]
-    first, second = (python(*command, cwd=folder) for _ in range(2))
-    assert not first.returncode, first.stderr + first.stdout
-    assert "average seed 0 finished" in first.stdout and "armt seed 0 finished" in first.stdout
-    assert not second.returncode and "2 finished" in second.stdout and "seed 0 finished" not in second.stdout
-    (folder / "my_model.py").write_text(MODEL.replace("rate: float = 0.5", "rate: float = 0.25"))
-    third = python(*command, cwd=folder)
-    assert "average seed 0 finished" in third.stdout and "armt seed 0 finished" not in third.stdout
+QUICK = ["mine.yaml", "train.steps=4", "train.test_size=4"]
+
+
+def trained_anew(folder, call):
+    """The arms that the command trains the first time, again, and after a change of the model's file.
+
+    call(): the exit code of the command and what it printed.
+    """
+    for changed in (False, False, True):
+        if changed:
+            (folder / "my_model.py").write_text(MODEL.replace("rate: float = 0.5", "rate: float = 0.25"))
+        code, printed = call()
+        assert code == 0, printed
+        yield re.findall(r"✓ (\w+) seed 0 finished", printed)
+
+
+EXPECTED = [["average", "armt"], [], ["average"]]
+
+
+def test_the_template_trains_and_reports(folder, root, inline, unsaved_figures):
+    """The command trains both arms, tests and reports; again it does nothing; a change of the model's file trains that
+    arm anew."""
+    arguments = [*QUICK, "--root", str(root)]
+    assert list(trained_anew(folder, lambda: forked(folder, main, arguments))) == EXPECTED
     (verdict,) = root.glob("reports/**/verdict.json")
     assert not json.loads(verdict.read_text())["missing"]
+
+
+@pytest.mark.slow
+def test_the_template_trains_in_children(folder, root):
+    """The same as a user calls it: processes that a fork server starts know the user's files."""
+
+    def call():
+        done = python("-m", "lit_memory", *QUICK, "--root", str(root), cwd=folder)
+        return done.returncode, done.stdout + done.stderr
+
+    assert list(trained_anew(folder, call)) == EXPECTED
 
 
 def test_the_key_has_the_file(folder, tmp_path_factory):
@@ -82,11 +120,51 @@ def test_the_key_has_the_file(folder, tmp_path_factory):
     (folder / "my_helper.py").write_text("FACTOR = 2")
     changed = keys(folder)
     assert len({before["average"], helped["average"], changed["average"]}) == 3
+    # Both arms have the user's task: the model alone is no part of the other's key.
     assert before["armt"] == helped["armt"] == changed["armt"]
     moved = tmp_path_factory.mktemp("moved")
     for path in folder.glob("*.*"):
         (moved / path.name).write_bytes(path.read_bytes())
     assert keys(moved) == changed
+
+
+def a_child(spec, folder):
+    """What a child does that knows nothing yet: it unpickles the run, and registers its classes."""
+    sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
+    pickle.loads(spec).provide_code()
+    print(load_class("model", "average").Config().rate)
+    return 0
+
+
+def test_a_child_registers_what_its_run_needs(folder):
+    """By the files of the run; a file that has changed since the command began is told."""
+    (folder / "plan.py").write_text(
+        "import pickle, sys\nfrom lit_memory.plan.experiment import load\n"
+        "spec = load('mine.yaml').at().plan()[0]\nopen('spec', 'wb').write(pickle.dumps(spec))"
+    )
+    code, printed = forked(folder, lambda: runpy.run_path("plan.py") and 0)
+    assert code == 0, printed
+    spec = (folder / "spec").read_bytes()
+    assert forked(folder, a_child, spec, folder) == (0, "0.5\n")
+    (folder / "my_model.py").write_text(MODEL.replace("0.5", "0.25"))
+    with pytest.raises(RegistrationError, match=r"my_model.py has changed since the command began; give it again$"):
+        raise_what(folder, spec)
+
+
+def raise_what(folder, spec):
+    """Raise the RegistrationError of a child."""
+
+    def work():
+        try:
+            pickle.loads(spec).provide_code()
+        except RegistrationError as error:
+            print(error, end="")
+            return 1
+        return 0
+
+    code, printed = forked(folder, work)
+    if code:
+        raise RegistrationError(printed)
 
 
 WRONG = {
@@ -117,39 +195,18 @@ WRONG = {
     "no module": ({"imports": ["my-model.py"]}, {"my-model.py": MODEL}, "letters, digits and '_' before .py"),
     "not imported": ({"imports": ["my_task.py"]}, {}, "model.name: unknown model 'average'"),
 }
-ERRORS = """
-import os
-import sys
-
-import torch
-
-import lit_memory.models.armt
-from lit_memory.cli import main
-
-for name in sys.argv[1:]:  # every case in a fork: they import files of the same name
-    sys.stderr.flush()
-    if (pid := os.fork()) == 0:
-        os.chdir(name)
-        code = main(["mine.yaml", "--dry-run", "--root", name])
-        sys.stderr.flush()
-        os._exit(code)
-    print(f"code={os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", file=sys.stderr, flush=True)
-"""
 
 
-def test_wrong_imports_are_told_in_a_line(tmp_path):
-    """One line each, exit code 2, and nothing is started."""
-    for i, (changes, texts, _) in enumerate(WRONG.values()):
-        (case := tmp_path / str(i)).mkdir()
-        for name, text in {"my_model.py": MODEL, "my_task.py": TASK, **texts}.items():
-            (case / name).write_text(text)
-        (case / "mine.yaml").write_text(yaml.safe_dump(yaml.safe_load(EXPERIMENT) | changes))
-    done = python("-c", ERRORS, *(str(tmp_path / str(i)) for i in range(len(WRONG))), cwd=tmp_path)
-    *lines, rest = re.split(r"code=(\d+)\n", done.stderr)
-    assert not rest and len(lines) == 2 * len(WRONG)
-    for (name, (_, _, expected)), line, code in zip(WRONG.items(), lines[::2], lines[1::2], strict=True):
-        assert code == "2" and line.startswith("error: mine.yaml") and line.count("\n") == 1, (name, line)
-        assert expected in line, (name, line)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_imports_are_told_in_a_line(folder, wrong):
+    """Exit code 2, and nothing is started."""
+    changes, texts, expected = WRONG[wrong]
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(yaml.safe_load(EXPERIMENT) | changes))
+    code, printed = forked(folder, main, ["mine.yaml", "--dry-run", "--root", "root"])
+    assert code == 2 and printed.startswith("error: mine.yaml") and printed.count("\n") == 1, printed
+    assert expected in printed
 
 
 OWN_MAIN = """
@@ -183,7 +240,7 @@ ENTRY_POINTS = "[lit_memory.models]\n{}\n[lit_memory.tasks]\ncopying = my_task:C
         ("average = my_modle:Average", "model 'average': my_modle:Average of the package mine cannot be imported"),
     ],
 )
-def test_entry_points(folder, line, expected):
+def test_entry_points(folder, line, expected, monkeypatch):
     """An installed package adds models and tasks; one that clashes or is broken is told in a line."""
     info = folder / "mine-1.0.dist-info"
     info.mkdir()
@@ -194,12 +251,14 @@ def test_entry_points(folder, line, expected):
     tree = yaml.safe_load(EXPERIMENT)
     del tree["imports"]
     (folder / "mine.yaml").write_text(yaml.safe_dump(tree))
-    done = python("-m", "lit_memory", "mine.yaml", "--dry-run", "--root", "root", cwd=folder)
-    assert done.returncode == (2 if expected else 0), done.stderr
-    assert expected in done.stderr and done.stderr.count("\n") <= 1
+    monkeypatch.syspath_prepend(folder)
+    discover.cache_clear()
+    code, printed = forked(folder, main, ["mine.yaml", "--dry-run", "--root", "root"])
+    assert code == (2 if expected else 0) and (not expected or printed.count("\n") == 1), printed
+    assert expected in printed
     if not expected:
         public = "from lit_memory import Average, CopyData, LitAverage; print(LitAverage(rate=0.1).hparams.rate)"
-        assert python("-c", public, cwd=folder).stdout == "0.1\n"
+        assert forked(folder, lambda: exec(public, {}) or 0) == (0, "0.1\n")
 
 
 def test_sources_are_what_a_file_imports_beside_it(tmp_path):
