@@ -49,6 +49,11 @@ class Options:
         """The overrides as dotted keys and values. Raises ConfigError."""
         return dict(map(parse_override, self.overrides))
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of new runs."""
+        return {"modified": " ".join(self.overrides)} if self.overrides else {}
+
 
 FLAGS: dict[str, dict[str, Any]] = {
     "--scale": {"metavar": "NAME", "help": "one of the experiment's scales (default: its first)"},

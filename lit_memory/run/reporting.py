@@ -22,6 +22,7 @@ from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.scores import read_scores
+from lit_memory.run.summary import of_report
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
@@ -62,7 +63,7 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         done = write(replace(results, validations=curves), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
-        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
+        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, of_report(results, done))
     return done
 
 
