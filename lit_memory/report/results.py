@@ -286,4 +286,9 @@ class Results:
                 state = status.get((arm, seed)) or "finished"
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
+        for run in self.plan.grid:
+            if run["status"] not in ("finished", "failed") and not run["chosen"]:
+                gaps.setdefault((run["arm"], f" at point {run['point']} ({run['status']})"), []).append(
+                    str(run["seed"])
+                )
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
