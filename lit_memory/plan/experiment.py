@@ -254,11 +254,25 @@ class ScaledExperiment:
             (f"{self.file} (grid)", {key: value for key, value in point.items() if key not in swept}),
             ("command line", dict(changes) | swept),
         ]
-        tree, origin = merged(self.base, layers)
         try:
-            return Resolver(self.file, arm, origin).resolve(tree)
+            return self.resolved(arm, layers)
         except ConfigError as error:
-            where, key, message = error.parts
-            if where != "command line" or key not in {name.rstrip("?") for name in swept}:
-                raise
-            raise ConfigError(where, key, f"{message}; commas make a grid, [brackets] a list") from None
+            key = next((key for key in swept if error.parts[1] == key.rstrip("?")), None)
+            if key is not None:
+                self.check_no_list(arm, layers, key)
+            raise
+
+    def resolved(self, arm: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+        """The validated sections of one arm under all layers. Raises ConfigError."""
+        tree, origin = merged(self.base, layers)
+        return Resolver(self.file, arm, origin).resolve(tree)
+
+    def check_no_list(self, arm: str, layers: Sequence[tuple[str, Mapping[str, Any]]], key: str) -> None:
+        """Raise ConfigError if the points of an axis of the command line are rather one value: a list."""
+        try:
+            self.resolved(arm, [*layers, ("command line", {key: self.swept[key]})])
+        except ConfigError:
+            return
+        name, values = key.rstrip("?"), ",".join(map(str, self.swept[key]))
+        message = f"{values} is a grid; expected a list, write {name}=[{values}]"
+        raise ConfigError("command line", name, message) from None

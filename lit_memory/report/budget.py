@@ -50,19 +50,19 @@ def budget_table(plan: ReportPlan) -> str:
     budgets = {plan.shown(arm): budget(plan, arm) for arm in plan.arms}
     known = all(b.most is not None for b in budgets.values())
     header = [*["settings tried"] * bool(plan.grid), "runs", "seeds", "steps", *["at most"] * known, "core-minutes"]
-    rows = [[arm, *_cells(plan, b, ", ".join(map(str, b.seeds)))] for arm, b in budgets.items()]
+    rows = [[arm, *_cells(plan, b, known, ", ".join(map(str, b.seeds)))] for arm, b in budgets.items()]
     totals = (sum(getattr(b, name) or 0 for b in budgets.values()) for name in ("settings", "runs", "steps", "most"))
     settings, runs, steps, most = map(int, totals)
     whole = Budget(settings, [], runs, steps, most if known else None, sum(b.minutes for b in budgets.values()))
     note = f"{MOST} {MINUTES}" if known else MINUTES
-    return f"{markdown(['arm', *header], [*rows, ['all', *_cells(plan, whole, '')]])}\n{note}"
+    return f"{markdown(['arm', *header], [*rows, ['all', *_cells(plan, whole, known, '')]])}\n{note}"
 
 
-def _cells(plan: ReportPlan, b: Budget, seeds: str) -> Iterator[Any]:
-    """The row of a budget behind its arm."""
+def _cells(plan: ReportPlan, b: Budget, known: bool, seeds: str) -> Iterator[Any]:
+    """The row of a budget behind its arm. known: whether the steps that were allowed are."""
     yield from [b.settings] * bool(plan.grid)
     yield from (b.runs, seeds, count(b.steps))
-    yield from [count(b.most)] * (b.most is not None)
+    yield from [count(b.most)] * known
     yield f"{b.minutes:,.1f}"
 
 
