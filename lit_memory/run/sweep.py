@@ -39,7 +39,7 @@ class Sweep:
     def prepare(cls, options: Options) -> "Sweep":
         """Read and check the experiment; nothing is written. Raises ConfigError."""
         whole = load(options.experiment)
-        experiment = whole.at(options.scale)
+        experiment = whole.at(options.scale).sweeping(options.overrides)
         if options.jobs is not None and options.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
         root = root_of(options)
