@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from servers import free_port
 
@@ -275,20 +276,35 @@ def wait_until(condition, seconds=300):
         time.sleep(0.5)
 
 
+def weights(root):
+    """Folder of a run -> its last weights."""
+    newest = {path.parent.name: path for path in sorted(root.rglob("*.ckpt"))}
+    return {name: torch.load(path, weights_only=True)["state_dict"] for name, path in newest.items()}
+
+
 @pytest.mark.slow
-def test_slurm_requeues_what_reaches_its_limit_and_nothing_is_lost(cluster, tiny, tmp_path, expected):
-    """The signal that Slurm sends before the limit comes in the middle of the training; then scancel ends a job, and
-    the same command goes on."""
+def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_path, inline):
+    """The signal of the time limit comes in the middle of the training."""
+    long = ("train.steps=1500", "train.valid_every=50", "--arms", "a")
+    assert main([str(tiny), "--root", str(tmp_path / "here"), *long]) == 0
     root, settings = tmp_path / "root", tmp_path / "launch.yaml"
     settings.write_text("slurm: {time: 60}")
-    flags = ("--launcher", "slurm", "--launch", settings, "train.steps=60")
-    run = command(tiny, root, *flags)
-    wait_until(lambda: list(root.rglob("*.ckpt")) or run.poll() is not None)
-    first, *_ = [job for job, state in queue().items() if state == "RUNNING"]
-    subprocess.run(["scancel", "--signal=USR2", "--batch", first], check=True)
-    subprocess.run(["scancel", "--signal=USR2", first], check=True)
-    wait_until(lambda: run.poll() is not None, 900)
-    assert run.returncode == 0, run.stdout.read()
+    signals = (["scancel"], ["scancel", "--signal=USR2"])
+    for number, (cancel, code) in enumerate(zip(signals, (1, 0), strict=True)):
+        run = command(tiny, root, *long, "--launcher", "slurm", "--launch", settings)
+        begun = len(list(root.rglob("*.ckpt"))) and max(path.stat().st_mtime for path in root.rglob("*.ckpt"))
+        wait_until(lambda: any(path.stat().st_mtime > begun for path in root.rglob("*.ckpt")))  # noqa: B023
+        (job,) = [job for job, state in queue().items() if state == "RUNNING"]
+        subprocess.run([*cancel, job], check=True)
+        out, _ = run.communicate(timeout=600)
+        assert run.returncode == code, out
+        assert ("to resume" in out) == bool(number) and ("ended as CANCELLED" in out) == (not number)
+    requeued = (root / "checkpoints/.slurm" / job).glob("*_log.err")
+    assert any("Requeued job" in path.read_text() for path in requeued)
+    found, expected = weights(root), weights(tmp_path / "here")
+    assert found.keys() == expected.keys() and len(found) == 1
+    for name, state in expected.items():
+        assert all(torch.equal(state[key], found[name][key]) for key in state)
 
 
 @pytest.mark.slow
