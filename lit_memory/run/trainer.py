@@ -39,8 +39,6 @@ def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callbac
     devices = arguments.pop("devices", 1)
     if "profiler" in arguments:  # Lightning's own would log its report, which nobody sees
         arguments["profiler"] = PROFILERS[arguments["profiler"]](dirpath=folder, filename="profile")
-    # Within a job of Slurm Lightning would take ranks, and the handling of signals, from it.
-    environment = [LightningEnvironment()] if devices == 1 and "num_nodes" not in arguments else []
     return L.Trainer(
         default_root_dir=folder,
         max_epochs=-1,
@@ -52,7 +50,7 @@ def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callbac
         deterministic=True,
         logger=logger,
         callbacks=[*callbacks, StepSeed(spec.seed), FiniteGuard(spec.arm)],
-        plugins=[VerifiedCheckpoints(), *environment],
+        plugins=[VerifiedCheckpoints(), LightningEnvironment()],  # in a job of Slurm, Slurm's would handle signals
         reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
