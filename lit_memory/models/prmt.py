@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.attention import attention_mask, rotate, split_heads
 from lit_memory.models.decoder import Attention, BackboneConfig, Block, Decoder
 from lit_memory.recurrence import LayerMajor, detach, select_state, state_options
 from lit_memory.util.checks import at_least
@@ -62,9 +62,7 @@ class PRMTLayer(nn.Module):
 
 def heads_of(attention: Attention, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys, and values, (B, heads, T, K) each."""
-    q, k, v = (
-        part.unflatten(-1, (-1, attention.head_width)).transpose(1, 2) for part in qkv_BTE.split(attention.rows, dim=-1)
-    )
+    q, k, v = split_heads(qkv_BTE, attention.rows, attention.head_width)
     if attention.rotary:
         q, k = (rotate(x, attention.rotary, attention.base) for x in (q, k))
     return q, k, v
