@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return self.mix(q, k, v, mask), keys, v
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
-        """Output (B, T, D) of rotated queries and keys. Without a mask, ``causal`` says if row t sees t+1 keys or all."""
+        """Output (B, T, D) of rotated queries and keys. Without mask, row t sees t+1 keys if ``causal``, else all."""
         drop, causal = self.dropout if self.training else 0.0, causal and mask is None
         y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))

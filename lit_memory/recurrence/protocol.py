@@ -209,10 +209,7 @@ class Incremental(SegmentRecurrent):
 class Divisible(SegmentRecurrent):
     """A model that gives the same hidden states and state if a segment is cut at multiples of ``grain`` tokens."""
 
-    @property
-    def grain(self) -> int:
-        """Tokens."""
-        raise NotImplementedError
+    grain: int
 
 
 class Diagnosed(SegmentRecurrent):

@@ -30,7 +30,7 @@ class Rereading:
 
     def __init__(self, model: SegmentRecurrent) -> None:
         self.model = model
-        self.grain = model.grain if isinstance(model, Divisible) else None
+        self.grain = model.grain if isinstance(model, Divisible) else 0
 
     def begin(self, state: State, opened: Tail | None = None, live_B: Tensor | None = None) -> Tail:
         if opened is None or live_B is None:
