@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lit_memory.hf.pretrained import MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
-from lit_memory.recurrence import pack, unroll
+from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -34,15 +34,39 @@ class LitMemoryConfig(PreTrainedConfig):
         super().__init__(**others)
 
 
+class SegmentCache(Cache):
+    """``past_key_values`` of our models: the memory, and what is kept of the open segment.
+
+    position: how far the samples have been read; None: nothing yet. seen: columns that were read, padding included.
+    """
+
+    def __init__(self, position: Position | None = None, seen: int = 0) -> None:
+        super().__init__(layers=[])
+        self.position, self.seen = position, seen
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.position, self.seen = None, 0
+
+    def crop(self, *_: Any) -> None:
+        raise NotImplementedError("a memory does not forget single tokens: keep a copy of the cache from before them")
+
+
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     """Any of our models, as ``.model``, behind the interface of a Hugging Face causal language model.
 
-    ``generate`` is Hugging Face's and computes every step from scratch; ``.model.generate`` is ours and keeps the
-    memory.
+    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours.
     """
 
     config_class = LitMemoryConfig
     base_model_prefix = "model"
+    _is_stateful = True  # no assisted decoding, which takes tokens back
 
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
@@ -80,29 +104,65 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         segment_len: int | None = None,
+        past_key_values: SegmentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
         return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
         at token t.
 
         attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results.
-        segment_len: tokens per segment; default: ``config.segment_len``.
+            With ``past_key_values`` its last T columns count, and all of them must be real.
+        segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
+        past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
+        use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
+        logits_to_keep: only the logits of so many last columns; 0: all.
         """
-        prompts = pack(input_ids, attention_mask)
-        hidden_BTD = unroll(
-            self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=prompts.mask()
-        ).hidden_BTD
-        logits = self.model.logits(hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1))
+        if past_key_values is not None and past_key_values.position is not None:
+            hidden_BTD = self.go_on(past_key_values, input_ids, attention_mask)
+        elif use_cache or past_key_values is not None:
+            past_key_values = past_key_values or SegmentCache()
+            hidden_BTD = self.begin(past_key_values, pack(input_ids, attention_mask), segment_len, logits_to_keep == 1)
+        else:
+            prompts = pack(input_ids, attention_mask)
+            segment_len, mask = segment_len or self.config.segment_len, prompts.mask()
+            hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len, mask_BT=mask).hidden_BTD
+            hidden_BTD = unpacked(hidden_BTD, prompts)
+        logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        out = CausalLMOutput(loss=loss, logits=logits)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         return out.to_tuple() if return_dict is False else out
 
-    def generate(self, *args: Any, **options: Any) -> Any:
-        """``GenerationMixin.generate`` without its cache of keys and values, which our models do not have."""
-        return super().generate(*args, **{"use_cache": False, **options})  # type: ignore[misc]
+    def begin(self, cache: SegmentCache, prompts: Prompts, segment_len: int | None, last: bool) -> Tensor:
+        """Hidden states (B, T, D), or (B, 1, D) of the last tokens, of prompts, which enter the empty cache."""
+        segment_len = segment_len or self.config.segment_len
+        hidden_BTD, cache.position = read_prompts(self.model, prompts, segment_len, last=last)
+        cache.seen = prompts.ids_BT.shape[1]
+        return hidden_BTD if last else unpacked(hidden_BTD, prompts)
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, segment_len: int | None = None, **_: Any
-    ) -> dict[str, Any]:
-        """Arguments of ``forward`` for the next token: the whole sequence each time."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "segment_len": segment_len}
+    def go_on(self, cache: SegmentCache, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Hidden states (B, T, D) of further tokens, which enter the cache. Raises ValueError for padding."""
+        assert cache.position is not None
+        if attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :].all()):
+            raise ValueError(
+                "attention_mask: expected no padding in tokens after past_key_values; read them one by one"
+            )
+        hidden_BTD, cache.position = read_on(self.model, cache.position, input_ids)
+        cache.seen += input_ids.shape[1]
+        return hidden_BTD
+
+    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor) -> SegmentCache:
+        """The cache of the samples ``beam_idx``, for beam search."""
+        assert past_key_values.position is not None
+        return SegmentCache(reorder(self.model, past_key_values.position, beam_idx), past_key_values.seen)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """No: ``forward`` makes the cache, which is a ``SegmentCache``."""
+        return False
+
+
+def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
+    """Hidden states in the columns that the tokens had before ``pack``."""
+    return hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1)

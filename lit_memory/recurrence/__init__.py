@@ -3,7 +3,16 @@
 This package is the one door: import from ``lit_memory.recurrence``, not from its files.
 """
 
-from lit_memory.recurrence.generate import Position, Prompts, generate, pack, read_on, read_prompts, sample_token
+from lit_memory.recurrence.generate import (
+    Position,
+    Prompts,
+    generate,
+    pack,
+    read_on,
+    read_prompts,
+    reorder,
+    sample_token,
+)
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Compiled,
@@ -66,6 +75,7 @@ __all__ = [
     "read_on",
     "read_prompts",
     "reader",
+    "reorder",
     "sample_token",
     "segment_lengths",
     "select_samples",

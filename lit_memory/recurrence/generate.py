@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_memory.recurrence.protocol import SegmentRecurrent
 from lit_memory.recurrence.reading import prefix_mask, reader
 from lit_memory.recurrence.schedules import with_new_samples
-from lit_memory.recurrence.state import State
+from lit_memory.recurrence.state import State, map_state
 from lit_memory.recurrence.unroll import unroll
 from lit_memory.util.checks import FieldError
 
@@ -95,9 +95,9 @@ def generate(
     check_least(1, max_new_tokens=max_new_tokens, segment_len=segment_len, top_k=top_k)
     check_least(0, temperature=temperature)
     stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=ids_BT.dtype, device=ids_BT.device)
-    hidden_BD, position = read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)
+    hidden_B1D, position = read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)
     draw = partial(sample_token, temperature=temperature, top_k=top_k, generator=generator)
-    return continue_from(model, hidden_BD, position, max_new_tokens, stops, draw)
+    return continue_from(model, hidden_B1D, position, max_new_tokens, stops, draw)
 
 
 def check_least(least: int, **arguments: float | None) -> None:
@@ -122,47 +122,53 @@ class Position(NamedTuple):
 
 def continue_from(
     model: SegmentRecurrent,
-    hidden_BD: Tensor,
+    hidden_B1D: Tensor,
     position: Position,
     count: int,
     stops: Tensor,
     draw: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """``count`` new tokens (B, count). hidden_BD: that of the last token. stops: ids that end a sample. draw: logits
+    """``count`` new tokens (B, count). hidden_B1D: that of the last token. stops: ids that end a sample. draw: logits
     (B, V) -> ids (B,)."""
-
-    def next_token() -> Tensor:
-        return draw(model.logits(hidden_BD[:, None])[:, 0])
-
-    tokens = [next_token()]
+    tokens = [draw(model.logits(hidden_B1D)[:, 0])]
     ended_B = torch.isin(tokens[0], stops)
     while len(tokens) < count and not bool(ended_B.all()):
         hidden_B1D, position = read_on(model, position, tokens[-1][:, None])
-        hidden_BD = hidden_B1D[:, 0]
-        tokens.append(torch.where(ended_B, tokens[-1], next_token()))
+        tokens.append(torch.where(ended_B, tokens[-1], draw(model.logits(hidden_B1D)[:, 0])))
         ended_B = ended_B | torch.isin(tokens[-1], stops)
     return torch.stack(tokens + tokens[-1:] * (count - len(tokens)), dim=1)
 
 
 def read_prompts(
-    model: SegmentRecurrent, prompts: Prompts, segment_len: int | None, state: State | None = None
+    model: SegmentRecurrent,
+    prompts: Prompts,
+    segment_len: int | None,
+    state: State | None = None,
+    last: bool = True,
 ) -> tuple[Tensor, Position]:
-    """Hidden states (B, D) of the last tokens of prompts, and the position after them.
+    """Hidden states (B, 1, D) of the last tokens of prompts, or (B, T, D) of all, and the position after them.
 
     A segment that is full, but the last of its prompt, is not written yet.
     """
     (batch, total), device = prompts.ids_BT.shape, prompts.ids_BT.device
     written_B = (prompts.lengths_B - 1) // (segment_len or total) * (segment_len or total)
     state = model.init_state(batch, device) if state is None else with_new_samples(model, state, prompts.ids_BT)
-    if full := int(written_B.max()):
-        mask = prefix_mask(written_B, full)
-        state = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=mask, state=state, keep=0).state
+    full, parts = int(written_B.max()), []
+    if full:
+        mask, keep = prefix_mask(written_B, full), 0 if last else None
+        out = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=mask, state=state, keep=keep)
+        parts, state = [] if last else [out.hidden_BTD], out.state
     filled_B = prompts.lengths_B - written_B
     columns_BT = (written_B[:, None] + torch.arange(int(filled_B.max()), device=device)).clamp(max=total - 1)
     read = reader(model)
     hidden_BTD, opened = read.extend(state, read.begin(state), prompts.ids_BT.gather(1, columns_BT), filled_B)
-    last_BD = hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1)[:, 0]
-    return last_BD, Position(state, opened, filled_B, segment_len)
+    position = Position(state, opened, filled_B, segment_len)
+    if last:
+        return hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1), position
+    hidden_BTD = torch.cat([*parts, hidden_BTD], dim=1)  # tokens of full segments, then those of open ones
+    places_BT = torch.arange(total, device=device).expand(batch, -1)
+    places_BT = torch.where(places_BT < written_B[:, None], places_BT, full + places_BT - written_B[:, None])
+    return hidden_BTD.take_along_dim(places_BT.clamp(max=hidden_BTD.shape[1] - 1)[:, :, None], dim=1), position
 
 
 def read_on(model: SegmentRecurrent, position: Position, ids_BT: Tensor) -> tuple[Tensor, Position]:
@@ -183,3 +189,10 @@ def read_on(model: SegmentRecurrent, position: Position, ids_BT: Tensor) -> tupl
         hidden.append(hidden_BTD)
         filled_B, done = filled_B + count, done + count
     return torch.cat(hidden, dim=1), Position(state, opened, filled_B, segment_len)
+
+
+def reorder(model: SegmentRecurrent, position: Position, idx: Tensor) -> Position:
+    """The position of the samples ``idx``, which may repeat."""
+    opened = map_state(lambda t: t.index_select(0, idx), position.opened)
+    state = model.reorder(position.state, idx)
+    return Position(state, opened, position.filled_B.index_select(0, idx), position.segment_len)
