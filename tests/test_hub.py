@@ -70,7 +70,69 @@ def test_generate_of_hugging_face_is_ours(shell, model, tokens):
     assert torch.equal(theirs, generate(model, ids, 7, segment_len=N, mask_BT=mask))
     theirs = shell.generate(ids, do_sample=False, segment_len=4, **options)[:, 2 * N + 2 :]
     assert torch.equal(theirs, model.generate(ids, 7, segment_len=4, mask_BT=mask))
-    assert shell.generate(ids, num_beams=2, do_sample=False, **options).shape == (3, 2 * N + 9)
+
+
+class Streamer:
+    """Collects what ``generate`` streams."""
+
+    def __init__(self):
+        self.parts = []
+
+    def put(self, value):
+        self.parts.append(value.reshape(value.shape[0], -1) if value.dim() > 1 else value[:, None])
+
+    def end(self):
+        self.parts = torch.cat(self.parts, dim=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3, "do_sample": False},
+        {"do_sample": True, "num_return_sequences": 2},
+        {"do_sample": True, "num_beams": 2, "repetition_penalty": 1.3},
+    ],
+    ids=["beams", "samples", "sampled beams"],
+)
+def test_the_cache_changes_nothing(shell, tokens, options):
+    """With the cache, and with every step from scratch, ``generate`` gives the same tokens, left padding included."""
+    ids, mask = tokens(3, 2 * N + 2), torch.ones(3, 2 * N + 2, dtype=torch.long)
+    mask[0, :4] = mask[1, :1] = 0
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        more = {"max_new_tokens": N + 2, "attention_mask": mask, "pad_token_id": 0, "use_cache": use_cache}
+        found.append(shell.generate(ids, **more, **options))
+    assert torch.equal(*found)
+
+
+def test_a_stream(shell, tokens):
+    """A streamer gets the tokens of the result."""
+    streamer = Streamer()
+    out = shell.generate(tokens(1, 2 * N + 2), max_new_tokens=4, do_sample=False, pad_token_id=0, streamer=streamer)
+    assert torch.equal(streamer.parts, out)
+
+
+@torch.no_grad()
+def test_forward_with_a_cache(shell, tokens):
+    """Logits in pieces are those of one call; a cache serves a second ``generate``; what does not fit is told."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.long)
+    mask[0, :2] = 0
+    full = shell(ids, attention_mask=mask).logits
+    out = shell(ids[:, : N + 2], attention_mask=mask[:, : N + 2], use_cache=True)
+    assert torch.allclose(out.logits[mask[:, : N + 2].bool()], full[:, : N + 2][mask[:, : N + 2].bool()])
+    more = shell(ids[:, N + 2 :], attention_mask=mask, past_key_values=out.past_key_values, logits_to_keep=3)
+    assert torch.allclose(more.logits, full[:, -3:]) and more.past_key_values.get_seq_length() == 3 * N
+    assert shell(ids).past_key_values is None and shell(ids, logits_to_keep=1, use_cache=True).logits.shape[1] == 1
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
+    again = shell.generate(
+        ids, past_key_values=shell(ids[:, :N], mask[:, :N], use_cache=True).past_key_values, **options
+    )
+    assert torch.equal(again, shell.generate(ids, **options))
+    with pytest.raises(ValueError, match="no padding in tokens after past_key_values"):
+        shell(ids[:, :1], attention_mask=torch.zeros(2, 1), past_key_values=more.past_key_values)
+    with pytest.raises(ValueError, match="stateful"):
+        shell.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2, pad_token_id=0)
 
 
 def test_from_configuration():
