@@ -173,7 +173,7 @@ class ARMT(SharedRead, KeyValueCache, LayerMajor):
         layers: Any = self.layers
         count, new = self.config.memory_tokens, []
         piece = Piece(opened, count)
-        rows_BMD = self.memory.expand(len(opened.rows_B), -1, -1)
+        rows_BMD = self.memory.repeat(len(opened.rows_B), 1, 1)
         rows_BMD = piece.add_positions(self.decoder, rows_BMD, wrapped=0)
         for layer, layer_state in zip(layers, state, strict=True):
             rows_BMD = piece.through(layer.block, rows_BMD + layer.recall(rows_BMD, layer_state, count))
