@@ -135,6 +135,46 @@ def test_forward_with_a_cache(shell, tokens):
         shell.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2, pad_token_id=0)
 
 
+def test_gradient_checkpointing(shell, tokens):
+    """Segments are computed again on the way back: the same loss and gradients."""
+    ids, found = tokens(2, 3 * N), []
+    shell.train()
+    for again in (False, True):
+        if again:
+            shell.activation_checkpointing_enable()
+        assert shell.gradient_checkpointing is again
+        shell.zero_grad()
+        loss = shell(ids, labels=ids).loss
+        loss.backward()
+        found.append([loss, *(p.grad for p in shell.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 1
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("count", [VOCAB + 3, VOCAB - 4])
+@pytest.mark.parametrize(("name", "tied"), [("armt", True), ("rmt", False), ("mamba", True)])
+def test_other_vocabularies(tokens, tmp_path, name, tied, count):
+    """Old tokens keep their logits; the folder, the settings and what is tied follow."""
+    build_model(name, tie_embeddings=tied).save_pretrained(tmp_path, segment_len=N)
+    shell = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids, kept = tokens(2, 2 * N) % (VOCAB - 4), min(count, VOCAB)
+    before = shell(ids).logits
+    assert shell.resize_token_embeddings(count) is shell.get_input_embeddings()
+    assert torch.allclose(shell(ids).logits[..., :kept], before[..., :kept], rtol=1e-12)
+    assert (shell.get_output_embeddings().weight is shell.get_input_embeddings().weight) is tied
+    shell.save_pretrained(tmp_path / "other")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    assert again.config.vocab_size == again.model.config.vocab_size == count
+    assert torch.equal(again(ids).logits, shell(ids).logits)
+
+
+def test_a_vocabulary_that_an_encoder_shares(tmp_path):
+    build_model("larimar", encoder_width=16).save_pretrained(tmp_path)
+    shell = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"encoder\.tokens\.weight depend on vocab_size"):
+        shell.resize_token_embeddings(VOCAB + 1)
+
+
 def test_from_configuration():
     """A new model from a configuration alone, for training with Hugging Face's tools."""
     config = lit_memory.LitMemoryConfig(

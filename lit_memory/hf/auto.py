@@ -4,8 +4,10 @@ folders of ``save_pretrained``.
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
+from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, GenerationMixin, PreTrainedModel
@@ -67,6 +69,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = LitMemoryConfig
     base_model_prefix = "model"
     _is_stateful = True  # no assisted decoding, which takes tokens back
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
@@ -75,6 +78,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         self._tied_weights_keys = {
             f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
         }
+        self.gradient_checkpointing = False
         self.post_init()
 
     @classmethod
@@ -97,6 +101,34 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.decoder.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.decoder.tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.model.decoder.head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.decoder.head = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **options: Any) -> Any:
+        """``PreTrainedModel.resize_token_embeddings``. Raises ValueError for a model that reads tokens with more than
+        the embedding and the head of its decoder."""
+        others = [
+            name for name in self.vocabulary_weights() if not name.startswith(("decoder.tokens.", "decoder.head."))
+        ]
+        if others:
+            raise ValueError(f"{preview(others)} depend on vocab_size as well: build a new model of the other size")
+        table = super().resize_token_embeddings(*args, **options)
+        self.model.config.vocab_size = self.config.settings["vocab_size"] = self.config.vocab_size
+        return table
+
+    def vocabulary_weights(self) -> list[str]:
+        """Names of the model's weights whose shapes depend on the vocabulary."""
+        kind, settings = type(self.model), asdict(self.model.config)
+        with torch.device("meta"):
+            larger = kind(kind.Config(**{**settings, "vocab_size": settings["vocab_size"] + 1})).state_dict()
+        return [name for name, tensor in self.model.state_dict().items() if tensor.shape != larger[name].shape]
 
     def forward(
         self,
@@ -126,8 +158,9 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
             hidden_BTD = self.begin(past_key_values, pack(input_ids, attention_mask), segment_len, logits_to_keep == 1)
         else:
             prompts = pack(input_ids, attention_mask)
+            options = {"checkpoint_segments": 1 if self.gradient_checkpointing and self.training else None}
             segment_len, mask = segment_len or self.config.segment_len, prompts.mask()
-            hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len, mask_BT=mask).hidden_BTD
+            hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len, mask_BT=mask, **options).hidden_BTD
             hidden_BTD = unpacked(hidden_BTD, prompts)
         logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
