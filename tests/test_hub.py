@@ -175,6 +175,25 @@ def test_a_vocabulary_that_an_encoder_shares(tmp_path):
         shell.resize_token_embeddings(VOCAB + 1)
 
 
+AUTO = """
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__ == "lit_memory.hf.auto", type(model)
+model.save_pretrained(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2], trust_remote_code=True)
+"""
+
+
+def test_a_folder_names_its_classes(tmp_path):
+    """Who trusts a folder needs no import of ours, whoever wrote it; no copy of our code lies in it."""
+    build_model("armt").save_pretrained(tmp_path / "ours")
+    command = [sys.executable, "-c", AUTO, str(tmp_path / "ours"), str(tmp_path / "theirs")]
+    subprocess.run(command, check=True, env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
+    for folder in ("ours", "theirs"):
+        assert [path.name for path in (tmp_path / folder).glob("*.py")] == ["lit_memory_auto.py"]
+
+
 def test_from_configuration():
     """A new model from a configuration alone, for training with Hugging Face's tools."""
     config = lit_memory.LitMemoryConfig(

@@ -5,6 +5,7 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lit_memory.hf.pretrained import MODEL_TYPE, read_settings, shared_weights
+from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
 from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
+from lit_memory.util import files
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -33,7 +35,11 @@ class LitMemoryConfig(PreTrainedConfig):
     ) -> None:
         self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
         self.vocab_size = self.settings.get("vocab_size")
-        super().__init__(**others)
+        super().__init__(**{**others, "auto_map": AUTO_MAP})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: folders name this class, and need no copy of its code."""
 
 
 class SegmentCache(Cache):
@@ -95,6 +101,15 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
                     f"{model.name_or_path}: {problem}: {names}; expected the weights that config.json asks for"
                 )
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """``PreTrainedModel.save_pretrained``, and the file that ``auto_map`` names."""
+        super().save_pretrained(save_directory, *args, **options)
+        files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: folders name this class, and need no copy of its code."""
 
     def _init_weights(self, module: nn.Module) -> None:
         """Does nothing: the model is initialised when it is built, and no weight may be missing from a folder."""
