@@ -144,3 +144,20 @@ def test_prompts_and_what_follows(model, tokens, last):
             first = hidden[i, :1] if last else hidden[i, :length]
             assert torch.allclose(first, full[length - 1 : length] if last else full[:length], rtol=1e-10, atol=1e-10)
             assert torch.allclose(more[i], full[length:], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["xl", "mamba", "armt"])
+def test_short_integers(build, tokens, name):
+    model, ids = build(name).eval(), tokens(2, N + 2)
+    assert torch.equal(generate(model, ids.int(), 6, segment_len=N), generate(model, ids, 6, segment_len=N))
+
+
+def test_a_cache_grows(build, tokens):
+    """A segment longer than the first columns of a cache, and the prompt of a second one: the hidden states stay."""
+    model = build("rmt").eval()
+    ids = tokens(1, GROWTH + 40)
+    with torch.no_grad():
+        first, position = read_prompts(model, pack(ids[:, : GROWTH - 9]), None, last=False)
+        more, _ = read_on(model, position, ids[:, GROWTH - 9 :])
+        expected = unroll(model, ids).hidden_BTD
+    assert torch.allclose(torch.cat([first, more], dim=1), expected, rtol=1e-10, atol=1e-10)

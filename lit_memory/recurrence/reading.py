@@ -46,7 +46,7 @@ class Rereading:
         tokens = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         lengths_B = torch.full_like(opened.count_B, len(tokens)) if lengths_B is None else lengths_B
         places_BT = opened.count_B[:, None] + tokens
-        kept_BS = opened.ids_BS.new_zeros(len(ids_BT), int(places_BT.max()) + 1)
+        kept_BS = ids_BT.new_zeros(len(ids_BT), int(places_BT.max()) + 1)
         kept_BS[:, : opened.ids_BS.shape[1]] = opened.ids_BS[:, : kept_BS.shape[1]]
         tail = Tail(kept_BS.scatter(1, places_BT, ids_BT), opened.count_B + lengths_B, opened.state)
         hidden_BSD, tail = self.read_tail(tail) if self.grain else (self.read_all(state, tail), tail)
