@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import CASES, _ids, build_model
 
+from lit_memory.models.key_values import GROWTH
 from lit_memory.recurrence import (
     Incremental,
     Rereading,
@@ -153,7 +154,7 @@ def test_short_integers(build, tokens, name):
 
 
 def test_a_cache_grows(build, tokens):
-    """A segment longer than the first columns of a cache, and the prompt of a second one: the hidden states stay."""
+    """A segment that outgrows the first columns of its cache, in the middle of a piece."""
     model = build("rmt").eval()
     ids = tokens(1, GROWTH + 40)
     with torch.no_grad():
