@@ -54,6 +54,8 @@ class Card:
     verdict: str
     judged: str
     """What the page says behind the verdict: scale, limits, reason; Markdown."""
+    exploratory: bool
+    """Whether it rests on too few seeds; not stated by old reports."""
     evidence: str
     """``toy``, ``real text`` or ``paper scale``; "not stated" by old reports."""
     seeds: int | None
@@ -137,6 +139,7 @@ def _card(reports: Path, folder: Path) -> Card:
         paper=verdict["paper"],
         verdict=verdict["verdict"],
         judged=judged[1].lstrip(", ").strip() if judged else "",
+        exploratory=bool(verdict.get("exploratory")),
         evidence=verdict.get("evidence") or "not stated",
         seeds=len(verdict["seeds"]) if "seeds" in verdict else None,
         minutes=sum(seconds) / 60 if seconds else None,

@@ -51,7 +51,7 @@ def readme(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[R
     blocks = ["# Results", WHAT, markdown(["paper", *VERDICTS, "all"], counts(cards)), "## Experiments"]
     for key, title in papers(cards).items():
         of_paper = [
-            [f"[{card.title}]({card.page})", card.verdict, card.evidence, _seeds(card), _minutes(card)]
+            [f"[{card.title}]({card.page})", _verdict(card), card.evidence, _seeds(card), _minutes(card)]
             for card in cards
             if card.paper_key == key
         ]
@@ -78,6 +78,10 @@ def _cell(row: Row, architecture: str) -> str:
     """A cell of the leaderboard in Markdown; "" if the report has no such architecture."""
     value = row.value(architecture)
     return f"[{value}]({row.card.page}), {row.state(architecture)}" if value else ""
+
+
+def _verdict(card: Card) -> str:
+    return f"{card.verdict}, exploratory" if card.exploratory else card.verdict
 
 
 def _seeds(card: Card) -> str:

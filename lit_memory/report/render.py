@@ -51,8 +51,7 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
 
     All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.* and
-    scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the times were
-    kept.
+    scores.npz of an earlier report are removed if this one has none.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -73,8 +72,7 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
     contents["sheet.md"] = sheet(plan, report, contents).encode()
     contents["README.md"] = page(plan, report, results).encode()
-    kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
-    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents and name not in kept]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 
