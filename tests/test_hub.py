@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import VOCAB, build_model
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import lit_memory.hf
+from lit_memory.hf.auto import SegmentCache
 from lit_memory.recurrence import generate, unroll
 
 N = 5
@@ -129,6 +130,11 @@ def test_forward_with_a_cache(shell, tokens):
         ids, past_key_values=shell(ids[:, :N], mask[:, :N], use_cache=True).past_key_values, **options
     )
     assert torch.equal(again, shell.generate(ids, **options))
+    mine = SegmentCache()
+    shell(ids, past_key_values=mine)
+    assert mine.get_seq_length() == 3 * N
+    with pytest.raises(TypeError, match="is a DynamicCache: expected a SegmentCache"):
+        shell(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="no padding in tokens after past_key_values"):
         shell(ids[:, :1], attention_mask=torch.zeros(2, 1), past_key_values=more.past_key_values)
     with pytest.raises(ValueError, match="stateful"):

@@ -166,38 +166,51 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
         logits_to_keep: only the logits of so many last columns; 0: all.
         """
-        if past_key_values is not None and past_key_values.position is not None:
-            hidden_BTD = self.go_on(past_key_values, input_ids, attention_mask)
-        elif use_cache or past_key_values is not None:
-            past_key_values = past_key_values or SegmentCache()
-            hidden_BTD = self.begin(past_key_values, pack(input_ids, attention_mask), segment_len, logits_to_keep == 1)
+        if past_key_values is None and use_cache:
+            past_key_values = SegmentCache()
+        if past_key_values is not None:
+            last = logits_to_keep == 1
+            hidden_BTD = self.read(past_key_values, input_ids, attention_mask, segment_len, last)
         else:
             prompts = pack(input_ids, attention_mask)
-            options = {"checkpoint_segments": 1 if self.gradient_checkpointing and self.training else None}
-            segment_len, mask = segment_len or self.config.segment_len, prompts.mask()
-            hidden_BTD = unroll(self.model, prompts.ids_BT, segment_len, mask_BT=mask, **options).hidden_BTD
+            hidden_BTD = unroll(
+                self.model,
+                prompts.ids_BT,
+                segment_len or self.config.segment_len,
+                mask_BT=prompts.mask(),
+                checkpoint_segments=1 if self.gradient_checkpointing and self.training else None,
+            ).hidden_BTD
             hidden_BTD = unpacked(hidden_BTD, prompts)
         logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         return out.to_tuple() if return_dict is False else out
 
-    def begin(self, cache: SegmentCache, prompts: Prompts, segment_len: int | None, last: bool) -> Tensor:
-        """Hidden states (B, T, D), or (B, 1, D) of the last tokens, of prompts, which enter the empty cache."""
-        segment_len = segment_len or self.config.segment_len
-        hidden_BTD, cache.position = read_prompts(self.model, prompts, segment_len, last=last)
-        cache.seen = prompts.ids_BT.shape[1]
-        return hidden_BTD if last else unpacked(hidden_BTD, prompts)
+    def read(
+        self,
+        cache: SegmentCache,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        segment_len: int | None,
+        last: bool,
+    ) -> Tensor:
+        """Hidden states (B, T, D) of tokens, which enter the cache; of the last ones, at least, if ``last``.
 
-    def go_on(self, cache: SegmentCache, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Hidden states (B, T, D) of further tokens, which enter the cache. Raises ValueError for padding."""
-        assert cache.position is not None
-        if attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :].all()):
-            raise ValueError(
-                "attention_mask: expected no padding in tokens after past_key_values; read them one by one"
+        Raises TypeError for another cache, and ValueError for padding in a cache that is not empty.
+        """
+        if not isinstance(cache, SegmentCache):
+            raise TypeError(
+                f"past_key_values is a {type(cache).__name__}: expected a SegmentCache, as use_cache returns"
             )
-        hidden_BTD, cache.position = read_on(self.model, cache.position, input_ids)
+        padded = attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :].all())
+        if cache.position is not None and padded:
+            raise ValueError("attention_mask: expected no padding in tokens after past_key_values; read samples apart")
         cache.seen += input_ids.shape[1]
+        if cache.position is None:
+            prompts, segment_len = pack(input_ids, attention_mask), segment_len or self.config.segment_len
+            hidden_BTD, cache.position = read_prompts(self.model, prompts, segment_len, last=last)
+            return hidden_BTD if last else unpacked(hidden_BTD, prompts)
+        hidden_BTD, cache.position = read_on(self.model, cache.position, input_ids)
         return hidden_BTD
 
     def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor) -> SegmentCache:
