@@ -91,6 +91,10 @@ class Card:
         return self.paper.get("arxiv") or self.paper["title"].casefold()
 
     @property
+    def paper_title(self) -> str:
+        return self.paper["title"] or "Without a paper"
+
+    @property
     def words(self) -> str:
         """What a search for words looks through."""
         arms = self.results.plan.settings.values() if self.results else ()

@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
+from lit_memory.report.grid import draw_grid, swept
 from lit_memory.report.labels import MINIMIZED, short
 from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
@@ -34,13 +35,13 @@ from lit_memory.report.style import (
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""
-OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves") for suffix in METADATA)
+OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves", "grid") for suffix in METADATA)
 """Files that only some reports have."""
 
 
 def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.*, time.* and curves.* if the report has them; ``status``
-    stands below the title."""
+    """figure.png and figure.pdf of the results, and state.*, time.*, curves.* and grid.* if the report has them;
+    ``status`` stands below the title."""
     from matplotlib import style
 
     plan = results.plan
@@ -52,6 +53,8 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
             figures["time"] = time_figure(results, status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)
+        if plan.grid:
+            figures["grid"] = grid_figure(results, status)
         column = {"figure_column": line_figure(relative(results), status, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
@@ -83,6 +86,13 @@ def curve_figure(results: Results, status: str) -> Any:
     return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run by itself{bold}")
 
 
+def grid_figure(results: Results, status: str) -> Any:
+    """The ``Figure`` of the last validation against what was tuned."""
+    seeds = "mean over seeds, dots: every seed; " if len(results.plan.seeds) > 1 else ""
+    others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
+    return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen")
+
+
 def _figure(
     draw_data: Callable[[Any, Results], Drawn], results: Results, status: str, width: float = WIDTH, height=HEIGHT
 ) -> Any:
@@ -104,7 +114,8 @@ def _figure(
     lay_out(figure, top)
     if not at_ends:
         name_ends(axes, drawn.references, wide=True)
-    thin_ticks(axes)
+    for one in figure.axes:
+        thin_ticks(one)
     return figure
 
 
