@@ -71,7 +71,7 @@ def of_runs(rows: Any, specs: Sequence[RunSpec]) -> Any:
     """The rows of a DataFrame of ``results_frame`` that belong to some runs."""
     points = {(spec.arm, spec.seed): spec.point for spec in specs}
     found = zip(rows["arm"], rows["seed"], rows["point"], strict=True)
-    return rows[[points.get((arm, seed)) == point for arm, seed, point in found]]
+    return rows.loc[[points.get((arm, seed)) == point for arm, seed, point in found]]
 
 
 def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> ReportPlan:
