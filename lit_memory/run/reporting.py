@@ -190,7 +190,8 @@ def grid_facts(
         if spec.point:
             value, loss = map(finite, selection.validated(work.runs.get(spec.key)))
             own = {"settings": points[spec.arm][spec.point], "valid": value}
-            own |= {"chosen": selected[spec.arm, spec.seed] == spec.point, "valid_loss": loss}
+            finished = work.status(spec) == "finished"
+            own |= {"chosen": finished and selected[spec.arm, spec.seed] == spec.point, "valid_loss": loss}
             own |= {"test": list(tests.get((spec.arm, spec.point, spec.seed), []))}
             facts.append(run_facts(work, spec) | own)
     return facts
