@@ -5,7 +5,8 @@ trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's mo
 section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
 ``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid``, ``expect``, ``requires`` and ``verify`` replace the
 experiment's own, and its ``report`` changes keys of the experiment's. Several values on the command line
-(``train.lr=1e-3,3e-3``) are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``.
+(``train.lr=1e-3,3e-3``) are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``,
+for ``imports`` the module of that name.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import parsed
 from lit_memory.plan.reading import extended, file_name, mapping
@@ -72,6 +74,8 @@ class Experiment:
     """What must hold before the claims can be judged."""
     verify: list[str]
     """What holds by construction, which is no evidence for the paper."""
+    imports: list[str]
+    """Python files of the user that register models and tasks; relative ones lie beside this one."""
 
     @property
     def default_scale(self) -> str:
@@ -98,6 +102,7 @@ class Experiment:
             select=self.select,
             seeds=settings.pop("seeds", self.seeds),
             report=report,
+            imports=self.imports,
             **{section: settings.pop(section, getattr(self, section)) for section in KINDS},
             settings=settings,
         )
@@ -130,6 +135,9 @@ class ScaledExperiment:
     expect: list[str]
     requires: list[str]
     verify: list[str]
+    imports: list[str]
+    unchecked: list[str] = field(default_factory=list)
+    """Why the command line leaves the claims without an answer, see ``measured.answerable``."""
     swept: dict[str, list] = field(default_factory=dict)
     """Axes of the command line, for all arms; each replaces the file's axis of that key."""
     others: dict[str, "ScaledExperiment"] = field(default_factory=dict, compare=False, repr=False)
@@ -205,13 +213,15 @@ class ScaledExperiment:
 
         above: the arms that start from this one.
         """
+        import_files(self.file, self.imports)
         run, name = self.resolve(arm, settings, changes), f"{self.experiment}/{arm}"
+        code = user_code(f"{self.file} (arm {arm})", run)
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
             starts = self.starts(init["run"], name, seeds, changes, [*above, name])
         return [
-            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start)
+            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, code=code)
             for seed, start in zip(seeds, starts, strict=True)
         ]
 

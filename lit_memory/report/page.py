@@ -38,8 +38,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         _tuning(plan),
         _numbers(results, report),
         _times(results),
-        "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
-        "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
+        *_beside_the_paper(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         f"## Budget\n\n{budget_table(plan)}" if plan.runs else "",
         "## Runs\n\n" + _runs(plan),
@@ -54,10 +53,21 @@ def join_blocks(blocks: list[str]) -> str:
 
 
 def paper_claim(paper: Mapping[str, str]) -> str:
-    """The paper with a link, its table or figure, and its claim."""
+    """The paper with a link, its table or figure, and its claim; "" without a paper."""
     title = paper.get("title", "")
+    if not title:
+        return ""
     link = f"[{title}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else title
     return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
+
+
+def _beside_the_paper(plan: ReportPlan) -> list[str]:
+    """What the paper reports and what deviates from it; without a paper, what a reader must know of the runs."""
+    if not plan.paper.get("title"):
+        return ["## What else to know\n\n" + deviation_list(plan)] if plan.deviations else []
+    reported = section(paper_rows(plan.config.paper_values, plan.config.paper_rows))
+    deviates = "## What deviates from the paper's set-up\n\n" + deviation_list(plan)
+    return ["## What the paper reports\n\n" + reported, deviates]
 
 
 def _head(plan: ReportPlan, report: Report) -> list[str]:

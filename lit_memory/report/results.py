@@ -49,6 +49,8 @@ class ReportPlan:
     """Arm -> words for it, of those that have some."""
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
+    unchecked: list[str] = field(default_factory=list)
+    """Why these overrides leave the claims without an answer; empty where they do not."""
     train_x: float | None = None
     """The largest x seen in training."""
     paper_x: float | None = None
@@ -240,10 +242,10 @@ class Results:
         return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
-        """The values of one of ``TIMES``, as the metric of a figure."""
+        """The values of one of ``TIMES``, or what is told of them, as the metric of a figure."""
         config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False)
         cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
-        return Results(replace(self.plan, config=config, train_x=None), cells)
+        return Results(replace(self.plan, config=config, train_x=None), cells, summaries=self.summaries)
 
     def by_seed(self, arm: str, metric: str | None, x: float) -> list[float | None]:
         """One value per planned seed, None if it is missing; metric None is that of the figure."""

@@ -22,6 +22,7 @@ from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.scores import read_scores
 from lit_memory.run.selection import SETTLED, Selection, chosen
+from lit_memory.run.summary import of_report
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList, with_starts
 from lit_memory.util import files
@@ -63,7 +64,7 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         done = write(replace(results, validations=curves), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
-        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
+        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, of_report(results, done))
     return done
 
 
@@ -97,6 +98,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         select=selection.metric,
         grid=grid_facts(work, shown, selection, {} if rows is None else tested(rows, e.report.y, values)),
         **stated(e),
+        unchecked=e.unchecked,
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
