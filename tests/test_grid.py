@@ -237,7 +237,15 @@ def test_a_grid_is_whole_before_a_verdict(tuned, unsaved_figures, root, capsys):
     assert main([tuned({(0.1, 1): "NEW", (0.4, 0): "KILLED"}), "--root", str(root), "--report"]) == 0
     out = capsys.readouterr().out
     assert "INCOMPLETE; missing: " in out
-    assert "a seed 1 at point lr0.1 (new)" in out and "a seed 0 at point lr0.4 (new)" in out
+    assert "INCOMPLETE; missing: a seeds 0, 1 at 1 of 3 grid points (new)\n" in out
+
+
+def test_a_grid_of_which_nothing_has_finished(tuned, unsaved_figures, root, capsys):
+    new = {(lr, seed): "NEW" for lr in (*RATES, 3e-4) for seed in (0, 1)}
+    assert main([tuned(new), "--root", str(root), "--report"]) == 0
+    out = capsys.readouterr().out
+    assert "INCOMPLETE; missing: a seeds 0, 1 (new); b seeds 0, 1 (new)\n" in out
+    assert not [row for row in table(root / "reports" / "tiny") if row["chosen"]]
 
 
 def test_a_point_that_broke_down_has_lost(tuned, unsaved_figures, root, capsys):

@@ -276,21 +276,24 @@ class Results:
         }
 
     def missing(self) -> list[str]:
-        """Planned runs without results, seeds with the same gap together: ``gamma seeds 0, 1 at 500 (failed)``."""
-        status = {(run["arm"], run["seed"]): run.get("status") for run in self.plan.runs}
+        """Planned runs without results, seeds with the same gap together: ``gamma seeds 0, 1 at 500 (failed)``; and
+        choices among the points of a grid that are not final, as points are left to run."""
         gaps: dict[tuple[str, str], list[str]] = {}
         for arm in self.plan.arms:
             for seed in self.plan.seeds:
-                absent = [x for x in self.plan.x_values if (arm, self.plan.config.y, float(x), seed) not in self.cells]
-                if not absent:
-                    continue
-                where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
-                state = status.get((arm, seed)) or "finished"
-                reason = "" if state.lower() == "finished" else f" ({state})"
-                gaps.setdefault((arm, where + reason), []).append(str(seed))
-        for run in self.plan.grid:
-            if run["status"] not in ("finished", "failed") and not run["chosen"]:
-                gaps.setdefault((run["arm"], f" at point {run['point']} ({run['status']})"), []).append(
-                    str(run["seed"])
-                )
+                if (gap := self._missing(arm, seed)) is not None:
+                    gaps.setdefault((arm, gap), []).append(str(seed))
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
+
+    def _missing(self, arm: str, seed: int) -> str | None:
+        """What is missing of a seed of an arm: "" for all of it, None for nothing."""
+        absent = [x for x in self.plan.x_values if (arm, self.plan.config.y, float(x), seed) not in self.cells]
+        of_seed = [run for run in self.plan.grid if (run["arm"], run["seed"]) == (arm, seed)]
+        left = [run["status"] for run in of_seed if run["status"] not in ("finished", "failed")]
+        if not absent:
+            states = ", ".join(dict.fromkeys(left))
+            return f" at {len(left)} of {len(of_seed)} grid points ({states})" if left else None
+        where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
+        status = {(run["arm"], run["seed"]): run.get("status") for run in self.plan.runs}
+        state = status.get((arm, seed)) or "finished"
+        return where + ("" if state.lower() == "finished" else f" ({state})")

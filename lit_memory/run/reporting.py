@@ -72,7 +72,7 @@ def of_runs(rows: Any, specs: Sequence[RunSpec]) -> Any:
     """The rows of a DataFrame of ``results_frame`` that belong to some runs."""
     points = {(spec.arm, spec.seed): spec.point for spec in specs}
     found = zip(rows["arm"], rows["seed"], rows["point"], strict=True)
-    return rows[[points.get((arm, seed)) == point for arm, seed, point in found]]
+    return rows.loc[[points.get((arm, seed)) == point for arm, seed, point in found]]
 
 
 def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> ReportPlan:
@@ -192,7 +192,8 @@ def grid_facts(
         if spec.point:
             value, loss = map(finite, selection.validated(work.runs.get(spec.key)))
             own = {"settings": points[spec.arm][spec.point], "valid": value}
-            own |= {"chosen": selected[spec.arm, spec.seed] == spec.point, "valid_loss": loss}
+            finished = work.status(spec) == "finished"
+            own |= {"chosen": finished and selected[spec.arm, spec.seed] == spec.point, "valid_loss": loss}
             own |= {"test": list(tests.get((spec.arm, spec.point, spec.seed), []))}
             facts.append(run_facts(work, spec) | own)
     return facts
