@@ -142,10 +142,14 @@ def test_snippets_run(name, tmp_path, monkeypatch):
 
 
 def test_the_experiment_plans(tmp_path):
-    """The YAML of the page is one: every scale, arm and claim."""
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/experiments.md"], re.DOTALL)
+    """The YAMLs of the page are some: every scale, arm and claim of the first, and the second, which tunes its arms."""
+    text, tuned = re.findall(r"```yaml\n(.*?)```", PAGES["docs/experiments.md"], re.DOTALL)
     path = tmp_path / "my_gamma.yaml"
     path.write_text(text)
+    path.with_stem("my_gamma_tuned").write_text(tuned)
+    experiment = load(path.with_stem("my_gamma_tuned")).at()
+    check_report(experiment, experiment.plan())
+    assert len(experiment.plan()) == 3 * 5 * 6 and experiment.select == "exact_match"
     for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
         experiment = load(path).at(scale)
         specs = experiment.plan()

@@ -124,6 +124,7 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
     if not experiment.unchecked:
         check_requirement(experiment)
+    check_select(experiment, specs)
     named = {"relative_to": [report.relative_to] if report.relative_to else [], "paper_curves": report.paper_curves}
     for name, arms in named.items():
         for arm in arms:
@@ -143,6 +144,14 @@ def check_requirement(experiment: ScaledExperiment) -> None:
     if experiment.expect and not experiment.requires:
         expected = "expected what must hold before it can be judged, for example 'min(a[first], b[first]) >= 0.9'"
         raise ConfigError(experiment.file, "requires", f"missing beside the lines of expect; {expected}")
+
+
+def check_select(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
+    """Raise ConfigError if the metric that chooses among the points of a grid is none of a validation."""
+    known = [*load_class("task", specs[0].task["name"]).metrics, "loss"]
+    if experiment.select and experiment.select not in known:
+        reason = f"unknown metric {experiment.select!r} of a validation; {nearest(experiment.select, known)}"
+        raise ConfigError(experiment.file, "select", reason)
 
 
 def evidence(scale: str, specs: Sequence[RunSpec], modified: bool) -> str:

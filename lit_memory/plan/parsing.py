@@ -12,20 +12,8 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-TOP_KEYS = (
-    "experiment",
-    "paper",
-    "base",
-    "scales",
-    "arms",
-    "grid",
-    "seeds",
-    "report",
-    *KINDS,
-    "title",
-    "labels",
-    "imports",
-)
+RUNS = ("base", "scales", "arms", "grid", "select", "seeds")
+TOP_KEYS = ("experiment", "paper", *RUNS, "report", *KINDS, "title", "labels", "imports")
 REQUIRED = ("experiment", "base", "arms", "seeds", "report")
 
 
@@ -41,6 +29,7 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
         "scales": named_scales(tree.get("scales"), file),
         "paper": paper_section(tree, file),
         "grid": mapping({} if tree.get("grid") is None else tree["grid"], file, "grid"),
+        "select": _words(tree.get("select", ""), file, "select"),
         "report": strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
         "seeds": tree["seeds"],
         "imports": named_files(tree.get("imports"), file),

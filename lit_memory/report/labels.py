@@ -17,6 +17,7 @@ LABELS = {
     "segment_loss": "loss (nats per token)",
     "loss": "loss (nats per token)",
     "step": "optimizer steps",
+    "lr": "learning rate",
 }
 SHARES = {
     "exact_match",

@@ -15,6 +15,8 @@ from typing import Any
 
 from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
+from lit_memory.report.grid import FILE as GRID
+from lit_memory.report.grid import grid_csv, grid_table
 from lit_memory.report.labels import count
 from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
@@ -50,8 +52,8 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
 
     table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
 
-    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.* and
-    scores.npz of an earlier report are removed if this one has none.
+    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.*,
+    grid.* and scores.npz of an earlier report are removed if this one has none.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -61,7 +63,8 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     if verdict == COMPARISON:
         reason = ranking(results)
     scope = "" if verdict in (INCOMPLETE, NOT_CHECKED) else exploratory(plan.experiment, len(plan.seeds))
-    report = Report(verdict, claims, missing, main_table(results), scope + _scope(plan), reason)
+    table_md = "\n".join(filter(None, [main_table(results), grid_table(plan)]))
+    report = Report(verdict, claims, missing, table_md, scope + _scope(plan), reason)
     texts = {
         "table.csv": csv_table(results),
         "table.md": report.table,
@@ -71,10 +74,11 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
+    texts |= {GRID: grid_csv(plan)} if plan.grid else {}
     contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
     contents["sheet.md"] = sheet(plan, report, contents).encode()
     contents["README.md"] = page(plan, report, results).encode()
-    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS, GRID) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 

@@ -64,7 +64,12 @@ class ReportPlan:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
     (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
-    threads, steps, stage_steps, seconds."""
+    threads, steps, most_steps (that it may take, with those of the runs it starts from), stage_steps, seconds."""
+    select: str = ""
+    """Metric of the last validation by which the points of a grid were chosen."""
+    grid: list[dict[str, Any]] = field(default_factory=list)
+    """Every run of the arms with a grid, like ``runs``, with settings (swept key -> value), chosen, valid and
+    valid_loss (of the last validation) and test (the figure's metric at every x); None for what is not a number."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -125,11 +130,10 @@ class ReportPlan:
         return self.config.state_value(self.x_values)
 
     def sizes(self, arm: str) -> dict[str, Any]:
-        """Sizes of the arm's model, the same in all its runs; {} if no run has them yet."""
-        for run in self.runs:
-            if run["arm"] == arm and ("parameters" in run or "state_floats" in run):
-                return run
-        return {}
+        """What is known of the arm's model and the same in all its runs; {} if no run has sizes yet."""
+        known = [run for run in self.runs if run["arm"] == arm and ("parameters" in run or "state_floats" in run)]
+        first = known[0] if known else {}
+        return {name: value for name, value in first.items() if all(run.get(name, value) == value for run in known)}
 
     def samples(self, arm: str) -> list[int]:
         """Test contexts of one seed, one number per x; empty if no run has them yet."""
@@ -284,4 +288,9 @@ class Results:
                 state = status.get((arm, seed)) or "finished"
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
+        for run in self.plan.grid:
+            if run["status"] not in ("finished", "failed") and not run["chosen"]:
+                gaps.setdefault((run["arm"], f" at point {run['point']} ({run['status']})"), []).append(
+                    str(run["seed"])
+                )
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
