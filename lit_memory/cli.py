@@ -232,8 +232,7 @@ class Execution:
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]
-        rest = sweep.root, tracker.uri, parents, tags
-        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, *rest)
+        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
         self.lines = LiveLines(self.launcher, sweep.name, seconds)
 
