@@ -21,7 +21,7 @@ from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import figures
 from lit_memory.report.render import render
 from lit_memory.report.settings import arm_settings
-from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.verdict import COMPARISON, INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.run import reporting
 from lit_memory.run.options import Options
 from lit_memory.run.sweep import Sweep
@@ -83,7 +83,7 @@ def test_verdicts_of_complete_runs(tmp_path):
         (make_plan(), nan, INCONCLUSIVE),
     ]
     cases += [
-        (make_plan(expect=[]), make_frame(), INCONCLUSIVE),
+        (make_plan(expect=[]), make_frame(), COMPARISON),
         (make_plan(requires=["no_gamma[50] > 0.9"]), make_frame(), REPRODUCED),
         (make_plan(requires=["no_gamma[500] > 0.9"]), make_frame(), INCONCLUSIVE),
         (make_plan(verify=["no_gamma[500] > 0.9"]), make_frame(), NOT_REPRODUCED),

@@ -199,6 +199,7 @@ def end_with(parent: int) -> None:
 def main() -> None:
     """The process of a run."""
     spec, root, uri, parent, tags, token = pickle.load(sys.stdin.buffer)
+    spec.provide_code()  # the key, and so the folder, needs the classes
     folder = spec.folder(root)
     try:
         shared = (folder / TOKEN).read_text() == token
