@@ -5,7 +5,7 @@ Classes are named as text, so that a wrong name in a YAML fails before torch is 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_memory.util.checks import FieldError, nearest
 from lit_memory.util.names import load
@@ -44,6 +44,32 @@ TASKS = {
 }
 """Name of a task -> its class, built as ``Task(Task.Config(...))``."""
 REGISTRIES = {"model": MODELS, "task": TASKS}
+
+
+class View(NamedTuple):
+    """A figure of the memory (``report.memory``). Models and tasks name those that they allow (``visible``)."""
+
+    measured: str
+    """What measures it, with the trained weights, on a few samples of the test."""
+    drawn: str
+    """What draws it, from these numbers alone."""
+    words: str
+    """What it shows."""
+
+
+VIEWS = {
+    "norm": View(
+        "lit_memory.lit.views:Norm",
+        "lit_memory.report.views:norm",
+        "Norm of the memory, while a model reads the longest context of the test",
+    ),
+    "overlap": View(
+        "lit_memory.lit.views:Overlap",
+        "lit_memory.report.views:overlap",
+        "Overlap of the keys that a segment writes with all keys written before it: the mean cosine of their features",
+    ),
+}
+"""Name of a view -> where it is measured and drawn."""
 DATA_NAMES = {"memreasoner": "MemReasonerData"}
 """Public names of data modules that are not made from the name of their task's class."""
 

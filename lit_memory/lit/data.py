@@ -170,8 +170,16 @@ class LitData(L.LightningDataModule):
             for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)
         ]
 
-    def _evaluation(self, task: Task, split: str, samples: int, **options: Any) -> DataLoader:
-        size = self.eval_batch_size
+    def test_samples(self, count: int) -> Batch:
+        """The first samples of the longest test as one batch, at most ``count``: the same ones at every call."""
+        of_x = range(len(self.test_conditions))
+        longest = max(of_x, key=lambda i: (self.test_conditions[i][1].tokens, i))
+        count = min(count, self.test_sizes[longest])
+        _, task = self.test_conditions[longest]
+        return next(iter(self._evaluation(task, "test", count, count, cuts=self.test_cuts)))
+
+    def _evaluation(self, task: Task, split: str, samples: int, size: int = 0, **options: Any) -> DataLoader:
+        size = size or self.eval_batch_size
         if isinstance(task, ReadInOrder) and task.in_order(split):  # all batches need the same size
             size = max(n for n in range(1, size + 1) if samples % n == 0)
         if isinstance(task, Streamed) and task.stream:  # whole batches up to the end of the text

@@ -4,6 +4,7 @@ This package is the one door: import from ``lit_memory.recurrence``, not from it
 """
 
 from lit_memory.recurrence.generate import Prompts, generate, pack, sample_token
+from lit_memory.recurrence.looking import looks
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Compiled,
@@ -11,11 +12,13 @@ from lit_memory.recurrence.protocol import (
     GrowingState,
     LayerMajor,
     LayerRecurrent,
+    Look,
     NoWeightDecay,
     SegmentRecurrent,
     SeparateWrite,
     SeveralLosses,
     SharedRead,
+    Visible,
 )
 from lit_memory.recurrence.state import (
     State,
@@ -36,6 +39,7 @@ __all__ = [
     "GrowingState",
     "LayerMajor",
     "LayerRecurrent",
+    "Look",
     "LossHead",
     "NoWeightDecay",
     "Prompts",
@@ -45,6 +49,7 @@ __all__ = [
     "SharedRead",
     "State",
     "Unrolled",
+    "Visible",
     "append_samples",
     "batch_size",
     "cross_entropy",
@@ -53,6 +58,7 @@ __all__ = [
     "full_precision",
     "generate",
     "logits_per_token",
+    "looks",
     "map_state",
     "pack",
     "sample_token",

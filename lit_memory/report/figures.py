@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from lit_memory.registry import VIEWS
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
 from lit_memory.report.labels import MINIMIZED, short
@@ -32,16 +33,21 @@ from lit_memory.report.style import (
     text_color,
 )
 from lit_memory.report.verdict import mean
+from lit_memory.report.views import memory_figures
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""
-OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves") for suffix in METADATA)
+OPTIONAL = tuple(
+    f"{name}.{suffix}"
+    for name in ("state", "time", "curves", *(f"memory_{view}" for view in VIEWS))
+    for suffix in METADATA
+)
 """Files that only some reports have."""
 
 
 def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.*, time.* and curves.* if the report has them; ``status``
-    stands below the title."""
+    """figure.png and figure.pdf of the results, and state.*, time.*, curves.* and memory_*.* if the report has them;
+    ``status`` stands below the title."""
     from matplotlib import style
 
     plan = results.plan
@@ -53,6 +59,7 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
             figures["time"] = line_figure(results.of_time(plan.config.time), status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)
+        figures |= memory_figures(results, status)
         column = {"figure_column": line_figure(relative(results), status, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
+from lit_memory.registry import VIEWS
 from lit_memory.report.curves import steps_table
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
@@ -13,6 +14,7 @@ from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.statistics import DRAWS
 from lit_memory.report.tables import time_table
 from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.views import unseen
 
 MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is a bootstrap
 of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
@@ -36,6 +38,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
         _numbers(results, report),
         _times(results),
+        _memories(results),
         "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
         "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
@@ -145,6 +148,21 @@ def _times(results: Results) -> str:
         f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`.\n\n"
         f"{time_table(results)}"
     )
+
+
+def _memories(results: Results) -> str:
+    """The figures of the memory, and the runs of which there is none; "" if the report asks for none."""
+    plan, blocks = results.plan, []
+    shown = [view for view in plan.config.memory if any(view == of for of, *_ in results.memory)]
+    for view in plan.config.memory:
+        if view in shown:
+            blocks.append(f"![{VIEWS[view].words}.](memory_{view}.png)\n\n{VIEWS[view].words}.")
+        if without := unseen(results, view):
+            runs = "; ".join(f"{arm}, seeds {', '.join(map(str, seeds))}" for arm, seeds in without.items())
+            blocks.append(f"`{view}`: the weights of these runs are gone, so it cannot be measured: {runs}.")
+    if shown:
+        blocks.append("The numbers: [memory.npz](memory.npz).")
+    return "## Memory\n\n" + "\n\n".join(blocks) if blocks else ""
 
 
 def deviation_list(plan: ReportPlan) -> str:

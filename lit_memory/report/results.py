@@ -14,6 +14,8 @@ from lit_memory.report.verdict import Claim
 
 Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
+Seen = tuple[str, str, str, int]
+"""(view, name, arm, seed) of an array of ``lit.views``."""
 Column = tuple[str, str, float]
 """(arm, metric, x)."""
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
@@ -61,8 +63,11 @@ class ReportPlan:
     """Differences from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
-    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
+    (written before the test at ``state_x`` reads; for a growing state), trained_segments (written by the longest
+    contexts of the training; for ``report.memory``), samples (of the test, one number per x),
     threads, steps, stage_steps, seconds."""
+    visible: dict[str, list[str]] = field(default_factory=dict)
+    """View of ``report.memory`` -> the arms that allow it."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -192,6 +197,8 @@ class Results:
     validations: Mapping[Cell, float] = field(default_factory=dict)
     """One metric along the training, for ``report.curves``: the x of a cell is the step."""
 
+    memory: Mapping[Seen, Any] = field(default_factory=dict)
+    """What ``report.memory`` shows: arrays of numbers, see ``lit.views``."""
     summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
     """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
 

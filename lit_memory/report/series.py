@@ -81,7 +81,9 @@ def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, 
         axes.errorbar([x], [middle], yerr=ends, **look)
 
 
-def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Series) -> None:
+def draw_spread(
+    axes: Any, axis: Axis, metric: str, xs: list[float], series: Series, marker: str = SEED_LINE["marker"]
+) -> None:
     """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each."""
     color = series.look["color"]
     if len(series.seeds) >= LEAST_FOR_BAND:
@@ -91,4 +93,4 @@ def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Ser
         )
     elif len(series.seeds) > 1:
         for seed in series.seeds:
-            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE)
+            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE | {"marker": marker})

@@ -1,0 +1,167 @@
+"""Figures of what memories do, from the numbers of ``lit.views``: one for each view of ``report.memory``."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lit_memory.registry import VIEWS
+from lit_memory.report.axes import Axis, set_log_y
+from lit_memory.report.labels import short
+from lit_memory.report.names import head, lay_out, legend
+from lit_memory.report.results import Results
+from lit_memory.report.series import Series, draw_spread
+from lit_memory.report.style import DPI, GREY, REFERENCE, SMALL, WIDTH, looks
+from lit_memory.util.names import load
+
+SEGMENT = "segment"
+"""The name of the places along a context; all others are shown."""
+ROW = 1.9
+"""Inches of a row of panels."""
+MARKS = 6
+"""Markers of a line, which has values at far more places."""
+WORDS = {
+    "A": "norm of the\nassociative matrix A",
+    "z": "norm of the\nnormaliser z",
+    "h": "norm of the state h",
+    "S": "norm of the state S",
+    "M": "norm of the memory's\nweights M",
+    "overlap": "cosine with\nearlier keys",
+}
+"""Name of what a view shows -> the label of its axis."""
+
+
+def memory_figures(results: Results, status: str) -> dict[str, Any]:
+    """Name of a file -> ``Figure``, of every view that is known of some arm. status: the line below the title."""
+    known = {view for view, name, *_ in results.memory if name != SEGMENT}
+    return {
+        f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}.\n{status}")
+        for view in results.plan.config.memory
+        if view in known
+    }
+
+
+def unseen(results: Results, view: str) -> dict[str, list[int]]:
+    """Arm -> the seeds of its finished runs of which a view that the arm allows is not known."""
+    plan, seen = results.plan, {(of, arm, seed) for of, _, arm, seed in results.memory}
+    found: dict[str, list[int]] = {}
+    for run in plan.runs:
+        arm, seed = run["arm"], run["seed"]
+        allowed = arm in plan.visible.get(view, plan.arms)
+        if allowed and run.get("status") == "finished" and (view, arm, seed) not in seen:
+            found.setdefault(arm, []).append(seed)
+    return found
+
+
+def norm(results: Results, view: str, status: str) -> Any:
+    """Norms along the context."""
+    return along(results, view, status, show_norms)
+
+
+def overlap(results: Results, view: str, status: str) -> Any:
+    """Cosines along the context."""
+    return along(results, view, status, show_shares)
+
+
+def along(results: Results, view: str, status: str, show: Callable[[Any], None]) -> Any:
+    """What lies along the context: a row of panels for each name, a column for each layer that is shown.
+
+    show: sets range and scale of the y axis that a row shares.
+    """
+    names = list(dict.fromkeys(name for of, name, *_ in results.memory if of == view and name != SEGMENT))
+    depths = {arm: of.shape[1] for (v, name, arm, _), of in results.memory.items() if v == view and name != SEGMENT}
+    columns, handles = layers_shown(list(depths.values())), {}
+    figure, grid = panels(len(names), len(columns))
+    for row, name in zip(grid, names, strict=True):
+        for axes, layer_of in zip(row, columns.values(), strict=True):
+            handles |= draw_layer(axes, results, view, name, layer_of)
+        row[0].set_ylabel(WORDS.get(name, name), fontsize=SMALL)
+        show(row[0])
+    for axes, title in zip(grid[0], columns, strict=True):
+        axes.set_title(title, fontsize=SMALL, color=GREY)
+    for axes in grid[-1]:
+        axes.set_xlabel("segments read", fontsize=SMALL)
+        show_segments(axes, results)
+    return finished(figure, list(handles.values()), results.plan.heading, status)
+
+
+def layers_shown(depths: Sequence[int]) -> dict[str, Callable[[int], int]]:
+    """Title of a column -> index of its layer in an arm with so many layers: all layers where there are few, as many in
+    every arm; else first, middle and last."""
+    if len({*depths}) == 1 and depths[0] <= 3:
+        return {f"layer {i + 1} of {depths[0]}": lambda _, i=i: i for i in range(depths[0])}
+    return {
+        "first layer": lambda count: 0,
+        "middle layer": lambda count: count // 2,
+        "last layer": lambda count: count - 1,
+    }
+
+
+def panels(rows: int, columns: int) -> tuple[Any, Any]:
+    """A figure and its grid of axes, which share x, and y within a row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 0.5 + ROW * rows), dpi=DPI, layout="constrained")
+    return figure, figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
+
+
+def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Callable[[int], int]) -> dict[str, Any]:
+    """One name in one layer of every arm that has it. Arm -> the handle of its line."""
+    plan, handles = results.plan, {}
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        runs = [seed for seed in plan.seeds if (view, name, arm, seed) in results.memory]
+        if not runs:
+            continue
+        arrays = [results.memory[view, name, arm, seed] for seed in runs]
+        seeds = [of[:, layer_of(of.shape[1])].astype(float).tolist() for of in arrays]
+        xs = results.memory[view, SEGMENT, arm, runs[0]].astype(float).tolist()
+        places = [i for i in range(len(xs)) if all(math.isfinite(seed[i]) for seed in seeds)]
+        xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
+        few = "" if len(runs) == len(plan.seeds) else f" ({len(runs)} of {len(plan.seeds)} seeds)"
+        series = Series(arm, plan.shown(arm) + few, look, seeds)
+        draw_spread(axes, Axis(log=False), name, xs, series, marker="")
+        handles[arm] = axes.plot(xs, series.means, **look, label=series.name, markevery=marked(xs))[0]
+    return handles
+
+
+def marked(xs: Sequence[float]) -> list[int]:
+    """Places of the markers of a line, at about equal distances on a logarithmic axis, with the last."""
+    wanted = [xs[-1] * (xs[0] / xs[-1]) ** (i / MARKS) for i in range(MARKS + 1)] if xs else []
+    return sorted({min(range(len(xs)), key=lambda i: abs(xs[i] - x)) for x in wanted})
+
+
+def show_segments(axes: Any, results: Results) -> None:
+    """The x axis of a column of panels, and the longest context of the training."""
+    trained = max((run.get("trained_segments") or 0 for run in results.plan.runs), default=0)
+    column = axes.get_shared_x_axes().get_siblings(axes)
+    if results.plan.config.log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda x, _: short(x))
+    if 0 < trained < axes.get_xlim()[1]:
+        for panel in column:
+            panel.axvline(trained, **REFERENCE)
+
+
+def show_norms(axes: Any) -> None:
+    """The y axis of a row of norms: logarithmic where they differ by far."""
+    row = axes.get_shared_y_axes().get_siblings(axes)
+    values = [y for panel in row for line in panel.get_lines() for y in line.get_ydata() if y > 0]
+    if values and max(values) > 20 * min(values):
+        set_log_y(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def show_shares(axes: Any) -> None:
+    """The y axis of a row of shares."""
+    axes.set_ylim(-0.03, 1.04)
+
+
+def finished(figure: Any, handles: Sequence[Any], title: str, status: str) -> Any:
+    """The figure with its title above and the names of its arms below."""
+    height = figure.get_figheight()
+    top = head(figure, title, status)
+    lay_out(figure, top)
+    legend(figure, handles, height + top)
+    lay_out(figure, top)
+    return figure
