@@ -47,29 +47,57 @@ REGISTRIES = {"model": MODELS, "task": TASKS}
 
 
 class View(NamedTuple):
-    """A figure of the memory (``report.memory``). Models and tasks name those that they allow (``visible``)."""
+    """A figure of what a memory does (``report.memory``). Models and tasks name those that they allow (``visible``)."""
 
     measured: str
-    """What measures it, with the trained weights, on a few samples of the test."""
+    """What measures it on the longest test."""
     drawn: str
     """What draws it, from these numbers alone."""
     words: str
-    """What it shows."""
+    """What it shows, in a sentence."""
+    unknown: str = "the weights are gone"
+    """Why it may not be known of a finished run."""
+    weights: bool = True
+    """Whether it needs the trained weights."""
+    every_seed: bool = True
+    """Without: the first seed stands for all."""
 
 
 VIEWS = {
-    "norm": View(
-        "lit_memory.lit.views:Norm",
-        "lit_memory.report.views:norm",
-        "Norm of the memory, while a model reads the longest context of the test",
-    ),
+    "norm": View("lit_memory.lit.views:Norm", "lit_memory.report.views:norm", "Norm of the memory along the context"),
     "overlap": View(
         "lit_memory.lit.views:Overlap",
         "lit_memory.report.views:overlap",
-        "Overlap of the keys that a segment writes with all keys written before it: the mean cosine of their features",
+        "Overlap of the keys that a segment writes with all keys before it: mean cosine of phi(k)",
+    ),
+    "gates": View(
+        "lit_memory.lit.views:Gates",
+        "lit_memory.report.views:gates",
+        "Gates of what is written along the context",
+    ),
+    "map": View(
+        "lit_memory.lit.views:Map",
+        "lit_memory.report.maps:matrices",
+        "The associative matrix A of the last layer after one context: features of keys by channels of values",
+        every_seed=False,
+    ),
+    "hops": View(
+        "lit_memory.lit.views:Hops",
+        "lit_memory.report.maps:hops",
+        "The line that every hop retrieves",
+        every_seed=False,
+    ),
+    "depth": View(
+        "lit_memory.lit.views:Depth",
+        "lit_memory.report.views:depth",
+        "Answers by the depth of the fact in the longest context of the test",
+        "the samples do not tell where the fact lies, or have no scores of their own",
+        weights=False,
     ),
 }
 """Name of a view -> where it is measured and drawn."""
+VIEWED = 8
+"""Samples of the test that a view shows, or averages over."""
 DATA_NAMES = {"memreasoner": "MemReasonerData"}
 """Public names of data modules that are not made from the name of their task's class."""
 

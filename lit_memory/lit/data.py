@@ -170,13 +170,20 @@ class LitData(L.LightningDataModule):
             for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)
         ]
 
+    def longest_test(self) -> tuple[Condition, DataLoader]:
+        """The condition of the test with the longest contexts, the last of several, and its batches."""
+        i = self._longest()
+        return self.test_conditions[i][0], self.test_dataloader()[i]
+
     def test_samples(self, count: int) -> Batch:
-        """The first samples of the longest test as one batch, at most ``count``: the same ones at every call."""
-        of_x = range(len(self.test_conditions))
-        longest = max(of_x, key=lambda i: (self.test_conditions[i][1].tokens, i))
-        count = min(count, self.test_sizes[longest])
-        _, task = self.test_conditions[longest]
-        return next(iter(self._evaluation(task, "test", count, count, cuts=self.test_cuts)))
+        """Samples of the longest test as one batch, at most ``count``: the same ones at every call."""
+        i = self._longest()
+        count = min(count, self.test_sizes[i])
+        return next(iter(self._evaluation(self.test_conditions[i][1], "test", count, count, cuts=self.test_cuts)))
+
+    def _longest(self) -> int:
+        tokens = [task.tokens for _, task in self.test_conditions]
+        return max(range(len(tokens)), key=lambda i: (tokens[i], i))
 
     def _evaluation(self, task: Task, split: str, samples: int, size: int = 0, **options: Any) -> DataLoader:
         size = size or self.eval_batch_size

@@ -21,7 +21,7 @@ Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -189,8 +189,9 @@ class ARMT(Visible, SharedRead, LayerMajor):
         return named | {"z": tuple(layer.z_BK for layer in state)} if self.config.use_denom else named
 
     def look(self, state, ids_BT, mask_BT=None):
+        layers: Any = self.layers
         rows_BTD, states, written = self.embed(ids_BT), [], []
-        for layer, old in zip(self.layers, state, strict=True):
+        for layer, old in zip(layers, state, strict=True):
             rows_BTD, new = layer(rows_BTD, old, mask_BT)
             states.append(new)
             written.append(layer.keys_and_gates(rows_BTD[:, -self.config.memory_tokens :], old))

@@ -115,9 +115,8 @@ def visible(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str,
         arms = [spec.arm for spec in specs if any(view in views_of(kind, spec) for kind in REGISTRIES)]
         found[view] = list(dict.fromkeys(arms))
         if not found[view]:
-            able = [
-                f"{kind} {name}" for kind in REGISTRIES for name in REGISTRIES[kind] if view in views_of(kind, name)
-            ]
+            names = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry]
+            able = [f"{kind} {name}" for kind, name in names if view in views_of(kind, name)]
             problem = f"{view!r}: no arm has a model or a task that shows it"
             raise ConfigError(experiment.file, "report.memory", f"{problem}; expected one of {', '.join(able)}")
     return found

@@ -14,7 +14,7 @@ from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.statistics import DRAWS
 from lit_memory.report.tables import time_table
 from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
-from lit_memory.report.views import unseen
+from lit_memory.report.views import known_views, unknown_runs
 
 MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is a bootstrap
 of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
@@ -152,15 +152,15 @@ def _times(results: Results) -> str:
 
 def _memories(results: Results) -> str:
     """The figures of the memory, and the runs of which there is none; "" if the report asks for none."""
-    plan, blocks = results.plan, []
-    shown = [view for view in plan.config.memory if any(view == of for of, *_ in results.memory)]
-    for view in plan.config.memory:
-        if view in shown:
-            blocks.append(f"![{VIEWS[view].words}.](memory_{view}.png)\n\n{VIEWS[view].words}.")
-        if without := unseen(results, view):
-            runs = "; ".join(f"{arm}, seeds {', '.join(map(str, seeds))}" for arm, seeds in without.items())
-            blocks.append(f"`{view}`: the weights of these runs are gone, so it cannot be measured: {runs}.")
-    if shown:
+    known, blocks = known_views(results), []
+    for view in results.plan.config.memory:
+        words = f"{VIEWS[view].words}."
+        if view in known:
+            blocks.append(f"![{words}](memory_{view}.png)\n\n{words}")
+        if unknown := unknown_runs(results, view):
+            runs = "; ".join(f"{arm}, seed {', '.join(map(str, seeds))}" for arm, seeds in unknown.items())
+            blocks.append(f"No `{view}` of these runs, as {VIEWS[view].unknown}: {runs}.")
+    if known:
         blocks.append("The numbers: [memory.npz](memory.npz).")
     return "## Memory\n\n" + "\n\n".join(blocks) if blocks else ""
 

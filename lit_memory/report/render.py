@@ -60,8 +60,8 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
 
     All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.*,
-    memory* and scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the times were
-    kept.
+    memory* and scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the
+    times were kept.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():

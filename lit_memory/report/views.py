@@ -9,8 +9,9 @@ from lit_memory.report.axes import Axis, set_log_y
 from lit_memory.report.labels import short
 from lit_memory.report.names import head, lay_out, legend
 from lit_memory.report.results import Results
-from lit_memory.report.series import Series, draw_spread
+from lit_memory.report.series import Series, draw_spread, show_values
 from lit_memory.report.style import DPI, GREY, REFERENCE, SMALL, WIDTH, looks
+from lit_memory.report.verdict import mean
 from lit_memory.util.names import load
 
 SEGMENT = "segment"
@@ -19,6 +20,8 @@ ROW = 1.9
 """Inches of a row of panels."""
 MARKS = 6
 """Markers of a line, which has values at far more places."""
+DEPTHS = [10, 30, 50, 70, 90]
+"""Middles of the fifths of a context, in percent."""
 WORDS = {
     "A": "norm of the\nassociative matrix A",
     "z": "norm of the\nnormaliser z",
@@ -26,28 +29,48 @@ WORDS = {
     "S": "norm of the state S",
     "M": "norm of the memory's\nweights M",
     "overlap": "cosine with\nearlier keys",
+    "beta": "β, strength\nof a write",
+    "gamma": "γ, share of a key\nthat is new to z",
+    "alpha": "α, share that\nis forgotten",
+    "eta": "η, momentum\nthat is kept",
+    "theta": "θ, length of\na step",
 }
 """Name of what a view shows -> the label of its axis."""
 
 
 def memory_figures(results: Results, status: str) -> dict[str, Any]:
     """Name of a file -> ``Figure``, of every view that is known of some arm. status: the line below the title."""
-    known = {view for view, name, *_ in results.memory if name != SEGMENT}
+    trained = " · dashed: as long as the longest context of the training" if trained_segments(results) else ""
+    status += trained
     return {
-        f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}.\n{status}")
-        for view in results.plan.config.memory
-        if view in known
+        f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}\n{status}")
+        for view in known_views(results)
     }
 
 
-def unseen(results: Results, view: str) -> dict[str, list[int]]:
+def known_views(results: Results) -> list[str]:
+    """The views of the report that are known of some arm."""
+    known = {view for view, *_ in known_runs(results)}
+    return [view for view in results.plan.config.memory if view in known]
+
+
+def known_runs(results: Results) -> set[tuple[str, str, int]]:
+    """(view, arm, seed) of what is known; answers by depth need scores as well."""
+    return {
+        (view, arm, seed)
+        for view, name, arm, seed in results.memory
+        if name != SEGMENT and (view != "depth" or scored(results, arm, seed) is not None)
+    }
+
+
+def unknown_runs(results: Results, view: str) -> dict[str, list[int]]:
     """Arm -> the seeds of its finished runs of which a view that the arm allows is not known."""
-    plan, seen = results.plan, {(of, arm, seed) for of, _, arm, seed in results.memory}
-    found: dict[str, list[int]] = {}
+    plan, known, found = results.plan, known_runs(results), {}
+    seeds = plan.seeds if VIEWS[view].every_seed else plan.seeds[:1]
     for run in plan.runs:
         arm, seed = run["arm"], run["seed"]
-        allowed = arm in plan.visible.get(view, plan.arms)
-        if allowed and run.get("status") == "finished" and (view, arm, seed) not in seen:
+        allowed = arm in plan.visible.get(view, plan.arms) and seed in seeds
+        if allowed and run.get("status") == "finished" and (view, arm, seed) not in known:
             found.setdefault(arm, []).append(seed)
     return found
 
@@ -60,6 +83,45 @@ def norm(results: Results, view: str, status: str) -> Any:
 def overlap(results: Results, view: str, status: str) -> Any:
     """Cosines along the context."""
     return along(results, view, status, show_shares)
+
+
+def gates(results: Results, view: str, status: str) -> Any:
+    """Gates along the context."""
+    return along(results, view, status, show_gates)
+
+
+def depth(results: Results, view: str, status: str) -> Any:
+    """The metric of the report by the depth of the fact, in fifths of the context."""
+    plan, handles = results.plan, []
+    figure, ((axes,),) = panels(1, 1)
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        seeds = [means for seed in plan.seeds if (means := by_depth(results, arm, seed))]
+        if seeds:
+            series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds)
+            draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series)
+            handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
+    if plan.config.chance is not None:
+        axes.axhline(plan.config.chance, **REFERENCE)
+    axes.set_xticks(DEPTHS, [f"{x - 10} to {x + 10}" for x in DEPTHS])
+    axes.set_xlabel("place of the fact, % of the context before it")
+    show_values(axes.yaxis, plan)
+    return finished(figure, handles, plan.heading, status.partition(" · dashed")[0])
+
+
+def by_depth(results: Results, arm: str, seed: int) -> list[float]:
+    """The mean score of the samples in every fifth of the context, NaN where there is none; [] if not known."""
+    scores = scored(results, arm, seed)
+    if scores is None:
+        return []
+    places = results.memory["depth", "depth", arm, seed]
+    fifths = [min(int(place // 20), 4) for place in places]
+    return [mean([float(s) for s, of in zip(scores, fifths, strict=True) if of == i]) for i in range(5)]
+
+
+def scored(results: Results, arm: str, seed: int) -> Any:
+    """The scores of the samples whose depth is known; None where either is not."""
+    x = results.memory.get(("depth", "x", arm, seed))
+    return None if x is None else results.scores.get((arm, results.plan.config.y, float(x[0]), seed))
 
 
 def along(results: Results, view: str, status: str, show: Callable[[Any], None]) -> Any:
@@ -80,7 +142,7 @@ def along(results: Results, view: str, status: str, show: Callable[[Any], None])
         axes.set_title(title, fontsize=SMALL, color=GREY)
     for axes in grid[-1]:
         axes.set_xlabel("segments read", fontsize=SMALL)
-        show_segments(axes, results)
+    show_segments(grid[-1][0], results)
     return finished(figure, list(handles.values()), results.plan.heading, status)
 
 
@@ -116,11 +178,15 @@ def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Call
         xs = results.memory[view, SEGMENT, arm, runs[0]].astype(float).tolist()
         places = [i for i in range(len(xs)) if all(math.isfinite(seed[i]) for seed in seeds)]
         xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
-        few = "" if len(runs) == len(plan.seeds) else f" ({len(runs)} of {len(plan.seeds)} seeds)"
-        series = Series(arm, plan.shown(arm) + few, look, seeds)
+        series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds)
         draw_spread(axes, Axis(log=False), name, xs, series, marker="")
         handles[arm] = axes.plot(xs, series.means, **look, label=series.name, markevery=marked(xs))[0]
     return handles
+
+
+def few_seeds(known: int, planned: Sequence[int]) -> str:
+    """What the name of an arm adds where not all seeds are known."""
+    return "" if known == len(planned) else f" ({known} of {len(planned)} seeds)"
 
 
 def marked(xs: Sequence[float]) -> list[int]:
@@ -129,16 +195,24 @@ def marked(xs: Sequence[float]) -> list[int]:
     return sorted({min(range(len(xs)), key=lambda i: abs(xs[i] - x)) for x in wanted})
 
 
+def trained_segments(results: Results) -> int:
+    """Segments of the longest context of the training; 0 if that is not known."""
+    return max((run.get("trained_segments") or 0 for run in results.plan.runs), default=0)
+
+
 def show_segments(axes: Any, results: Results) -> None:
     """The x axis of a column of panels, and the longest context of the training."""
-    trained = max((run.get("trained_segments") or 0 for run in results.plan.runs), default=0)
-    column = axes.get_shared_x_axes().get_siblings(axes)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     if results.plan.config.log_x:
         axes.set_xscale("log")
-        axes.minorticks_off()
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda x, _: short(x))
+    trained = trained_segments(results)
     if 0 < trained < axes.get_xlim()[1]:
-        for panel in column:
+        for panel in axes.get_shared_x_axes().get_siblings(axes):
             panel.axvline(trained, **REFERENCE)
 
 
@@ -155,6 +229,15 @@ def show_norms(axes: Any) -> None:
 def show_shares(axes: Any) -> None:
     """The y axis of a row of shares."""
     axes.set_ylim(-0.03, 1.04)
+
+
+def show_gates(axes: Any) -> None:
+    """The y axis of a row of gates, of which some are shares and some are small steps."""
+    row = axes.get_shared_y_axes().get_siblings(axes)
+    if max((y for panel in row for line in panel.get_lines() for y in line.get_ydata()), default=1) > 0.2:
+        show_shares(axes)
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def finished(figure: Any, handles: Sequence[Any], title: str, status: str) -> Any:

@@ -14,6 +14,7 @@ from lit_memory.lit.modules import LitMemory
 from lit_memory.lit.views import measure
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.registry import VIEWS
 from lit_memory.report.results import ReportPlan, Seen
 from lit_memory.report.saved import MEMORY, load
 from lit_memory.run.build import build, build_data, build_module
@@ -65,15 +66,21 @@ def look_at(
     """
     found: dict[Seen, Any] = {}
     for spec in specs:
-        views, run = [view for view, arms in visible.items() if spec.arm in arms], runs.get(spec.key)
+        views, run = views_of(spec, specs, visible), runs.get(spec.key)
         if not views or run is None or run.status != "FINISHED":
             continue
         with undisturbed(spec.train["threads"]):
-            module = trained_module(spec, run, root, tracker)
-            if module is not None:
-                seen = measure(module, build_data(spec), views)
-                found |= {(view, name, spec.arm, spec.seed): of.numpy() for (view, name), of in seen.items()}
+            needed = any(VIEWS[view].weights for view in views)
+            module = trained_module(spec, run, root, tracker) if needed else None
+            seen = measure(module, build_data(spec), [view for view in views if module or not VIEWS[view].weights])
+        found |= {(view, name, spec.arm, spec.seed): of.numpy() for (view, name), of in seen.items()}
     return found
+
+
+def views_of(spec: RunSpec, specs: Sequence[RunSpec], visible: Mapping[str, Sequence[str]]) -> list[str]:
+    """The views of a run that its arm allows; of some, the first seed stands for all."""
+    first = spec.seed == specs[0].seed
+    return [view for view, arms in visible.items() if spec.arm in arms and (first or VIEWS[view].every_seed)]
 
 
 def trained_module(spec: RunSpec, run: "Run", root: Path, tracker: "Tracker") -> LitMemory | None:
