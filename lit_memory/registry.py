@@ -63,28 +63,34 @@ class View(NamedTuple):
     """Without: the first seed stands for all."""
 
 
+VIEWED = 8
+"""Samples of the test that a view shows, or averages over."""
 VIEWS = {
-    "norm": View("lit_memory.lit.views:Norm", "lit_memory.report.views:norm", "Norm of the memory along the context"),
+    "norm": View(
+        "lit_memory.lit.views:Norm",
+        "lit_memory.report.views:norm",
+        f"Norm of the memory along the context, mean of {VIEWED} test contexts",
+    ),
     "overlap": View(
         "lit_memory.lit.views:Overlap",
         "lit_memory.report.views:overlap",
-        "Overlap of the keys that a segment writes with all keys before it: mean cosine of phi(k)",
+        f"Cosine of the keys phi(k) of a segment with all keys before it, mean of {VIEWED} test contexts",
     ),
     "gates": View(
         "lit_memory.lit.views:Gates",
         "lit_memory.report.views:gates",
-        "Gates of what is written along the context",
+        f"Gates of what is written along the context, mean of {VIEWED} test contexts",
     ),
     "map": View(
         "lit_memory.lit.views:Map",
         "lit_memory.report.maps:matrices",
-        "The associative matrix A of the last layer after one context: features of keys by channels of values",
+        "The associative matrix A of the last layer after one test context: features of keys by channels of values",
         every_seed=False,
     ),
     "hops": View(
         "lit_memory.lit.views:Hops",
         "lit_memory.report.maps:hops",
-        "The line that every hop retrieves",
+        f"The line that every hop retrieves, in {VIEWED} test contexts",
         every_seed=False,
     ),
     "depth": View(
@@ -96,8 +102,6 @@ VIEWS = {
     ),
 }
 """Name of a view -> where it is measured and drawn."""
-VIEWED = 8
-"""Samples of the test that a view shows, or averages over."""
 DATA_NAMES = {"memreasoner": "MemReasonerData"}
 """Public names of data modules that are not made from the name of their task's class."""
 

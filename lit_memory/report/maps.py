@@ -9,7 +9,7 @@ from lit_memory.report.style import DPI, GREY, SMALL, WIDTH, darker, looks
 from lit_memory.report.views import finished
 
 COLUMNS = 3
-"""Panels side by side."""
+"""Most panels side by side."""
 RING = {"ls": "", "marker": "o", "ms": 9, "mfc": "none", "mec": GREY, "mew": 1}
 HOPS = ("o", "s", "^", "D")
 """Marker of every hop."""
@@ -29,7 +29,7 @@ def matrices(results: Results, view: str, status: str) -> Any:
     grid[0].set_ylabel("feature of a key", fontsize=SMALL)
     bar = figure.colorbar(image, ax=grid, shrink=0.8, pad=0.01)
     bar.set_label("share of the largest entry", fontsize=SMALL)
-    return finished(figure, [], results.plan.heading, f"{status.partition(chr(10))[0]}\nseed {seed}, one test context")
+    return finished(figure, [], results.plan.heading, f"{status.splitlines()[0]}\nseed {seed}, one test context")
 
 
 def hops(results: Results, view: str, status: str) -> Any:
@@ -56,9 +56,8 @@ def hops(results: Results, view: str, status: str) -> Any:
     grid[0].set_ylabel("test context", fontsize=SMALL)
     for name, handle in handles.items():
         handle.set_label(name)
-    return finished(
-        figure, list(handles.values()), results.plan.heading, f"{status.partition(chr(10))[0]}\nseed {seed}"
-    )
+    words = f"{status.splitlines()[0]}\nseed {seed}"
+    return finished(figure, list(handles.values()), results.plan.heading, words)
 
 
 def draw_lines(axes: Any, rows: Any, columns: list[list[float]], look: dict[str, Any]) -> Any:
@@ -76,8 +75,8 @@ def arm_panels(results: Results, arms: list[str], height: float) -> tuple[Any, l
     """A figure with a panel for every arm, ``height`` inches high."""
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(arms))
-    rows = -(-len(arms) // columns)
+    rows = -(-len(arms) // COLUMNS)
+    columns = -(-len(arms) // rows)
     figure = Figure(figsize=(WIDTH, 0.4 + height * rows), dpi=DPI, layout="constrained")
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, arm in zip(grid, arms, strict=False):

@@ -20,7 +20,7 @@ ROW = 1.9
 """Inches of a row of panels."""
 MARKS = 6
 """Markers of a line, which has values at far more places."""
-DEPTHS = [10, 30, 50, 70, 90]
+DEPTHS = [10.0, 30.0, 50.0, 70.0, 90.0]
 """Middles of the fifths of a context, in percent."""
 WORDS = {
     "A": "norm of the\nassociative matrix A",
@@ -35,12 +35,12 @@ WORDS = {
     "eta": "η, momentum\nthat is kept",
     "theta": "θ, length of\na step",
 }
-"""Name of what a view shows -> the label of its axis."""
+"""Name of what lies along a context -> the label of its axis, in the order of the panels."""
 
 
 def memory_figures(results: Results, status: str) -> dict[str, Any]:
     """Name of a file -> ``Figure``, of every view that is known of some arm. status: the line below the title."""
-    trained = " · dashed: as long as the longest context of the training" if trained_segments(results) else ""
+    trained = " · dashed: training length" if trained_segments(results) else ""
     status += trained
     return {
         f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}\n{status}")
@@ -102,7 +102,7 @@ def depth(results: Results, view: str, status: str) -> Any:
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
     if plan.config.chance is not None:
         axes.axhline(plan.config.chance, **REFERENCE)
-    axes.set_xticks(DEPTHS, [f"{x - 10} to {x + 10}" for x in DEPTHS])
+    axes.set_xticks(DEPTHS, [f"{x - 10:.0f} to {x + 10:.0f}" for x in DEPTHS])
     axes.set_xlabel("place of the fact, % of the context before it")
     show_values(axes.yaxis, plan)
     return finished(figure, handles, plan.heading, status.partition(" · dashed")[0])
@@ -129,14 +129,15 @@ def along(results: Results, view: str, status: str, show: Callable[[Any], None])
 
     show: sets range and scale of the y axis that a row shares.
     """
-    names = list(dict.fromkeys(name for of, name, *_ in results.memory if of == view and name != SEGMENT))
+    known = {name for of, name, *_ in results.memory if of == view}
+    names = [name for name in WORDS if name in known]
     depths = {arm: of.shape[1] for (v, name, arm, _), of in results.memory.items() if v == view and name != SEGMENT}
     columns, handles = layers_shown(list(depths.values())), {}
     figure, grid = panels(len(names), len(columns))
     for row, name in zip(grid, names, strict=True):
         for axes, layer_of in zip(row, columns.values(), strict=True):
             handles |= draw_layer(axes, results, view, name, layer_of)
-        row[0].set_ylabel(WORDS.get(name, name), fontsize=SMALL)
+        row[0].set_ylabel(WORDS[name], fontsize=SMALL)
         show(row[0])
     for axes, title in zip(grid[0], columns, strict=True):
         axes.set_title(title, fontsize=SMALL, color=GREY)
@@ -202,13 +203,13 @@ def trained_segments(results: Results) -> int:
 
 def show_segments(axes: Any, results: Results) -> None:
     """The x axis of a column of panels, and the longest context of the training."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullLocator
 
     if results.plan.config.log_x:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda x, _: short(x))
     trained = trained_segments(results)
     if 0 < trained < axes.get_xlim()[1]:
