@@ -15,14 +15,20 @@ from lit_memory.lit.views import measure
 from lit_memory.plan.experiment import load
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import VIEWED
+from lit_memory.report.figures import saved
 from lit_memory.report.render import write as write_report
 from lit_memory.report.results import Results
 from lit_memory.report.saved import load as load_report
+from lit_memory.report.saved import memory_npz
+from lit_memory.report.scores import unpack
 from lit_memory.report.views import by_depth, known_views, layers_shown, memory_figures, unknown_runs
 from lit_memory.run.starts import weights_of
 from lit_memory.run.tracking import Run, Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+    pytest.mark.usefixtures("unsaved_figures"),
+]
 VIEWS = ["norm", "overlap", "gates", "map"]
 GONE = "as the weights are gone"
 
@@ -161,6 +167,16 @@ def test_a_panel_for_every_name_and_layer():
     shuffled = dict(sorted(results.memory.items(), key=lambda item: repr(item[0])[::-1]))
     again, _ = panels(replace(results, memory=shuffled))
     assert [axes.get_ylabel() for axes in again.axes] == [axes.get_ylabel() for axes in figure.axes]
+
+
+def test_numbers_that_were_kept_give_the_same_figure_and_file():
+    results = Results(plan_of("norm"), {}, memory=along("norm", (2, 2), z=0.5, A=10.0))
+    kept = memory_npz(results.memory)
+    again = {tuple(name.split("/")): of for name, of in unpack(kept).items()}
+    again = {(view, name, arm, int(seed)): of for (view, name, arm, seed), of in again.items()}
+    assert memory_npz(again) == kept
+    first, second = (saved(memory_figures(replace(results, memory=of), ""), ["png"]) for of in (results.memory, again))
+    assert first == second and len(first["memory_norm.png"]) > 10_000
 
 
 @pytest.mark.parametrize(
