@@ -68,15 +68,12 @@ def test_a_report_shows_the_memory_and_keeps_what_it_has_measured(write, make_ro
     stored = runs.client.list_artifacts(runs.parent("tiny", "default", {}), "report")
     assert "report/memory.npz" in [file.path for file in stored]
 
-    # Drawn again from the folder alone, and measured again: the same bytes.
+    # Drawn again from the folder alone: the same bytes.
     assert call("--redraw", asking, "--root", root) == 0
     assert {name: of for name, of in contents(folder).items() if "memory" in name} == {
         name: of for name, of in after.items() if "memory" in name
     }
     assert contents(folder)["README.md"] == after["README.md"]
-    (folder / "memory.npz").unlink()
-    assert call(asking, "--root", root) == 0
-    assert contents(folder)["memory.npz"] == after["memory.npz"]
 
     # Without weights, what is there is kept; without both, the page says so.
     for path in (root / "checkpoints").glob("*/step-*"):
@@ -272,7 +269,7 @@ def test_depths_are_those_of_the_samples_in_their_order():
 
 def test_the_depth_of_a_fact_of_babilong():
     """The earliest supporting fact lies at its depth."""
-    data = lit_memory.BABILongData(task="qa2", segments=4, segment_len=64, margin=16, test_size=8)
+    data = lit_memory.BABILongData(task="qa2", segments=4, segment_len=64, margin=16, books=1, vocab_size=512)
     task = data.task
     for split in ("train", "test"):
         samples = sorted(task.samples(0, split, 0, 8), key=lambda sample: -sample.segments)

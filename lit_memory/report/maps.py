@@ -29,7 +29,7 @@ def matrices(results: Results, view: str, status: str) -> Any:
     grid[0].set_ylabel("feature of a key", fontsize=SMALL)
     bar = figure.colorbar(image, ax=grid, shrink=0.8, pad=0.01)
     bar.set_label("share of the largest entry", fontsize=SMALL)
-    return finished(figure, [], results.plan.heading, f"{status.splitlines()[0]}\nseed {seed}, one test context")
+    return finished(figure, [], results.plan.heading, f"{status.splitlines()[0]}\nseed {seed}")
 
 
 def hops(results: Results, view: str, status: str) -> Any:

@@ -16,6 +16,7 @@ from lit_memory.util.names import load
 
 SEGMENT = "segment"
 """The name of the places along a context; all others are shown."""
+TRAINED = " · dashed: training length"
 ROW = 1.9
 """Inches of a row of panels."""
 MARKS = 6
@@ -40,8 +41,7 @@ WORDS = {
 
 def memory_figures(results: Results, status: str) -> dict[str, Any]:
     """Name of a file -> ``Figure``, of every view that is known of some arm. status: the line below the title."""
-    trained = " · dashed: training length" if trained_segments(results) else ""
-    status += trained
+    status += TRAINED if trained_segments(results) else ""
     return {
         f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}\n{status}")
         for view in known_views(results)
@@ -100,12 +100,14 @@ def depth(results: Results, view: str, status: str) -> Any:
             series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds)
             draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series)
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
+    status = status.partition(TRAINED)[0]
     if plan.config.chance is not None:
         axes.axhline(plan.config.chance, **REFERENCE)
+        status += f" · dashed: chance {plan.config.chance:.3g}"
     axes.set_xticks(DEPTHS, [f"{x - 10:.0f} to {x + 10:.0f}" for x in DEPTHS])
     axes.set_xlabel("place of the fact, % of the context before it")
     show_values(axes.yaxis, plan)
-    return finished(figure, handles, plan.heading, status.partition(" · dashed")[0])
+    return finished(figure, handles, plan.heading, status)
 
 
 def by_depth(results: Results, arm: str, seed: int) -> list[float]:
