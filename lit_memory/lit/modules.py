@@ -64,7 +64,7 @@ class LitMemory(L.LightningModule):
         final_lr: float = 0.5,
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
-        unroll_schedule: str = "sequential",
+        unroll_schedule: str = "auto",
         checkpoint_segments: int | None = None,
         segment_len: int | None = None,
         **model: Any,
@@ -156,8 +156,6 @@ class LitMemory(L.LightningModule):
             return None
         carried = iter(self.carried.get(self.training, []))
         return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
-
-    # Reading a batch
 
     def read_context(self, batch: Batch) -> Any:
         """The state after the batch's context, or the carried one of a stream; None without both."""
