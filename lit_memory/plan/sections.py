@@ -181,7 +181,7 @@ class ReportConfig:
         if not isinstance(self.memory, list) or len({*map(repr, self.memory)}) < len(self.memory):
             raise FieldError("memory", self.memory, f"expected one of {', '.join(VIEWS)}, or a list of different ones")
         for view in self.memory:
-            if view not in VIEWS:
+            if not isinstance(view, str) or view not in VIEWS:
                 raise FieldError("memory", self.memory, f"no view {view!r:.80}; {nearest(str(view), VIEWS)}")
         if self.columns is not None and self.columns < 2:
             raise FieldError("columns", self.columns, "expected at least 2, or none for all")
