@@ -45,6 +45,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_a_report_shows_the_memory_and_keeps_what_it_has_measured(write, make_root, inline, capsys):
     root, folder = make_root(), None
     plain = write()
@@ -105,13 +106,17 @@ def test_weights_below_another_root_serve_and_damaged_ones_do_not(make_spec, tmp
     assert weights_of(spec, run, here) is None
 
 
-def test_weights_of_other_code_are_a_warning(write, root, inline, capsys, monkeypatch):
-    assert call(write(), "--root", root, "--arms", "a") == 0
+def test_weights_of_today_are_measured_and_those_of_other_code_are_a_warning(write, root, inline, capsys, monkeypatch):
+    asking, folder = write(report={"x": "test_pairs", "memory": "norm"}), root / "reports" / "tiny"
+    assert call(asking, "--root", root, "--arms", "a") == 0
+    assert seen_files(folder) == ["memory.npz", "memory_norm.pdf", "memory_norm.png"]
+    assert {(view, arm, seed) for view, _, arm, seed in load_report(folder).memory} == {("norm", "a", 0)}
+    assert GONE not in (folder / "README.md").read_text()  # b has not run
     monkeypatch.setattr(
         "lit_memory.run.looking.build_module", lambda spec: lit_memory.LitRMT(vocab_size=9, width=16, heads=2)
     )
     capsys.readouterr()
-    assert call(write(report={"x": "test_pairs", "memory": "norm"}), "--root", root, "--report") == 0
+    assert call(asking, "--root", root, "--report") == 0
     err = capsys.readouterr().err.replace("\n", " ")
     assert "memory of a seed 0: " in err and "does not fit the model" in err
 

@@ -175,8 +175,9 @@ class Depth:
         self.found: dict[str, Tensor] = {}
 
     def read(self, module: Any, data: LitData) -> None:
-        x, batches = data.longest_test()
-        depths = [batch.meta["depth"] for batch in batches if "depth" in batch.meta]
+        x, steps = data.longest_test()
+        metas = [steps[i].meta for i in range(len(steps))]
+        depths = [meta["depth"] for meta in metas if "depth" in meta]
         if depths:
             self.found = {"depth": torch.cat(depths).float(), "x": torch.tensor([float(x)])}
 
