@@ -36,11 +36,13 @@ from lit_memory.run.display import (
 )
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
-from lit_memory.run.options import Options, parse_options, short
+from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
+from lit_memory.run.summary import of_marks
 from lit_memory.run.sweep import Sweep
+from lit_memory.run.template import write_template
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import storage_problem
@@ -51,15 +53,15 @@ if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
+    """Run the command line; returns the exit code. words: it begins with one of ``options.WORDS``."""
     console = Console(file=cast(IO[str], Lenient(sys.stdout)))
     errors = Console(file=cast(IO[str], Lenient(sys.stderr)), soft_wrap=True, highlight=False)
     root = None
     try:
-        options = parse_options(argv)
-        if options.list:
-            console.print(list_table())
+        options = parse_options(flags_of(sys.argv[1:] if argv is None else argv) if words else argv)
+        if options.list or options.new:
+            console.print(list_table() if options.list else write_template(options.new), highlight=False)
             return 0
         if options.gallery:
             root = root_of(options)
@@ -98,7 +100,7 @@ def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Cons
     for line in filter(None, found.lines):
         console.print(line, highlight=False, soft_wrap=True)
     print_report(found.text, root / found.folder, console)
-    print_store(tracker, console)
+    print_store(tracker, Path(found.folder).parts[1], console)
 
 
 def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
@@ -136,7 +138,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
         print_report(report.text, folder_of(report), console)
         warn_of_twins(tracker, errors)
-        print_store(tracker, console)
+        print_store(tracker, sweep.name, console)
     return code
 
 
@@ -195,7 +197,7 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, folder_of(report), report.verdict)
+    tracker.publish(parent, folder_of(report), of_marks(report))
     print_report(report.text, folder_of(report), console)
     return 0
 
@@ -210,9 +212,10 @@ def print_report(text: str, folder: Path, console: Console) -> None:
     console.print(f"report   {short(folder / 'README.md')}", highlight=False, soft_wrap=True)
 
 
-def print_store(tracker: "Tracker", console: Console) -> None:
-    """Print how to look at the runs."""
-    console.print(f"runs     {tracker.uri.viewer}", highlight=False, soft_wrap=True)
+def print_store(tracker: "Tracker", experiment: str, console: Console) -> None:
+    """Print how to look at the runs, and the page of this experiment."""
+    lines = f"runs     {tracker.uri.viewer}", f"page     {tracker.page(experiment)}"
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
 
 
 class Execution:
@@ -224,7 +227,7 @@ class Execution:
         self.work, self.tracker, self.console, self.errors = work, tracker, console, errors
         self.failed, self.warnings = 0, set[str]()
         sweep, paper = work.sweep, work.sweep.experiment.paper
-        tags = provenance() | {"paper": paper.arxiv or paper.title, "where": sweep.location}
+        tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]

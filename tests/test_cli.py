@@ -72,6 +72,7 @@ def test_the_flags_are_frozen():
         "--redraw": 0,
         "--list": 0,
         "--gallery": 0,
+        "--new": None,
     }
     assert all(action.help for action in parser()._actions)
 

@@ -25,6 +25,7 @@ ORDER = {
     "models": "util memory recurrence",
     "text": "util",
     "tasks": "util text",
+    "testing": "util recurrence tasks",
     "plan": "util registry",
     "report": "util registry plan",
     "hf": "util registry text recurrence models",
@@ -44,6 +45,7 @@ OUTSIDE = {
     "models": "torch",
     "text": "numpy",
     "tasks": "torch numpy",
+    "testing": "torch",
     "plan": "omegaconf yaml",
     "report": "",
     "hf": "torch safetensors transformers",
@@ -289,7 +291,7 @@ def test_imports_are_told_apart():
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
 LIGHT = {"util", "registry", "plan", "report", "cli", "__init__"}
 """Parts that a wrong command line is told by in a moment, as they import nothing heavy."""
-TENSORS = {"memory", "recurrence", "models", "text", "tasks"}
+TENSORS = {"memory", "recurrence", "models", "text", "tasks", "testing"}
 ALONE = """
 import importlib, json, sys
 seen = {}

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 import lit_memory
 from lit_memory.lit.views import PLACES, Along, Gates, Map, Norm, Overlap, measure
 from lit_memory.recurrence import Look, Visible, looks, state_tensors, unroll
-from lit_memory.registry import MODELS, REGISTRIES, VIEWED, VIEWS, load_class
+from lit_memory.registry import MODELS, REGISTRIES, load_class
 from lit_memory.util.names import load
+from lit_memory.util.views import VIEWED, VIEWS
 
 VISIBLE = [name for name in MODELS if issubclass(load_class("model", name), Visible)]
 every_model = pytest.mark.parametrize("name", VISIBLE)

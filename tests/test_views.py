@@ -14,7 +14,6 @@ from lit_memory.cli import main
 from lit_memory.lit.views import measure
 from lit_memory.plan.experiment import load
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.registry import VIEWED
 from lit_memory.report.figures import saved
 from lit_memory.report.render import write as write_report
 from lit_memory.report.results import Results
@@ -24,6 +23,7 @@ from lit_memory.report.scores import unpack
 from lit_memory.report.views import by_depth, known_views, layers_shown, memory_figures, unknown_runs
 from lit_memory.run.starts import weights_of
 from lit_memory.run.tracking import Run, Tracker
+from lit_memory.util.views import VIEWED
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy

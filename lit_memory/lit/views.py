@@ -1,4 +1,4 @@
-"""What a trained memory does while it reads the test: the numbers behind the views of ``registry.VIEWS``.
+"""What a trained memory does while it reads the test: the numbers behind the views of ``util.views.VIEWS``.
 
 Every view gives named arrays, which depend on the weights, the data and nothing else. Nothing is trained, and no random
 number is drawn.
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.recurrence import Look, looks
-from lit_memory.registry import VIEWED, VIEWS
 from lit_memory.tasks.batch import Batch, Segment
 from lit_memory.util.names import load
+from lit_memory.util.views import VIEWED, VIEWS
 
 PLACES = 200
 """Most places along a context at which a view has values."""

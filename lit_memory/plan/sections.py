@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lit_memory.plan.paper import paper_rows
-from lit_memory.registry import VIEWS
 from lit_memory.util.checks import FieldError, at_least, nearest
 from lit_memory.util.fields import added
+from lit_memory.util.views import VIEWS
 
 STEP = "step"
 """The x axis of a report along the training: the steps after which a run validates."""
@@ -166,8 +166,8 @@ class ReportConfig:
     threshold: float | None = None
     """Value of y for the metric steps_to, the first step that reaches it. Needs x: step or curves."""
     memory: Any = field(default_factory=list)
-    """Figures of what the memories do while they read the longest test, a name or a list of ``registry.VIEWS``; [] for
-    none. They are measured with the trained weights."""
+    """Figures of what the memories do while they read the longest test, a name or a list of ``util.views.VIEWS``; []
+    for none. They are measured with the trained weights."""
     caveats: list[str] = field(default_factory=list)
     """What a reader has to know before the verdict, one sentence of Markdown each, shown in the first lines."""
     notes: str = ""

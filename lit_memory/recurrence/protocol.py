@@ -199,7 +199,7 @@ class Visible(SegmentRecurrent):
     """A model whose memory can be looked at while it reads."""
 
     visible: ClassVar[tuple[str, ...]] = ("norm",)
-    """The views (``registry.VIEWS``) that a report can ask for."""
+    """The views (``util.views.VIEWS``) that a report can ask for."""
 
     def parts(self, state: State) -> dict[str, tuple[Tensor, ...]]:
         """What a state remembers: name -> a tensor (B, ...) per layer."""

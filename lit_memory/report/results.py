@@ -14,8 +14,6 @@ from lit_memory.report.verdict import Claim
 
 Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
-Seen = tuple[str, str, str, int]
-"""(view, name, arm, seed) of an array of ``lit.views``."""
 Column = tuple[str, str, float]
 """(arm, metric, x)."""
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
@@ -51,6 +49,8 @@ class ReportPlan:
     """Arm -> words for it, of those that have some."""
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
+    unchecked: list[str] = field(default_factory=list)
+    """Why these overrides leave the claims without an answer; empty where they do not."""
     train_x: float | None = None
     """The largest x seen in training."""
     paper_x: float | None = None
@@ -63,9 +63,14 @@ class ReportPlan:
     """Differences from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
-    (written before the test at ``state_x`` reads; for a growing state), trained_segments (written by the longest
-    contexts of the training; for ``report.memory``), samples (of the test, one number per x),
-    threads, steps, stage_steps, seconds."""
+    (written before the test at ``state_x`` reads; for a growing state), trained_segments (of the longest contexts, for
+    ``report.memory``), samples (of the test, one number per x), threads, steps, most_steps (that it may take, with
+    those of the runs it starts from), stage_steps, seconds."""
+    select: str = ""
+    """Metric of the last validation by which the points of a grid were chosen."""
+    grid: list[dict[str, Any]] = field(default_factory=list)
+    """Every run of the arms with a grid, like ``runs``, with settings (swept key -> value), chosen, valid and
+    valid_loss (of the last validation) and test (the figure's metric at every x); None for what is not a number."""
     visible: dict[str, list[str]] = field(default_factory=dict)
     """View of ``report.memory`` -> the arms that allow it."""
     command: str = ""
@@ -128,11 +133,10 @@ class ReportPlan:
         return self.config.state_value(self.x_values)
 
     def sizes(self, arm: str) -> dict[str, Any]:
-        """Sizes of the arm's model, the same in all its runs; {} if no run has them yet."""
-        for run in self.runs:
-            if run["arm"] == arm and ("parameters" in run or "state_floats" in run):
-                return run
-        return {}
+        """What is known of the arm's model and the same in all its runs; {} if no run has sizes yet."""
+        known = [run for run in self.runs if run["arm"] == arm and ("parameters" in run or "state_floats" in run)]
+        first = known[0] if known else {}
+        return {name: value for name, value in first.items() if all(run.get(name, value) == value for run in known)}
 
     def samples(self, arm: str) -> list[int]:
         """Test contexts of one seed, one number per x; empty if no run has them yet."""
@@ -196,9 +200,8 @@ class Results:
     figure and lines use; none where they are not known."""
     validations: Mapping[Cell, float] = field(default_factory=dict)
     """One metric along the training, for ``report.curves``: the x of a cell is the step."""
-
-    memory: Mapping[Seen, Any] = field(default_factory=dict)
-    """What ``report.memory`` shows: arrays of numbers, see ``lit.views``."""
+    memory: Mapping[tuple[str, str, str, int], Any] = field(default_factory=dict)
+    """What ``report.memory`` shows: (view, name, arm, seed) -> an array of ``lit.views``."""
     summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
     """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
 
@@ -243,10 +246,10 @@ class Results:
         return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
-        """The values of one of ``TIMES``, as the metric of a figure."""
+        """The values of one of ``TIMES``, or what is told of them, as the metric of a figure."""
         config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False)
         cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
-        return Results(replace(self.plan, config=config, train_x=None), cells)
+        return Results(replace(self.plan, config=config, train_x=None), cells, summaries=self.summaries)
 
     def by_seed(self, arm: str, metric: str | None, x: float) -> list[float | None]:
         """One value per planned seed, None if it is missing; metric None is that of the figure."""
@@ -289,4 +292,9 @@ class Results:
                 state = status.get((arm, seed)) or "finished"
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
+        for run in self.plan.grid:
+            if run["status"] not in ("finished", "failed") and not run["chosen"]:
+                gaps.setdefault((run["arm"], f" at point {run['point']} ({run['status']})"), []).append(
+                    str(run["seed"])
+                )
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]

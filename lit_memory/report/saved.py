@@ -18,7 +18,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
-from lit_memory.report.results import Cell, Column, ReportPlan, Results, Seen
+from lit_memory.report.results import Cell, Column, ReportPlan, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals
@@ -26,6 +26,8 @@ from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
 PLAN, TABLE, VALIDATIONS, MEMORY = "report.json", "table.csv", "curves.csv", "memory.npz"
+Seen = tuple[str, str, str, int]
+"""(view, name, arm, seed) of an array of memory.npz."""
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
 """What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
 
@@ -38,6 +40,8 @@ def plan_json(results: Results) -> str:
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
     summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
     content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
+    if not results.plan.unchecked:
+        del content["unchecked"]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

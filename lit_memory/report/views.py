@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lit_memory.registry import VIEWS
 from lit_memory.report.axes import Axis, set_log_y
 from lit_memory.report.labels import short
 from lit_memory.report.names import head, lay_out, legend
@@ -13,6 +12,7 @@ from lit_memory.report.series import Series, draw_spread, show_values
 from lit_memory.report.style import DPI, GREY, REFERENCE, SMALL, WIDTH, looks
 from lit_memory.report.verdict import mean
 from lit_memory.util.names import load
+from lit_memory.util.views import VIEWS
 
 SEGMENT = "segment"
 """The name of the places along a context; all others are shown."""
@@ -97,7 +97,7 @@ def depth(results: Results, view: str, status: str) -> Any:
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         seeds = [means for seed in plan.seeds if (means := by_depth(results, arm, seed))]
         if seeds:
-            series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds)
+            series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds, [None] * 5)
             draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series)
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
     status = status.partition(TRAINED)[0]
@@ -181,7 +181,7 @@ def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Call
         xs = results.memory[view, SEGMENT, arm, runs[0]].astype(float).tolist()
         places = [i for i in range(len(xs)) if all(math.isfinite(seed[i]) for seed in seeds)]
         xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
-        series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds)
+        series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds, [None] * len(xs))
         draw_spread(axes, Axis(log=False), name, xs, series, marker="")
         handles[arm] = axes.plot(xs, series.means, **look, label=series.name, markevery=marked(xs))[0]
     return handles

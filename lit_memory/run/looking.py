@@ -14,15 +14,15 @@ from lit_memory.lit.modules import LitMemory
 from lit_memory.lit.views import measure
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.registry import VIEWS
-from lit_memory.report.results import ReportPlan, Seen
-from lit_memory.report.saved import MEMORY, load
+from lit_memory.report.results import ReportPlan
+from lit_memory.report.saved import MEMORY, Seen, load
 from lit_memory.run.build import build, build_data, build_module
 from lit_memory.run.checkpoint import CheckpointError
 from lit_memory.run.saving import VerifiedCheckpoints
 from lit_memory.run.starts import newest, weights_of
 from lit_memory.run.training import naming_misfit
 from lit_memory.run.worklist import WorkList
+from lit_memory.util.views import VIEWS
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker

@@ -18,6 +18,7 @@ USELESS = (
     ".*smaller than the logging interval.*",
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # our data is a function of the step
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    "The `srun` command is available on your system.*",  # our launchers start the runs
 )
 """Lightning's warnings that do not concern our runs."""
 PROFILERS = {

@@ -121,6 +121,7 @@ def run_child(
     os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks
     logged = False
     try:
+        spec.provide_code()
         folder = spec.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("a") as log:
