@@ -35,7 +35,8 @@ from lit_memory.run.display import (
     plan_table,
 )
 from lit_memory.run.folders import root_of
-from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
+from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
+from lit_memory.run.launchers.choice import make_launcher
 from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
@@ -231,7 +232,7 @@ class Execution:
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]
-        self.launcher = LocalLauncher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
+        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
         self.lines = LiveLines(self.launcher, sweep.name, seconds)
 
@@ -254,8 +255,7 @@ class Execution:
             self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
             self.kill()
             return code
-        except ServerDied:
-            died = "the process that starts the runs was killed, or had no memory left"
+        except LauncherDied as died:
             self.errors.print(f"[bold red]✗[/] {died}; run the same command again to go on", highlight=False)
             self.kill()
             return 1
@@ -282,12 +282,12 @@ class Execution:
     def end(self, child: Child) -> None:
         """Print how a run ended; close it in MLflow if it failed."""
         name, took = f"{self.lines.name(child.spec)} seed {child.spec.seed}", duration(child.age)
-        if child.process.exitcode == 0:
+        if child.exitcode == 0:
             count = f"{self.launcher.done} of {self.launcher.total}"
             self.console.print(f"[green]✓[/] {name} finished in {took} ({count})", highlight=False)
             return
         self.failed += 1
-        reason = escape(child.failure or f"its process ended with code {child.process.exitcode}")
+        reason = escape(child.failure or f"its process ended with code {child.exitcode}")
         log = short(child.spec.folder(self.work.sweep.root) / "log.txt")
         self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {reason} (log: {log})")
         self.close([child.spec], "FAILED")

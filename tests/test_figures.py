@@ -18,7 +18,7 @@ from lit_memory.report.paper import points
 from lit_memory.report.results import Results
 from lit_memory.report.series import relative
 from lit_memory.report.states import StateAxis
-from lit_memory.report.style import ARCHITECTURES, STYLE, looks, spread_words
+from lit_memory.report.style import ARCHITECTURES, COLUMN, STYLE, looks, spread_words
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,20 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(name):
     lines = [line for line in axes.lines if line.get_label() in plan.arms]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) in (0, len(lines))
     assert all(text.get_fontsize() >= 8 for text in [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels()])
+
+
+@pytest.mark.parametrize("xs", [XS, [50]], ids=["lines", "rows"])
+def test_the_figure_of_a_column_keeps_half_its_width_for_the_data(xs):
+    """Names of arms are below the axes, or in two lines beside their rows; the label of x is whole."""
+    names = {arm: f"{arm}, a name of quite some length" for arm in ARMS}
+    config = ReportConfig(x_label="tokens of noise between the facts of a story")
+    plan = make_plan(xs=xs, labels=names, config=config, expect=[])
+    figure = figures.line_figure(Results.from_frame(plan, make_frame(xs=xs)), "", COLUMN)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert axes.bbox.width > 0.5 * figure.bbox.width
+    label = axes.xaxis.label.get_window_extent()
+    assert label.x0 >= 0 and label.x1 <= figure.bbox.x1
 
 
 def check_legends(figure):

@@ -112,7 +112,7 @@ def test_cards(cards):
         13.5,
     )
     assert new.command == "python run.py x" and new.lines[0]["line"] == "armt[200] - rmt[200] > 0.1"
-    assert new.exploratory and not cards["old"].exploratory
+    assert new.exploratory and not cards["marks"].exploratory
     assert "exploratory (3 seeds)" in new.judged and (new.figure.width, new.figure.height) == (140, 90)
     assert {"new", "rmt", "toy", "figure"} <= set(re.findall(r"\w+", new.words))
     assert cards["old"].title == "old" and cards["old"].evidence == "not stated"

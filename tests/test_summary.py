@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 
 def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
-    """Description and metrics of the parent, columns of the runs, the kind of the experiment, and the page's address."""
+    """Description and metrics of the parent, columns of the runs, the experiment's kind, the page's address."""
     file = write()
     assert main([file, "train.steps=2", "--root", str(root)]) == 0
     printed, tracker = capsys.readouterr().out, Tracker(root)

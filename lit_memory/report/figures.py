@@ -13,7 +13,7 @@ from typing import Any
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
 from lit_memory.report.grid import draw_grid, swept
-from lit_memory.report.labels import MINIMIZED, short
+from lit_memory.report.labels import MINIMIZED, balanced, short
 from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
@@ -69,7 +69,8 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
 def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
     """The ``Figure`` of y against x, ``width`` inches wide; of a test with a single x, one row per arm."""
     if len(results.plan.x_values) == 1:
-        return _figure(_draw_rows, results, status, width, 1.0 + 0.3 * len(results.plan.arms))
+        row = 0.3 if width > COLUMN else 0.4
+        return _figure(_draw_rows, results, status, width, 1.0 + row * len(results.plan.arms))
     return _figure(_draw_lines, results, status, width)
 
 
@@ -113,7 +114,8 @@ def _figure(
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     top = 0.0 if width == COLUMN else head(figure, results.plan.heading, status)  # a paper has a caption
     lay_out(figure, top)
-    at_ends = len(drawn.ends) == len(drawn.handles) and name_ends(axes, [*drawn.ends, *drawn.references])
+    names = [*drawn.ends, *drawn.references]
+    at_ends = width > COLUMN and len(drawn.ends) == len(drawn.handles) and name_ends(axes, names)
     handles = [] if at_ends else list(drawn.handles)
     if drawn.paper:
         handles += axes.plot([], [], color=GREY, marker="o", mec=GREY, **PAPER, label="the paper's values, hollow")
@@ -162,7 +164,7 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
     set_x_axis(axes, axis, xs, train_x)
     if train_x is not None:
         _draw_vertical(axes, axis.position(train_x), f"trained on up to {short(train_x)}")
-    axes.set_xlabel(plan.x_label)
+    axes.set_xlabel(balanced(plan.x_label, int(72 * axes.figure.get_figwidth() / 7)))
     show_values(axes.yaxis, plan)
     return drawn._replace(ends=[end for end in drawn.ends if end.text != cut], handles=_without(drawn.handles, cut))
 
@@ -217,6 +219,8 @@ def _draw_rows(axes: Any, results: Results) -> Drawn:
             paper = {name: look[name] for name in ("color", "marker", "ms")} | PAPER
             axes.plot([value], [i - 0.22], **paper | {"ls": ""}, mec=look["color"])
         names.append(series.name)
+    points_wide = 72 * axes.figure.get_figwidth()
+    names = [balanced(name, int(0.4 * points_wide / (0.55 * SMALL))) for name in names]
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -224,5 +228,6 @@ def _draw_rows(axes: Any, results: Results) -> Drawn:
     show_values(axes.xaxis, plan)
     if plan.config.chance is not None:
         _draw_vertical(axes, plan.config.chance, f"chance {plan.config.chance:.3g}")
-    axes.set_xlabel(f"{plan.y_label}   ({plan.x_label}: {short(x)})")
+    where = balanced(f"({plan.x_label}: {short(x)})", int(points_wide / 9))
+    axes.set_xlabel(f"{plan.y_label}\n{where}" if "\n" in where else f"{plan.y_label}   {where}")
     return Drawn([], [], [], bool(own))

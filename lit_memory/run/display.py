@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
 from lit_memory.report.catalogue import list_experiments
-from lit_memory.run.launchers.local import Child, LocalLauncher
+from lit_memory.run.launchers.base import Child, Launcher
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.provenance import cores
@@ -113,7 +113,7 @@ def steps_shown(spec: RunSpec) -> str:
 class LiveLines:
     """One line per running process, and below them how many runs there are."""
 
-    def __init__(self, launcher: LocalLauncher, experiment: str, seconds: Mapping[str, float | None]) -> None:
+    def __init__(self, launcher: Launcher, experiment: str, seconds: Mapping[str, float | None]) -> None:
         """experiment: the one whose name is left out. seconds: key -> estimated seconds of a run."""
         self.launcher, self.experiment, self.seconds = launcher, experiment, seconds
 

@@ -29,6 +29,10 @@ class Options:
     """None is all seeds."""
     jobs: int | None = None
     """Runs at a time. None is as many as the cores allow."""
+    launcher: str = "local"
+    """Where runs are started: local, slurm or ray."""
+    launch: str | None = None
+    """A YAML file with the launcher's settings."""
     root: str | None = None
     """None is ``$LIT_MEMORY_ROOT`` or the project's folder."""
     dry_run: bool = False
@@ -60,6 +64,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--arms": {"metavar": "A,B", "help": "run these arms only"},
     "--seeds": {"metavar": "0,1", "help": "run these seeds only"},
     "--jobs": {"metavar": "N", "type": int, "help": "runs at a time (default: as many as the cores allow)"},
+    "--launcher": {"metavar": "NAME", "default": "local", "help": "where runs are started: local, slurm or ray"},
+    "--launch": {"metavar": "FILE.yaml", "help": "the launcher's settings, such as 'slurm: {partition: gpu}'"},
     "--root": {
         "metavar": "DIR",
         "help": "where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
@@ -149,7 +155,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 def _gallery(given: Mapping[str, Any]) -> Options:
     """Options of ``--gallery``, which shows all reports. Raises ConfigError for what would choose some."""
     for name, value in given.items():
-        if name not in ("gallery", "root") and value not in (None, [], False):
+        if name not in ("gallery", "root") and value not in (None, [], False, "local"):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
             raise ConfigError("command line", "--gallery", f"shows all reports, so leave {what} out")
     return Options(gallery=True, root=given["root"])

@@ -11,6 +11,7 @@ from lit_memory.plan.measured import answerable, check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
+from lit_memory.run.launchers.choice import check_launcher
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -44,6 +45,7 @@ class Sweep:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
         root = root_of(options)
         check_store(root, StoreURI.of_environment())
+        check_launcher(options, root, StoreURI.of_environment())
         set_kernel_cache()
         with naming_changes(experiment.file, options.overrides):
             specs = experiment.plan(options.overrides)  # imports torch
