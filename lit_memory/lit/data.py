@@ -170,12 +170,31 @@ class LitData(L.LightningDataModule):
             for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)
         ]
 
+    def longest_test(self) -> tuple[Condition, Steps]:
+        """The condition of the test with the longest contexts, the last of several, and its batches."""
+        i = self._longest()
+        x, task = self.test_conditions[i]
+        return x, self._steps(task, "test", self.test_sizes[i], cuts=self.test_cuts)
+
+    def test_samples(self, count: int) -> Batch:
+        """Samples of the longest test as one batch, at most ``count``: the same ones at every call."""
+        i = self._longest()
+        count = min(count, self.test_sizes[i])
+        return self._steps(self.test_conditions[i][1], "test", count, count, cuts=self.test_cuts)[0]
+
+    def _longest(self) -> int:
+        tokens = [task.tokens for _, task in self.test_conditions]
+        return max(range(len(tokens)), key=lambda i: (tokens[i], i))
+
     def _evaluation(self, task: Task, split: str, samples: int, **options: Any) -> DataLoader:
-        size = self.eval_batch_size
+        return DataLoader(self._steps(task, split, samples, **options), batch_size=None)
+
+    def _steps(self, task: Task, split: str, samples: int, size: int = 0, **options: Any) -> Steps:
+        """The batches of an evaluation, of ``size`` samples; 0: of ``eval_batch_size``."""
+        size = size or self.eval_batch_size
         if isinstance(task, ReadInOrder) and task.in_order(split):  # all batches need the same size
             size = max(n for n in range(1, size + 1) if samples % n == 0)
         if isinstance(task, Streamed) and task.stream:  # whole batches up to the end of the text
             samples = size * min(max(1, samples // size), task.stream_steps(split, size))
         count = task.count(split) if isinstance(task, FiniteSplits) else None
-        steps = Steps(task, EVALUATION_SEED, split, size, samples, count=count, **options)
-        return DataLoader(steps, batch_size=None)
+        return Steps(task, EVALUATION_SEED, split, size, samples, count=count, **options)

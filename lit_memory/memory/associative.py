@@ -161,3 +161,24 @@ def write(
     A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD)
     z_BK = z_BK + (gamma_BM1 * phi_BMK).sum(1)
     return AssociativeState(A_BKD, z_BK)
+
+
+def gammas(
+    z_BK: Tensor,
+    phi_BMK: Tensor,
+    beta_BM1: Tensor,
+    *,
+    update: str = "batch",
+    gamma: str = "clip",
+    beta_on_z: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """What a ``write`` with these arguments multiplies each of its keys by before it adds them to z, (B, M, 1)."""
+    if update == "batch":
+        gamma_BM1 = gamma_correction(z_BK, phi_BMK, overlap(z_BK, phi_BMK, eps), gamma, eps)
+        return gamma_BM1 * beta_BM1 if beta_on_z else gamma_BM1
+    found = []
+    for phi, beta in zip(phi_BMK.split(1, 1), beta_BM1.split(1, 1), strict=True):
+        found.append(gammas(z_BK, phi, beta, gamma=gamma, beta_on_z=beta_on_z, eps=eps))
+        z_BK = z_BK + (found[-1] * phi).sum(1)
+    return torch.cat(found, dim=1)

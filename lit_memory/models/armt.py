@@ -33,7 +33,7 @@ from lit_memory.models import armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-from lit_memory.recurrence import LayerMajor, SharedRead, full_precision, state_options
+from lit_memory.recurrence import LayerMajor, Look, SharedRead, Visible, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -78,6 +78,18 @@ class ARMTLayer(nn.Module):
             y_BTD = y.reshape(asking.shape)
         return F.pad(y_BTD, (0, 0, 0, rows_BTD.shape[1] - asking.shape[1])).to(rows_BTD.dtype)
 
+    def keys_and_gates(self, rows_BMD: Tensor, state: AssociativeState) -> tuple[Tensor, dict[str, Tensor]]:
+        """phi(k), (B, M, K), and the gates (B, M) with which the memory rows are written to ``state``."""
+        c = self.config
+        with full_precision(rows_BMD.device):
+            phi = self.features(self.to_key(rows_BMD), state)
+            beta_BM1 = self.to_beta(rows_BMD).sigmoid().to(phi.dtype)
+            gates = {"beta": beta_BM1.squeeze(-1)}
+            if c.use_denom:
+                flags = {"update": c.update, "gamma": c.gamma, "beta_on_z": c.beta_on_z, "eps": c.eps}
+                gates["gamma"] = associative.gammas(state.z_BK, phi, beta_BM1, **flags).squeeze(-1)
+        return phi, gates
+
     def memorize(self, rows_BMD: Tensor, state: AssociativeState) -> AssociativeState:
         """The state after the M memory rows have been written."""
         c = self.config
@@ -99,8 +111,10 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-class ARMT(SharedRead, KeyValueCache, LayerMajor):
+class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor):
     """Transformer with an associative memory in every layer."""
+
+    visible = ("norm", "overlap", "gates", "map")
 
     @dataclass
     class Config(BackboneConfig):
@@ -187,3 +201,18 @@ class ARMT(SharedRead, KeyValueCache, LayerMajor):
 
     def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
         return armt_segments.read_layer(layer, rows_BSRD, state, mask_BST, cuts, keep)
+
+    def parts(self, state):
+        named = {"A": tuple(layer.A_BKD for layer in state)}
+        return named | {"z": tuple(layer.z_BK for layer in state)} if self.config.use_denom else named
+
+    def look(self, state, ids_BT, mask_BT=None):
+        layers: Any = self.layers
+        rows_BTD, states, written = self.embed(ids_BT), [], []
+        for layer, old in zip(layers, state, strict=True):
+            rows_BTD, new = layer(rows_BTD, old, mask_BT)
+            states.append(new)
+            written.append(layer.keys_and_gates(rows_BTD[:, -self.config.memory_tokens :], old))
+        keys, gates = zip(*written, strict=True)
+        of_layers = {name: tuple(of_layer[name] for of_layer in gates) for name in gates[0]}
+        return Look(self.parts(states), keys, of_layers), tuple(states)

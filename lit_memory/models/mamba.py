@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
-from lit_memory.recurrence import Compiled, NoWeightDecay, full_precision, state_options
+from lit_memory.recurrence import Compiled, NoWeightDecay, Visible, full_precision, state_options
 from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)
@@ -104,7 +104,7 @@ class MambaLayer(nn.Module):
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 
-class Mamba(Compiled, NoWeightDecay, TokenRecurrent):
+class Mamba(Visible, Compiled, NoWeightDecay, TokenRecurrent):
     """Language model of Mamba layers."""
 
     @dataclass
@@ -157,3 +157,6 @@ class Mamba(Compiled, NoWeightDecay, TokenRecurrent):
         c, options = self.config, state_options(self, device, dtype)
         conv_BJE = torch.zeros(batch, c.conv_taps - 1, c.channels, **options)
         return tuple(MambaState(conv_BJE, torch.zeros(batch, c.channels, c.state_dim, **options)) for _ in self.layers)
+
+    def parts(self, state):
+        return {"h": tuple(layer.ssm_BEN for layer in state)}

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
-from lit_memory.recurrence import Compiled, state_options
+from lit_memory.recurrence import Compiled, Visible, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 DIVISOR = 8
@@ -130,7 +130,7 @@ class RWKVLayer(nn.Module):
         return rows_BTD + y_BTD, RWKVState(time_B1D, channel_B1D, memory_BHKV) if write else state
 
 
-class RWKV(Compiled, TokenRecurrent):
+class RWKV(Visible, Compiled, TokenRecurrent):
     """Language model of RWKV-5 layers."""
 
     @dataclass
@@ -181,3 +181,6 @@ class RWKV(Compiled, TokenRecurrent):
 
     def uncompiled(self):
         return compiled.missing()
+
+    def parts(self, state):
+        return {"S": tuple(layer.memory_BHKV for layer in state)}

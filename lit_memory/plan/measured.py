@@ -9,7 +9,7 @@ from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES
-from lit_memory.registry import build, load_class, model_size
+from lit_memory.registry import REGISTRIES, build, load_class, model_size
 from lit_memory.util.checks import field_name, nearest
 
 PAPER, TOY = "paper", "toy"
@@ -125,6 +125,7 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if not experiment.unchecked:
         check_requirement(experiment)
     check_select(experiment, specs)
+    visible(experiment, specs)
     named = {"relative_to": [report.relative_to] if report.relative_to else [], "paper_curves": report.paper_curves}
     for name, arms in named.items():
         for arm in arms:
@@ -136,6 +137,26 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
             check_lines(getattr(experiment, section), list(experiment.arms), values, [*known, *times], section)
         except ValueError as error:
             raise ConfigError(file, section, str(error)) from None
+
+
+def visible(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, list[str]]:
+    """View of ``report.memory`` -> the arms whose model or task allows it. Raises ConfigError where none does."""
+    found: dict[str, list[str]] = {}
+    for view in experiment.report.memory:
+        arms = [spec.arm for spec in specs if any(view in views_of(kind, spec) for kind in REGISTRIES)]
+        found[view] = list(dict.fromkeys(arms))
+        if not found[view]:
+            names = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry]
+            able = [f"{kind} {name}" for kind, name in names if view in views_of(kind, name)]
+            problem = f"{view!r}: no arm has a model or a task that shows it"
+            raise ConfigError(experiment.file, "report.memory", f"{problem}; expected one of {', '.join(able)}")
+    return found
+
+
+def views_of(kind: str, of: RunSpec | str) -> tuple[str, ...]:
+    """The views that a model or a task allows; ``kind`` is "model" or "task", ``of`` its name or a run."""
+    name = of if isinstance(of, str) else getattr(of, kind)["name"]
+    return getattr(load_class(kind, name), "visible", ())
 
 
 def check_requirement(experiment: ScaledExperiment) -> None:

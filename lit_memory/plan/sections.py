@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lit_memory.plan.paper import paper_rows
-from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.checks import FieldError, at_least, nearest
 from lit_memory.util.fields import added
+from lit_memory.util.views import VIEWS
 
 STEP = "step"
 """The x axis of a report along the training: the steps after which a run validates."""
@@ -163,6 +164,9 @@ class ReportConfig:
     """Add a figure of the validations along the training, and a table of the steps to ``threshold``."""
     threshold: float | None = None
     """Value of y for the metric steps_to, the first step that reaches it. Needs x: step or curves."""
+    memory: Any = field(default_factory=list)
+    """Figures of what the memories do while they read the longest test, a name or a list of ``util.views.VIEWS``; []
+    for none. They are measured with the trained weights."""
     caveats: list[str] = field(default_factory=list)
     """What a reader has to know before the verdict, one sentence of Markdown each, shown in the first lines."""
     notes: str = ""
@@ -172,6 +176,12 @@ class ReportConfig:
         if isinstance(self.state_x, str) and self.state_x not in ("first", "last"):
             shown = f"{self.state_x!r:.80}"
             raise FieldError("state_x", self.state_x, "expected a tested number without quotes, first or last", shown)
+        self.memory = [self.memory] if isinstance(self.memory, str) else self.memory
+        if not isinstance(self.memory, list) or len({*map(repr, self.memory)}) < len(self.memory):
+            raise FieldError("memory", self.memory, f"expected one of {', '.join(VIEWS)}, or a list of different ones")
+        for view in self.memory:
+            if not isinstance(view, str) or view not in VIEWS:
+                raise FieldError("memory", self.memory, f"no view {view!r:.80}; {nearest(str(view), VIEWS)}")
         if self.columns is not None and self.columns < 2:
             raise FieldError("columns", self.columns, "expected at least 2, or none for all")
         rows = paper_rows(self.paper_values, self.paper_rows)

@@ -13,6 +13,7 @@ from lit_memory.recurrence.generate import (
     reorder,
     sample_token,
 )
+from lit_memory.recurrence.looking import looks
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Compiled,
@@ -22,11 +23,13 @@ from lit_memory.recurrence.protocol import (
     Incremental,
     LayerMajor,
     LayerRecurrent,
+    Look,
     NoWeightDecay,
     SegmentRecurrent,
     SeparateWrite,
     SeveralLosses,
     SharedRead,
+    Visible,
 )
 from lit_memory.recurrence.reading import Rereading, reader
 from lit_memory.recurrence.schedules import select_samples
@@ -51,6 +54,7 @@ __all__ = [
     "Incremental",
     "LayerMajor",
     "LayerRecurrent",
+    "Look",
     "LossHead",
     "NoWeightDecay",
     "Position",
@@ -62,6 +66,7 @@ __all__ = [
     "SharedRead",
     "State",
     "Unrolled",
+    "Visible",
     "append_samples",
     "batch_size",
     "cross_entropy",
@@ -70,6 +75,7 @@ __all__ = [
     "full_precision",
     "generate",
     "logits_per_token",
+    "looks",
     "map_state",
     "pack",
     "read_on",

@@ -10,6 +10,7 @@ diagonal schedule. The mixins are optional:
 * ``Incremental``    an open segment can be read piece by piece.
 * ``Divisible``      a segment can be cut anywhere, or at multiples of some tokens, without changing a result.
 * ``Diagnosed``      diagnostics of the memory are logged.
+* ``Visible``        what a memory holds, and what is written to it, can be looked at.
 * ``SeveralLosses``  training weighs several losses.
 * ``NoWeightDecay``  some parameters are excluded from weight decay.
 * ``Compiled``       an optional package compiles a part for the CPU.
@@ -18,7 +19,7 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
 import os
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -219,6 +220,34 @@ class Diagnosed(SegmentRecurrent):
     """Diagnostics logged at every validation; a report may plot them."""
     tested: ClassVar[tuple[str, ...]] = ()
     """Diagnostics also logged for every test condition."""
+
+
+class Look(NamedTuple):
+    """What is seen of a memory that reads one segment. Every tuple has an entry per layer, with the samples first.
+
+    parts: name -> tensors of the memory after the segment. keys: features (B, M, K) of the M keys that it writes; ()
+    for a memory that shows none. gates: name -> gates (B, N) of its N writes.
+    """
+
+    parts: dict[str, tuple[Tensor, ...]]
+    keys: tuple[Tensor, ...]
+    gates: dict[str, tuple[Tensor, ...]]
+
+
+class Visible(SegmentRecurrent):
+    """A model whose memory can be looked at while it reads."""
+
+    visible: ClassVar[tuple[str, ...]] = ("norm",)
+    """The views (``util.views.VIEWS``) that a report can ask for."""
+
+    def parts(self, state: State) -> dict[str, tuple[Tensor, ...]]:
+        """What a state remembers: name -> a tensor (B, ...) per layer."""
+        raise NotImplementedError
+
+    def look(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Look, State]:
+        """Read one segment: what is seen, and the next state, that of ``step``."""
+        new = self.step(state, ids_BT, mask_BT)[1]
+        return Look(self.parts(new), (), {}), new
 
 
 class SeveralLosses(SegmentRecurrent):

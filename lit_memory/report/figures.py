@@ -32,15 +32,21 @@ from lit_memory.report.style import (
     WIDTH,
     text_color,
 )
+from lit_memory.report.views import memory_figures
+from lit_memory.util.views import VIEWS
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""
-OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves", "grid") for suffix in METADATA)
+OPTIONAL = tuple(
+    f"{name}.{suffix}"
+    for name in ("state", "time", "curves", "grid", *(f"memory_{view}" for view in VIEWS))
+    for suffix in METADATA
+)
 """Files that only some reports have."""
 
 
 def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.*, time.*, curves.* and grid.* if the report has them;
+    """figure.png and figure.pdf of the results, and state.*, time.*, curves.*, grid.* and memory_* if it has them;
     ``status`` stands below the title."""
     from matplotlib import style
 
@@ -55,6 +61,7 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
             figures["curves"] = curve_figure(results, status)
         if plan.grid:
             figures["grid"] = grid_figure(results, status)
+        figures |= memory_figures(results, status)
         column = {"figure_column": line_figure(relative(results), status, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 

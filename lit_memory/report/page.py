@@ -14,6 +14,8 @@ from lit_memory.report.results import Report, ReportPlan, Results
 from lit_memory.report.statistics import DRAWS
 from lit_memory.report.tables import time_table
 from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.views import known_views, unknown_runs
+from lit_memory.util.views import VIEWS
 
 MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is a bootstrap
 of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
@@ -38,6 +40,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         _tuning(plan),
         _numbers(results, report),
         _times(results),
+        _memories(results),
         *_beside_the_paper(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
         f"## Budget\n\n{budget_table(plan)}" if plan.runs else "",
@@ -178,6 +181,21 @@ def _times(results: Results) -> str:
         f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`.\n\n"
         f"{time_table(results)}"
     )
+
+
+def _memories(results: Results) -> str:
+    """The figures of the memory, and the runs of which there is none; "" if the report asks for none."""
+    known, blocks = known_views(results), []
+    for view in results.plan.config.memory:
+        words = f"{VIEWS[view].words}."
+        if view in known:
+            blocks.append(f"![{words}](memory_{view}.png)\n\n{words}")
+        if unknown := unknown_runs(results, view):
+            runs = "; ".join(f"{arm}, seed {', '.join(map(str, seeds))}" for arm, seeds in unknown.items())
+            blocks.append(f"No `{view}` of these runs, as {VIEWS[view].unknown}: {runs}.")
+    if known:
+        blocks.append("The numbers: [memory.npz](memory.npz).")
+    return "## Memory\n\n" + "\n\n".join(blocks) if blocks else ""
 
 
 def deviation_list(plan: ReportPlan) -> str:

@@ -21,7 +21,16 @@ from lit_memory.report.labels import count
 from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
 from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
-from lit_memory.report.saved import PLAN, SCORES, VALIDATIONS, plan_json, scores_npz, validations_csv
+from lit_memory.report.saved import (
+    MEMORY,
+    PLAN,
+    SCORES,
+    VALIDATIONS,
+    memory_npz,
+    plan_json,
+    scores_npz,
+    validations_csv,
+)
 from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table, ranking
@@ -53,7 +62,7 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
 
     All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.*,
-    grid.* and scores.npz of an earlier report are removed if this one has none.
+    grid.*, memory* and scores.npz of an earlier report are removed if this one has none.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
@@ -74,11 +83,12 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
+    contents |= {MEMORY: memory_npz(results.memory)} if results.memory else {}
     texts |= {GRID: grid_csv(plan)} if plan.grid else {}
     contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
     contents["sheet.md"] = sheet(plan, report, contents).encode()
     contents["README.md"] = page(plan, report, results).encode()
-    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS, GRID) if name not in contents]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS, GRID, MEMORY) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 

@@ -63,13 +63,16 @@ class ReportPlan:
     """Differences from the paper's set-up."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
-    (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
-    threads, steps, most_steps (that it may take, with those of the runs it starts from), stage_steps, seconds."""
+    (written before the test at ``state_x`` reads; for a growing state), trained_segments (of the longest contexts, for
+    ``report.memory``), samples (of the test, one number per x), threads, steps, most_steps (that it may take, with
+    those of the runs it starts from), stage_steps, seconds."""
     select: str = ""
     """Metric of the last validation by which the points of a grid were chosen."""
     grid: list[dict[str, Any]] = field(default_factory=list)
     """Every run of the arms with a grid, like ``runs``, with settings (swept key -> value), chosen, valid and
     valid_loss (of the last validation) and test (the figure's metric at every x); None for what is not a number."""
+    visible: dict[str, list[str]] = field(default_factory=dict)
+    """View of ``report.memory`` -> the arms that allow it."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -197,7 +200,8 @@ class Results:
     figure and lines use; none where they are not known."""
     validations: Mapping[Cell, float] = field(default_factory=dict)
     """One metric along the training, for ``report.curves``: the x of a cell is the step."""
-
+    memory: Mapping[tuple[str, str, str, int], Any] = field(default_factory=dict)
+    """What ``report.memory`` shows: (view, name, arm, seed) -> an array of ``lit.views``."""
     summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
     """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
 

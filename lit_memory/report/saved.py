@@ -2,7 +2,8 @@
 
 report.json: the plan, and the values "arm/metric/x/seed" that table.csv rounds though the verdict rests on them, or
 leaves out: times, which no two runs share. scores.npz: one array "arm/metric/x/seed" of the scores of the test samples.
-curves.csv: the validations along the training, where the report shows them. Old reports have none of the three.
+curves.csv: the validations along the training, memory.npz: arrays "view/name/arm/seed" of what memories do, where the
+report shows them. Old reports have none of the four.
 """
 
 import csv
@@ -24,7 +25,9 @@ from lit_memory.report.tables import decimals
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
 
-PLAN, TABLE, VALIDATIONS = "report.json", "table.csv", "curves.csv"
+PLAN, TABLE, VALIDATIONS, MEMORY = "report.json", "table.csv", "curves.csv", "memory.npz"
+Seen = tuple[str, str, str, int]
+"""(view, name, arm, seed) of an array of memory.npz."""
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, csv.Error)
 """What a file that is not as it was written makes its readers raise; text that is not UTF-8 is a ValueError."""
 
@@ -45,6 +48,11 @@ def plan_json(results: Results) -> str:
 def scores_npz(scores: Mapping[Cell, Any]) -> bytes:
     """scores.npz."""
     return pack({_name(cell): found for cell, found in scores.items()})
+
+
+def memory_npz(memory: Mapping[Seen, Any]) -> bytes:
+    """memory.npz."""
+    return pack({"/".join(map(str, seen)): found for seen, found in memory.items()})
 
 
 def validations_csv(validations: Mapping[Cell, float]) -> str:
@@ -72,8 +80,9 @@ def load(report: str | Path) -> Results:
     cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     validations = _read(folder / VALIDATIONS, _validations) if (folder / VALIDATIONS).is_file() else {}
+    memory = _read(folder / MEMORY, _memory) if (folder / MEMORY).is_file() else {}
     try:
-        return replace(Results.of(plan, cells, scores, validations), summaries=summaries)
+        return replace(Results.of(plan, cells, scores, validations), summaries=summaries, memory=memory)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
 
@@ -134,6 +143,12 @@ def _validations(content: bytes) -> dict[Cell, float]:
 def _scores(content: bytes) -> dict[Cell, Any]:
     """The arrays of scores.npz."""
     return {_cell(name): found for name, found in unpack(content).items()}
+
+
+def _memory(content: bytes) -> dict[Seen, Any]:
+    """The arrays of memory.npz."""
+    named = {tuple(name.split("/")): found for name, found in unpack(content).items()}
+    return {(view, name, arm, int(seed)): found for (view, name, arm, seed), found in named.items()}
 
 
 def _name(cell: Cell) -> str:

@@ -86,7 +86,9 @@ def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, 
         axes.errorbar([x], [middle], yerr=ends, **look)
 
 
-def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Series) -> None:
+def draw_spread(
+    axes: Any, axis: Axis, metric: str, xs: list[float], series: Series, marker: str = SEED_LINE["marker"]
+) -> None:
     """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each; bars of one standard
     deviation where the seeds were not kept."""
     color = series.look["color"]
@@ -100,4 +102,4 @@ def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Ser
         )
     elif len(series.seeds) > 1:
         for seed in series.seeds:
-            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE)
+            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE | {"marker": marker})

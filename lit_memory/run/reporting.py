@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
 from lit_memory.plan.errors import ConfigError, first_line
-from lit_memory.plan.measured import evidence, metrics, x_values
+from lit_memory.plan.measured import evidence, metrics, visible, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
@@ -61,7 +61,12 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
             results = Results.from_frame(plan, rows[rows["metric"].isin(shown_metrics)], scores)
         except ValueError as error:
             raise ConfigError(str(folder), "", first_line(error)) from None
-        done = write(replace(results, validations=curves), folder)
+        memory = {}
+        if report.memory:
+            from lit_memory.run.looking import memories  # imports Lightning, which costs seconds
+
+            memory = memories(work, tracker, shown, plan, folder)
+        done = write(replace(results, validations=curves, memory=memory), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
         tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, of_report(results, done))
@@ -92,6 +97,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         paper_x=paper_x(sweep),
         models={spec.arm: architecture(spec.model) for spec in shown},
         settings=arm_settings(settings, shown),
+        visible=visible(e, sweep.specs),
         arms=list(e.arms),
         seeds=e.seeds,
         x_values=values,
@@ -221,6 +227,9 @@ def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     """What the report shows of one run, see ``ReportPlan.runs``."""
     facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
     facts["threads"] = spec.train["threads"]
+    if work.sweep.experiment.report.memory and not spec.train["test_cuts"]:
+        trained = (build("task", spec.trained.task | stage["task"]) for stage in spec.trained.stages)
+        facts["trained_segments"] = max((task.written for task in trained), default=0)
     facts["most_steps"] = sum(stage["steps"] for run in with_starts(spec) for stage in run.stages)
     facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
     run = work.runs.get(spec.key)

@@ -48,11 +48,29 @@ def last(start: RunSpec, root: Path, steps: int) -> Path | None:
     return path if path.is_file() and not checkpoint.damaged(path) else None
 
 
+def weights_of(spec: RunSpec, run: Run, root: Path) -> Path | None:
+    """The intact checkpoint of a finished run after its last step, below ``root`` or the root where it was trained;
+    None where it is gone."""
+    for place in (root, elsewhere(run)):
+        try:
+            if place and (found := last(spec, place, int(run.metrics["steps"]))):
+                return found
+        except OSError:  # of another machine, or of another user
+            continue
+    return None
+
+
+def elsewhere(run: Run) -> Path | None:
+    """The root where a run was trained, as it knows it."""
+    place = Path(run.tags.get("lit.where", "").partition(":")[2])
+    return place if place.is_absolute() else None
+
+
 def copied(start: RunSpec, run: Run, root: Path, steps: int) -> bool:
     """Copy the last checkpoint of a run from the root where it was trained; False where that cannot be read."""
-    other = Path(run.tags.get("lit.where", "").partition(":")[2])
+    other = elsewhere(run)
     try:
-        path = last(start, other, steps) if other.is_absolute() else None
+        path = last(start, other, steps) if other else None
         content = path.read_bytes() if path else b""
     except OSError:
         return False

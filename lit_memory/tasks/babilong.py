@@ -36,7 +36,9 @@ from itertools import islice
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.random import PCG64, Generator
+from torch import Tensor
 
 from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, check_stories, labels_of, questions
 from lit_memory.tasks.babi.world import PLACES, Question
@@ -62,6 +64,7 @@ class BABILong(PlantedFacts, ReadInOrder):
     """Answer a bAbI question whose facts lie between the sentences of books."""
 
     metrics = ("exact_match", "babilong_compare")
+    visible = ("depth",)
 
     words = WORDS
 
@@ -196,7 +199,14 @@ class BABILong(PlantedFacts, ReadInOrder):
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - fact_tokens)
         starts_F = gaps_F + np.cumsum(lengths) - lengths
         tail = self.tail(question.text, question.answer)
-        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, *tail)
+        return Sample(noise, position, facts, starts_F, max(segments, 1), tokens, *tail, support=question.support)
+
+    def meta(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Adds ``depth``, percent of the context before the earliest supporting fact; not of an ``eval_set``."""
+        if not all(sample.support for sample in samples):
+            return super().meta(samples)
+        depths = [100 * sample.starts_F[min(sample.support)] / sample.context_len for sample in samples]
+        return super().meta(samples) | {"depth": torch.tensor(depths, dtype=torch.float32)}
 
     def tail(self, question: str, answer: str) -> QuestionAnswer:
         """Tokens of the question with GEN, and of the answer with EOS."""

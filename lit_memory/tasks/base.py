@@ -38,6 +38,8 @@ class Task:
     """Metrics for which less is better."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Further metrics that ``summarize`` adds to a test."""
+    visible: ClassVar[tuple[str, ...]] = ()
+    """The views (``util.views.VIEWS``) that a report can ask for: "depth" of samples that tell it in ``Batch.meta``."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -103,12 +103,10 @@ class Texts(NamedTuple):
 class EpisodeSample(Sample):
     """A sample that can also be read as lines.
 
-    line: tokens of the question's line. support: indices of the facts that support the answer, hop by hop.
-    supervised: whether the model learns which facts these are.
+    line: tokens of the question's line. supervised: whether the model learns which facts support the answer.
     """
 
     line: np.ndarray = field(default_factory=NO_TOKENS.copy)
-    support: Sequence[int] = ()
     supervised: bool = False
 
 

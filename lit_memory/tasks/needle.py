@@ -81,6 +81,7 @@ class Needle(PlantedFacts):
 
     metrics = ("string_match_all", "exact_match")
     new_tokens = 48
+    visible = ("depth",)
 
     words = VOCABULARY
 

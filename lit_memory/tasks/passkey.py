@@ -75,6 +75,7 @@ class Passkey(EpisodeTask):
 
     metrics = ("recall", "exact_match")
     new_tokens = 16
+    visible = ("depth",)
 
     words = VOCABULARY
 

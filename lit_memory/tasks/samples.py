@@ -27,6 +27,7 @@ class Sample:
     segments: number of segments. context_len: tokens of the context.
     question: tokens of the question, with everything else before the answer. answer: tokens of the answer, with EOS.
     more: further questions, each in a read-only segment of its own; an answer without tokens is not scored.
+    support: indices of the facts that support the answer, hop by hop; () if they are not known.
     """
 
     noise: Haystack | None
@@ -38,6 +39,7 @@ class Sample:
     question: np.ndarray
     answer: np.ndarray
     more: Sequence[QuestionAnswer] = ()
+    support: Sequence[int] = ()
 
     @property
     def questions(self) -> list[QuestionAnswer]:

@@ -70,6 +70,8 @@ class ConditionedLayer(nn.Module):
 class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
     """A model that reads lines. What a question reads from them is up to the subclass (``read``)."""
 
+    visible = ("hops",)
+    """The views (``util.views.VIEWS``) that a report can ask for."""
     kept_tokens: int = 0
     """Tokens of every line that the state holds."""
     growth_unit = "line"

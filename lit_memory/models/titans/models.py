@@ -35,16 +35,16 @@ Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.titans.memory import MemoryOutput, RMSNorm
+from lit_memory.models.titans.memory import RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
-from lit_memory.recurrence import Diagnosed, NoWeightDecay, map_state, state_options, unroll
+from lit_memory.recurrence import Diagnosed, Look, NoWeightDecay, Visible, map_state, state_options, unroll
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 
@@ -141,9 +141,10 @@ class AttentionConfig(TitansConfig):
             )
 
 
-class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
+class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
     """Shared base of the four models: the stack of layers, the initial state and the diagnostics."""
 
+    visible = ("norm", "gates")
     layer_class: ClassVar[type[LMMLayer]]
 
     def __init__(self, config: Any) -> None:
@@ -179,61 +180,22 @@ class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
         alpha, eta, theta: gates, means over real tokens.
         clipped: fraction of tokens whose step ``normalized`` shortened; 0 without it, and for a matrix.
         """
-        calls: list[list[MemoryCall]] = [[] for _ in self.layers]
-        hooks = [hook for layer, own in zip(self.layers, calls, strict=True) for hook in record_calls(layer, own)]
-        try:
+        with recorded(self.layers) as calls:
             unroll(self, ids_BT, segment_len, keep=0)
-        finally:
-            for hook in hooks:
-                hook.remove()
         found = [memory_diagnostics(own) for own in calls]
         return {f"{name}.{layer}": value for layer, own in enumerate(found) for name, value in own.items()}
 
+    def parts(self, state):
+        memories = [getattr(layer, "memory", layer) for layer in state]  # a hybrid state has a window as well
+        return {"M": tuple(torch.cat([W.flatten(1) for W in memory.M], dim=1) for memory in memories)}
 
-class MemoryCall(NamedTuple):
-    """One segment that a memory has read: its mask (B, T), and the memory's output."""
-
-    mask_BT: Tensor | None
-    output: MemoryOutput
-
-
-def record_calls(layer: Any, calls: list[MemoryCall]) -> list[RemovableHandle]:
-    """Hooks that append to ``calls`` every call of a layer's memory, but for the persistent tokens of a first state."""
-    pending: list[MemoryCall] = []
-
-    def record(_: Any, args: tuple, output: MemoryOutput) -> None:
-        pending.append(MemoryCall(args[2] if len(args) > 2 else None, output))
-
-    return [
-        layer.register_forward_pre_hook(lambda *_: pending.clear()),
-        layer.memory.register_forward_hook(record),
-        layer.register_forward_hook(lambda *_: calls.extend(pending)),
-    ]
-
-
-def memory_diagnostics(calls: list[MemoryCall]) -> dict[str, Tensor]:
-    """``Titans.diagnostics`` of one memory, from its calls in order."""
-    outs, last, real = [call.output for call in calls], calls[-1].output.state, []
-    for mask_BT, out in calls:
-        all_XT = torch.ones_like(out.gates.theta_XT, dtype=torch.bool)
-        real.append(all_XT if mask_BT is None else mask_BT.repeat_interleave(len(all_XT) // len(mask_BT), dim=0))
-
-    def real_ones(parts: Any) -> Tensor:
-        return torch.cat([part_XT[real_XT] for part_XT, real_XT in zip(parts, real, strict=True)])
-
-    def norm(weights: tuple[Tensor, ...]) -> Tensor:
-        return torch.stack([W.flatten(1).square().sum(1) for W in weights]).sum(0).sqrt().mean()
-
-    log_keep, log_eta, theta = map(real_ones, zip(*(out.gates for out in outs), strict=True))
-    scales = [out.scale_XT1.squeeze(-1) for out in outs if out.scale_XT1 is not None]
-    return {
-        "M_norm": norm(last.M),
-        "S_norm": norm(last.S) if last.S else theta.new_zeros(()),
-        "alpha": 1 - log_keep.exp().mean(),
-        "eta": log_eta.exp().mean(),
-        "theta": theta.mean(),
-        "clipped": (real_ones(scales) < 1).to(theta.dtype).mean() if scales else theta.new_zeros(()),
-    }
+    def look(self, state, ids_BT, mask_BT=None):
+        with recorded(self.layers) as calls:
+            new = self.step(state, ids_BT, mask_BT)[1]
+        c, found = self.config, [real_gates(own, len(ids_BT)) for own in calls]
+        names = [*["alpha"] * c.forget, *["eta"] * c.momentum, "theta"]
+        gates = {name: tuple(of_layer[name] for of_layer in found) for name in names}
+        return Look(self.parts(new), (), gates), new
 
 
 class LMM(Titans):
