@@ -11,9 +11,9 @@ from lit_memory.report.markdown import markdown
 from lit_memory.report.marks import MARKS, Mark, Summary, thresholds
 from lit_memory.report.names import head, lay_out, legend
 from lit_memory.report.page import join_blocks, paper_claim
-from lit_memory.report.results import Report, exploratory
+from lit_memory.report.results import Report
 from lit_memory.report.style import AGREEMENT, DPI, STYLE, WIDTH
-from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, exploratory
 from lit_memory.util import files
 
 Marks = Mapping[tuple[str, str], Mark]

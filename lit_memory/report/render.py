@@ -20,7 +20,7 @@ from lit_memory.report.grid import grid_csv, grid_table
 from lit_memory.report.labels import count
 from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
-from lit_memory.report.results import Cell, Report, ReportPlan, Results, exploratory
+from lit_memory.report.results import Cell, Report, ReportPlan, Results
 from lit_memory.report.saved import (
     MEMORY,
     PLAN,
@@ -34,7 +34,7 @@ from lit_memory.report.saved import (
 from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table, ranking
-from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, judge
+from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, exploratory, judge
 from lit_memory.util import files
 
 

@@ -16,14 +16,6 @@ Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
 Column = tuple[str, str, float]
 """(arm, metric, x)."""
-LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
-"""Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
-
-
-def exploratory(experiment: str, seeds: int) -> str:
-    """A remark on a verdict of too few seeds; "" if they suffice."""
-    least = LEAST_OF_ABLATION if "ablation" in experiment else LEAST_SEEDS
-    return f", exploratory ({seeds} seed{'s' * (seeds > 1)})" if seeds < least else ""
 
 
 @dataclass(frozen=True)

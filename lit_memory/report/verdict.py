@@ -15,6 +15,9 @@ from lit_memory.plan.claims import COMPARE, KINDS, Ref, calls, parse, refs
 from lit_memory.report.fold import Fold, digits_of, in_numbers, measured, used
 from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, Margin, holm
 
+LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
+"""Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
+
 REPRODUCED, NOT_REPRODUCED = "REPRODUCED", "NOT REPRODUCED"
 INCONCLUSIVE, INCOMPLETE = "INCONCLUSIVE", "INCOMPLETE"
 NOT_CHECKED, COMPARISON = "NOT CHECKED", "COMPARISON"
@@ -182,3 +185,9 @@ def _resampled(results: Iterable[Ref], fold: Fold) -> str:
     if len(with_samples) > 1:
         return "seeds and a part of the samples"
     return "seeds and samples" if with_samples == {True} else "seeds alone"
+
+
+def exploratory(experiment: str, seeds: int) -> str:
+    """A remark on a verdict of too few seeds; "" if they suffice."""
+    least = LEAST_OF_ABLATION if "ablation" in experiment else LEAST_SEEDS
+    return f", exploratory ({seeds} seed{'s' * (seeds > 1)})" if seeds < least else ""
