@@ -167,5 +167,5 @@ class ARMT(SharedRead, LayerMajor):
             return "its weights are less precise than its state"
         return super().refuses_layer_major()
 
-    def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
-        return armt_segments.read_layer(layer, rows_BSRD, state, mask_BST, cuts, keep)
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)

@@ -1,0 +1,374 @@
+"""The associative memory of ``associative.py`` as loops that numba compiles for this processor. Needs the extra ``fast``.
+
+Only ``associative_compiled.py`` imports this file. phi has a feature r_i * r_(i-j) for every pair of channels, of which
+both are positive in one case of four. So a row is kept as the places and values of the features that are not zero, and
+a read, a write, and their gradients touch these rows of the matrix alone, at a quarter of the arithmetic of the
+matrix product. The gradient of a feature that is zero reaches no channel.
+
+The matrix A is written in place, so that nothing keeps A of a segment; the backward pass begins with ``replay``, which
+repeats the additions of a chunk of segments bit by bit. What is not cheap to compute again is kept by the caller.
+
+Arrays are contiguous, in fp32 or fp64, all of one kind. What a function returns it writes into its last arguments.
+
+Shape suffixes as in ``associative.py``: B batch, R rows that read, M rows that are written, C channels, K features, D
+value width; P places of a row, of which the first ``count`` are used; G groups of rows that are written together, E =
+C + D + 1 floats of a written row: key, value, and the logit of beta.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_memory.memory.kernels import compiled
+
+OFF, RAW, CLIP = 0, 1, 2
+
+
+class Rules(NamedTuple):
+    """``Flags`` for the loops. gamma: one of OFF, RAW, CLIP. group: rows that are written together. eps, floor: numbers
+    of the arrays' kind."""
+
+    nu: int
+    normalize: bool
+    gamma: int
+    detach: bool
+    beta_on_z: bool
+    use_denom: bool
+    group: int
+    eps: np.floating
+    floor: np.floating
+
+
+@compiled
+def ring(x_C, i):
+    """Channel i of [x; -x]."""
+    return x_C[i] if i < len(x_C) else -x_C[i - len(x_C)]
+
+
+@compiled
+def features(x_C, rules, place_P, value_P):
+    """phi(x). Returns the count of its places, and its length before it was normalised."""
+    size, count, square = 2 * len(x_C), 0, x_C.dtype.type(0)
+    for i in range(size):
+        r = ring(x_C, i)
+        if not r <= 0:  # NaN is a place, too
+            for j in range(1, rules.nu + 1):
+                other = ring(x_C, i - j if i >= j else i - j + size)
+                if not other <= 0:
+                    place_P[count] = (j - 1) * size + i
+                    value_P[count] = r * other
+                    square += value_P[count] * value_P[count]
+                    count += 1
+    length = np.sqrt(square)
+    if rules.normalize:
+        for p in range(count):
+            value_P[p] /= max(length, x_C.dtype.type(1e-12))
+    return count, length
+
+
+@compiled
+def features_backward(dvalue_P, value_P, count, length, x_C, rules, dx_C):
+    """Gradient of x, given that of the places of phi(x), which is changed."""
+    size, tiny = 2 * len(x_C), x_C.dtype.type(1e-12)
+    if rules.normalize:
+        along = x_C.dtype.type(0)
+        if length > tiny:
+            for p in range(count):
+                along += dvalue_P[p] * value_P[p]
+        for p in range(count):
+            dvalue_P[p] = (dvalue_P[p] - along * value_P[p]) / max(length, tiny)
+    dx_C[:] = 0
+    p = 0
+    for i in range(size):
+        r = ring(x_C, i)
+        if not r <= 0:
+            for j in range(1, rules.nu + 1):
+                at = i - j if i >= j else i - j + size
+                other = ring(x_C, at)
+                if not other <= 0:
+                    add_ring(dx_C, i, dvalue_P[p] * other)
+                    add_ring(dx_C, at, dvalue_P[p] * r)
+                    p += 1
+
+
+@compiled
+def add_ring(dx_C, i, d):
+    """Add the gradient d of channel i of [x; -x]."""
+    if i < len(dx_C):
+        dx_C[i] += d
+    else:
+        dx_C[i - len(dx_C)] -= d
+
+
+@compiled
+def combine(A_KD, place_P, value_P, count, y_D):
+    """y = A^T phi."""
+    y_D[:] = 0
+    whole = count - count % 4
+    for p in range(0, whole, 4):
+        v0, v1, v2, v3 = value_P[p], value_P[p + 1], value_P[p + 2], value_P[p + 3]
+        a0, a1, a2, a3 = A_KD[place_P[p]], A_KD[place_P[p + 1]], A_KD[place_P[p + 2]], A_KD[place_P[p + 3]]
+        for d in range(len(y_D)):
+            y_D[d] += v0 * a0[d] + v1 * a1[d] + v2 * a2[d] + v3 * a3[d]
+    for p in range(whole, count):
+        v, a = value_P[p], A_KD[place_P[p]]
+        for d in range(len(y_D)):
+            y_D[d] += v * a[d]
+
+
+@compiled
+def dots(A_KD, place_P, count, e_D, out_P):
+    """A e at the places of phi."""
+    whole = count - count % 4
+    for p in range(0, whole, 4):
+        a0, a1, a2, a3 = A_KD[place_P[p]], A_KD[place_P[p + 1]], A_KD[place_P[p + 2]], A_KD[place_P[p + 3]]
+        s0 = s1 = s2 = s3 = e_D.dtype.type(0)
+        for d in range(len(e_D)):
+            s0 += a0[d] * e_D[d]
+            s1 += a1[d] * e_D[d]
+            s2 += a2[d] * e_D[d]
+            s3 += a3[d] * e_D[d]
+        out_P[p], out_P[p + 1], out_P[p + 2], out_P[p + 3] = s0, s1, s2, s3
+    for p in range(whole, count):
+        a, s = A_KD[place_P[p]], e_D.dtype.type(0)
+        for d in range(len(e_D)):
+            s += a[d] * e_D[d]
+        out_P[p] = s
+
+
+@compiled
+def spread(A_KD, place_P, value_P, count, scale, e_D):
+    """Add scale * phi e^T to A."""
+    for p in range(count):
+        v, a = scale * value_P[p], A_KD[place_P[p]]
+        for d in range(len(e_D)):
+            a[d] += v * e_D[d]
+
+
+@compiled
+def length_of(z_K):
+    """|z|."""
+    square = z_K.dtype.type(0)
+    for k in range(len(z_K)):
+        square += z_K[k] * z_K[k]
+    return np.sqrt(square)
+
+
+@compiled
+def is_empty(z_K):
+    """Whether a memory was never written."""
+    for k in range(len(z_K)):
+        if z_K[k] != 0:
+            return False
+    return True
+
+
+@compiled
+def denominator(z_K, z_norm, place_P, value_P, count, rules):
+    """z . phi + eps as it is and floored, and |phi|^2."""
+    overlap, square = rules.eps, z_K.dtype.type(0)
+    for p in range(count):
+        overlap += value_P[p] * z_K[place_P[p]]
+        square += value_P[p] * value_P[p]
+    least = rules.floor * np.sqrt(square) * z_norm
+    return overlap, (least if rules.floor > 0 and least > overlap else overlap), square
+
+
+@compiled
+def denominator_backward(found, extra, z_K, z_norm, place_P, value_P, count, rules, dphi_P, dz_K):
+    """Add the gradients through the denominator to those of phi and z. extra: another gradient of the overlap.
+
+    found: what ``denominator`` returned. dphi: at first the gradient through A^T phi alone, from which that of the
+    denominator follows.
+    """
+    overlap, den, square = found
+    dden, doverlap = z_K.dtype.type(0), extra
+    for p in range(count):
+        dden -= value_P[p] * dphi_P[p]
+    dden /= den
+    if den > overlap:
+        tiny = z_K.dtype.type(1e-30)
+        norm, z_norm, dfloor = max(np.sqrt(square), tiny), max(z_norm, tiny), dden * rules.floor
+        for p in range(count):
+            dphi_P[p] += value_P[p] * (dfloor * z_norm / norm)
+        for k in range(len(z_K)):
+            dz_K[k] += z_K[k] * (dfloor * norm / z_norm)
+    else:
+        doverlap += dden
+    for p in range(count):
+        dz_K[place_P[p]] += doverlap * value_P[p]
+        dphi_P[p] += doverlap * z_K[place_P[p]]
+
+
+@compiled
+def gamma_of(overlap, square, z_K, rules):
+    """gamma of a row. square: |phi|^2 + eps."""
+    zero, one = z_K.dtype.type(0), z_K.dtype.type(1)
+    if rules.gamma == OFF or is_empty(z_K):
+        return one
+    gamma = one - overlap / square
+    if rules.gamma == CLIP:
+        gamma = zero if gamma < zero else (one if gamma > one else gamma)
+    return gamma
+
+
+@compiled
+def recall(x_BRD, queries_BRC, A_BKD, z_BK, rules, rows_BRD):
+    """x + y."""
+    place_P, value_P = np.empty(A_BKD.shape[1], np.int64), np.empty(A_BKD.shape[1], A_BKD.dtype)
+    y_D = np.empty(A_BKD.shape[2], A_BKD.dtype)
+    for b in range(len(x_BRD)):
+        z_norm = length_of(z_BK[b])
+        for r in range(x_BRD.shape[1]):
+            count, _ = features(queries_BRC[b, r], rules, place_P, value_P)
+            combine(A_BKD[b], place_P, value_P, count, y_D)
+            x_D, rows_D, den = x_BRD[b, r], rows_BRD[b, r], A_BKD.dtype.type(1)
+            if rules.use_denom:
+                den = denominator(z_BK[b], z_norm, place_P, value_P, count, rules)[1]
+            for d in range(len(y_D)):
+                rows_D[d] = x_D[d] + y_D[d] / den
+
+
+@compiled
+def recall_backward(drows_BRD, queries_BRC, A_BKD, z_BK, rules, dA_BKD, dz_BK, dqueries_BRC):
+    """dA and dz are added to."""
+    kind, keys = A_BKD.dtype, A_BKD.shape[1]
+    place_P, value_P, dphi_P = np.empty(keys, np.int64), np.empty(keys, kind), np.empty(keys, kind)
+    e_D = np.empty(A_BKD.shape[2], kind)
+    for b in range(len(drows_BRD)):
+        z_K, z_norm = z_BK[b], length_of(z_BK[b])
+        for r in range(drows_BRD.shape[1]):
+            x_C, dy_D = queries_BRC[b, r], drows_BRD[b, r]
+            count, length = features(x_C, rules, place_P, value_P)
+            found = denominator(z_K, z_norm, place_P, value_P, count, rules)
+            den = found[1] if rules.use_denom else kind.type(1)
+            for d in range(len(e_D)):
+                e_D[d] = dy_D[d] / den
+            dots(A_BKD[b], place_P, count, e_D, dphi_P)
+            spread(dA_BKD[b], place_P, value_P, count, kind.type(1), e_D)
+            if rules.use_denom:
+                denominator_backward(
+                    found, kind.type(0), z_K, z_norm, place_P, value_P, count, rules, dphi_P, dz_BK[b]
+                )
+            features_backward(dphi_P, value_P, count, length, x_C, rules, dqueries_BRC[b, r])
+
+
+@compiled
+def write(live_B, z_GBK, rules, A_BKD, written_BME):
+    """A after the rows, and z after every group. written: key, value and logit; afterwards key, what is missing, and
+    beta. z_GBK: G + 1 entries, of which the first is given."""
+    kind, (keys, width), group = A_BKD.dtype, A_BKD.shape[1:], rules.group
+    place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
+    counts, y_D, one = np.empty(group, np.int64), np.empty(width, kind), kind.type(1)
+    channels = written_BME.shape[2] - width - 1
+    for b in range(len(A_BKD)):
+        for g in range(len(z_GBK) - 1):
+            z_K, after_K = z_GBK[g, b], z_GBK[g + 1, b]
+            z_norm = length_of(z_K)
+            after_K[:] = z_K
+            for m in range(group):
+                row_E = written_BME[b, g * group + m]
+                missing_D, place_P, value_P = row_E[channels : channels + width], place_MP[m], value_MP[m]
+                count, _ = features(row_E[:channels], rules, place_P, value_P)
+                beta = one / (one + math.exp(-row_E[-1]))
+                counts[m], row_E[-1], den = count, beta, one
+                combine(A_BKD[b], place_P, value_P, count, y_D)
+                if rules.use_denom:
+                    overlap, den, square = denominator(z_K, z_norm, place_P, value_P, count, rules)
+                    gamma = live_B[b] * gamma_of(overlap, square + rules.eps, z_K, rules)
+                    gamma = gamma * beta if rules.beta_on_z else gamma
+                    for p in range(count):
+                        after_K[place_P[p]] += gamma * value_P[p]
+                for d in range(width):
+                    missing_D[d] -= y_D[d] / den
+            for m in range(group):
+                row_E = written_BME[b, g * group + m]
+                scale, missing_D = live_B[b] * row_E[-1], row_E[channels : channels + width]
+                spread(A_BKD[b], place_MP[m], value_MP[m], counts[m], scale, missing_D)
+
+
+@compiled
+def replay(written_BME, live_B, rules, A_GBKD):
+    """A before every group of rows but the first, whose A is given. written: what ``write`` left."""
+    kind, (keys, width), group = A_GBKD.dtype, A_GBKD.shape[2:], rules.group
+    place_P, value_P = np.empty(keys, np.int64), np.empty(keys, kind)
+    channels = written_BME.shape[2] - width - 1
+    for b in range(A_GBKD.shape[1]):
+        for g in range(len(A_GBKD) - 1):
+            A_GBKD[g + 1, b] = A_GBKD[g, b]
+            for m in range(g * group, (g + 1) * group):
+                row_E = written_BME[b, m]
+                count, _ = features(row_E[:channels], rules, place_P, value_P)
+                missing_D = row_E[channels : channels + width]
+                spread(A_GBKD[g + 1, b], place_P, value_P, count, live_B[b] * row_E[-1], missing_D)
+
+
+@compiled
+def gamma_backward(found, beta, live, z_K, later_K, place_P, value_P, count, rules, dphi_P):
+    """Add the gradient of phi through z after the write. Returns those of beta and of the overlap."""
+    dgamma = dbeta = doverlap = z_K.dtype.type(0)
+    overlap, _, square = found
+    square += rules.eps
+    raw = gamma_of(overlap, square, z_K, rules)
+    gamma = live * raw * beta if rules.beta_on_z else live * raw
+    for p in range(count):
+        dphi_P[p] += gamma * later_K[place_P[p]]
+        dgamma += live * value_P[p] * later_K[place_P[p]]
+    if rules.beta_on_z:
+        dbeta = dgamma * raw
+        dgamma *= beta
+    share = overlap / square
+    clipped = rules.gamma == CLIP and not (share >= 0 and share <= 1)
+    if not (rules.detach or rules.gamma == OFF or clipped or is_empty(z_K)):
+        doverlap = -dgamma / square
+        for p in range(count):
+            dphi_P[p] -= value_P[p] * (doverlap + doverlap) * share
+    return dbeta, doverlap
+
+
+@compiled
+def write_backward(written_BME, live_B, A_GBKD, z_GBK, rules, dA_BKD, dz_BK, dwritten_BME):
+    """dA and dz after the rows become those before them. written: what ``write`` left. A, z: before every group."""
+    kind, (keys, width), group = dA_BKD.dtype, dA_BKD.shape[1:], rules.group
+    place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
+    counts, lengths, e_MD = np.empty(group, np.int64), np.empty(group, kind), np.empty((group, width), kind)
+    dphi_P, dread_P, later_K = np.empty(keys, kind), np.empty(keys, kind), np.empty(keys, kind)
+    channels, one = written_BME.shape[2] - width - 1, kind.type(1)
+    for b in range(len(dA_BKD)):
+        dA_KD, dz_K, live = dA_BKD[b], dz_BK[b], live_B[b]
+        for g in range(len(z_GBK) - 1, -1, -1):
+            A_KD, z_K = A_GBKD[g, b], z_GBK[g, b]
+            z_norm = length_of(z_K)
+            later_K[:] = dz_K
+            for m in range(group):
+                row_E = written_BME[b, g * group + m]
+                counts[m], lengths[m] = features(row_E[:channels], rules, place_MP[m], value_MP[m])
+            for m in range(group):
+                row_E, drow_E, e_D = written_BME[b, g * group + m], dwritten_BME[b, g * group + m], e_MD[m]
+                missing_D, dvalue_D = row_E[channels : channels + width], drow_E[channels : channels + width]
+                place_P, value_P, count, beta = place_MP[m], value_MP[m], counts[m], row_E[-1]
+                combine(dA_KD, place_P, value_P, count, dvalue_D)
+                dots(dA_KD, place_P, count, missing_D, dphi_P)
+                dbeta = kind.type(0)
+                found = denominator(z_K, z_norm, place_P, value_P, count, rules)
+                den = found[1] if rules.use_denom else one
+                for d in range(width):
+                    dbeta += live * dvalue_D[d] * missing_D[d]
+                    dvalue_D[d] *= live * beta
+                    e_D[d] = -dvalue_D[d] / den
+                for p in range(count):
+                    dphi_P[p] *= live * beta
+                dots(A_KD, place_P, count, e_D, dread_P)
+                if rules.use_denom:
+                    more, extra = gamma_backward(
+                        found, beta, live, z_K, later_K, place_P, value_P, count, rules, dphi_P
+                    )
+                    dbeta += more
+                    denominator_backward(found, extra, z_K, z_norm, place_P, value_P, count, rules, dread_P, dz_K)
+                for p in range(count):
+                    dphi_P[p] += dread_P[p]
+                features_backward(dphi_P, value_P, count, lengths[m], row_E[:channels], rules, drow_E[:channels])
+                drow_E[-1] = dbeta * beta * (one - beta)
+            for m in range(group):
+                spread(dA_KD, place_MP[m], value_MP[m], counts[m], one, e_MD[m])
