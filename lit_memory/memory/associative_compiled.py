@@ -26,7 +26,8 @@ class CompiledChunk:
         self.z_GBK[0] = z_BK
         self.queries_SBRC = queries_SBRC.contiguous()
         self.written: list[tuple[Tensor, Tensor]] = []
-        self.everyone_B = z_BK.new_ones(len(z_BK))
+        self.waiting = False  # the last rows of ``written`` are not written yet
+        self.everyone_B, self.none = z_BK.new_ones(len(z_BK)), z_BK.new_empty(0, 0, 0)
 
     def of_segment(self, x_GB: Tensor, s: int, after: int = 0) -> Tensor:
         """What belongs to the groups of segment s, and to ``after`` more."""
@@ -34,17 +35,23 @@ class CompiledChunk:
 
     def recall(self, s: int, x_BRD: Tensor) -> Tensor:
         rows_BRD = torch.empty_like(x_BRD, memory_format=torch.contiguous_format)
-        inputs = _arrays(x_BRD, self.queries_SBRC[s], self.A_BKD, self.of_segment(self.z_GBK, s)[0])
-        _kernels().recall(*inputs, self.rules, *_arrays(rows_BRD))
+        self._forward(x_BRD, self.queries_SBRC[s], rows_BRD)
         return rows_BRD
 
     def write(self, rows_BME: Tensor, live_B: Tensor | None = None) -> None:
-        live_B = self.everyone_B if live_B is None else live_B
-        inputs = _arrays(live_B, self.of_segment(self.z_GBK, len(self.written), after=1))
-        _kernels().write(*inputs, self.rules, *_arrays(self.A_BKD, rows_BME))
-        self.written.append((rows_BME, live_B))
+        self.written.append((rows_BME, self.everyone_B if live_B is None else live_B))
+        self.waiting = True
+
+    def _forward(self, *asking: Tensor) -> None:
+        """Write what is waiting, and read. asking: x, queries and the place of x + y."""
+        rows_BME, live_B = self.written[-1] if self.waiting else (self.none, self.everyone_B)
+        z_GBK = self.of_segment(self.z_GBK, len(self.written) - 1, after=1) if self.written else self.z_GBK[:1]
+        inputs = self.waiting, *_arrays(live_B, z_GBK), self.rules, *_arrays(self.A_BKD, rows_BME)
+        _kernels().forward(*inputs, bool(asking), *_arrays(*(asking or 3 * [self.none])))
+        self.waiting = False
 
     def state(self) -> tuple[Tensor, Tensor]:
+        self._forward()
         A_BKD, self.A_BKD = self.A_BKD, self.first_BKD
         return A_BKD, self.z_GBK[-1].clone()
 
@@ -55,17 +62,26 @@ class CompiledChunk:
             _kernels().replay(*_arrays(*rows), self.rules, *_arrays(self.of_segment(self.A_GBKD, s, after=1)))
         self.dA_BKD, self.dz_BK = (x.clone(memory_format=torch.contiguous_format) for x in (dA_BKD, dz_BK))
         self.dqueries_SBRC = torch.empty_like(self.queries_SBRC)
+        self.dwritten_BME = self._backward(len(self.written))
 
     def recall_backward(self, s: int, drows_BRD: Tensor) -> None:
-        before = (self.of_segment(x_GB, s)[0] for x_GB in (self.A_GBKD, self.z_GBK))
-        inputs = _arrays(drows_BRD, self.queries_SBRC[s], *before)
-        _kernels().recall_backward(*inputs, self.rules, *_arrays(self.dA_BKD, self.dz_BK, self.dqueries_SBRC[s]))
+        self.dwritten_BME = self._backward(s, drows_BRD)
 
     def write_backward(self) -> Tensor:
-        rows_BME, live_B = self.written.pop()
-        drows_BME, s = torch.empty_like(rows_BME), len(self.written)
-        inputs = _arrays(rows_BME, live_B, *(self.of_segment(x_GB, s) for x_GB in (self.A_GBKD, self.z_GBK)))
-        _kernels().write_backward(*inputs, self.rules, *_arrays(self.dA_BKD, self.dz_BK, drows_BME))
+        return self.dwritten_BME
+
+    def _backward(self, s: int, *asking: Tensor) -> Tensor:
+        """Through the read of segment s, if ``asking`` has its gradient, and the write of the segment before it."""
+        reads = *(3 * [self.none]), self.none.new_empty(0, 0), self.none
+        if asking:
+            before = (self.of_segment(x_GB, s)[0] for x_GB in (self.A_GBKD, self.z_GBK))
+            reads = *asking, self.queries_SBRC[s], *before, self.dqueries_SBRC[s]
+        *reads, dqueries = reads
+        rows_BME, live_B = self.written.pop() if s else (self.none, self.everyone_B)
+        drows_BME, first = torch.empty_like(rows_BME), max(s - 1, 0)
+        writes = rows_BME, live_B, *(self.of_segment(x_GB, first) for x_GB in (self.A_GBKD, self.z_GBK)), drows_BME
+        inputs = bool(asking), *_arrays(*reads), self.rules, *_arrays(self.dA_BKD, self.dz_BK, dqueries)
+        _kernels().backward(*inputs, s > 0, *_arrays(*writes))
         return drows_BME
 
     def finish_backward(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -214,78 +214,71 @@ def gamma_of(overlap, square, z_K, rules):
 
 
 @compiled
-def recall(x_BRD, queries_BRC, A_BKD, z_BK, rules, rows_BRD):
-    """x + y."""
-    place_P, value_P = np.empty(A_BKD.shape[1], np.int64), np.empty(A_BKD.shape[1], A_BKD.dtype)
-    y_D = np.empty(A_BKD.shape[2], A_BKD.dtype)
-    for b in range(len(x_BRD)):
-        z_norm = length_of(z_BK[b])
-        for r in range(x_BRD.shape[1]):
-            count, _ = features(queries_BRC[b, r], rules, place_P, value_P)
-            combine(A_BKD[b], place_P, value_P, count, y_D)
-            x_D, rows_D, den = x_BRD[b, r], rows_BRD[b, r], A_BKD.dtype.type(1)
-            if rules.use_denom:
-                den = denominator(z_BK[b], z_norm, place_P, value_P, count, rules)[1]
-            for d in range(len(y_D)):
-                rows_D[d] = x_D[d] + y_D[d] / den
+def read(x_RD, queries_RC, A_KD, z_K, rules, rows_RD):
+    """x + y of one sample."""
+    place_P, value_P = np.empty(len(A_KD), np.int64), np.empty(len(A_KD), A_KD.dtype)
+    y_D, z_norm, den = np.empty(A_KD.shape[1], A_KD.dtype), length_of(z_K), A_KD.dtype.type(1)
+    for r in range(len(x_RD)):
+        count, _ = features(queries_RC[r], rules, place_P, value_P)
+        combine(A_KD, place_P, value_P, count, y_D)
+        if rules.use_denom:
+            den = denominator(z_K, z_norm, place_P, value_P, count, rules)[1]
+        x_D, rows_D = x_RD[r], rows_RD[r]
+        for d in range(len(y_D)):
+            rows_D[d] = x_D[d] + y_D[d] / den
 
 
 @compiled
-def recall_backward(drows_BRD, queries_BRC, A_BKD, z_BK, rules, dA_BKD, dz_BK, dqueries_BRC):
-    """dA and dz are added to."""
-    kind, keys = A_BKD.dtype, A_BKD.shape[1]
+def read_backward(drows_RD, queries_RC, A_KD, z_K, rules, dA_KD, dz_K, dqueries_RC):
+    """dA and dz of one sample are added to."""
+    kind, keys = A_KD.dtype, len(A_KD)
     place_P, value_P, dphi_P = np.empty(keys, np.int64), np.empty(keys, kind), np.empty(keys, kind)
-    e_D = np.empty(A_BKD.shape[2], kind)
-    for b in range(len(drows_BRD)):
-        z_K, z_norm = z_BK[b], length_of(z_BK[b])
-        for r in range(drows_BRD.shape[1]):
-            x_C, dy_D = queries_BRC[b, r], drows_BRD[b, r]
-            count, length = features(x_C, rules, place_P, value_P)
-            found = denominator(z_K, z_norm, place_P, value_P, count, rules)
-            den = found[1] if rules.use_denom else kind.type(1)
-            for d in range(len(e_D)):
-                e_D[d] = dy_D[d] / den
-            dots(A_BKD[b], place_P, count, e_D, dphi_P)
-            spread(dA_BKD[b], place_P, value_P, count, kind.type(1), e_D)
-            if rules.use_denom:
-                denominator_backward(
-                    found, kind.type(0), z_K, z_norm, place_P, value_P, count, rules, dphi_P, dz_BK[b]
-                )
-            features_backward(dphi_P, value_P, count, length, x_C, rules, dqueries_BRC[b, r])
+    e_D, z_norm = np.empty(A_KD.shape[1], kind), length_of(z_K)
+    for r in range(len(drows_RD)):
+        x_C, dy_D = queries_RC[r], drows_RD[r]
+        count, length = features(x_C, rules, place_P, value_P)
+        found = denominator(z_K, z_norm, place_P, value_P, count, rules)
+        den = found[1] if rules.use_denom else kind.type(1)
+        for d in range(len(e_D)):
+            e_D[d] = dy_D[d] / den
+        dots(A_KD, place_P, count, e_D, dphi_P)
+        spread(dA_KD, place_P, value_P, count, kind.type(1), e_D)
+        if rules.use_denom:
+            denominator_backward(found, kind.type(0), z_K, z_norm, place_P, value_P, count, rules, dphi_P, dz_K)
+        features_backward(dphi_P, value_P, count, length, x_C, rules, dqueries_RC[r])
 
 
 @compiled
-def write(live_B, z_GBK, rules, A_BKD, written_BME):
-    """A after the rows, and z after every group. written: key, value and logit; afterwards key, what is missing, and
-    beta. z_GBK: G + 1 entries, of which the first is given."""
-    kind, (keys, width), group = A_BKD.dtype, A_BKD.shape[1:], rules.group
+def write(live, z_GBK, b, rules, A_KD, written_ME):
+    """A after the rows of sample b, and z after every group. written: key, value and logit; afterwards key, what is
+    missing, and beta. z_GBK: G + 1 entries, of which the first is given."""
+    kind, (keys, width), group = A_KD.dtype, A_KD.shape, rules.group
     place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
     counts, y_D, one = np.empty(group, np.int64), np.empty(width, kind), kind.type(1)
-    channels = written_BME.shape[2] - width - 1
-    for b in range(len(A_BKD)):
-        for g in range(len(z_GBK) - 1):
-            z_K, after_K = z_GBK[g, b], z_GBK[g + 1, b]
-            z_norm = length_of(z_K)
-            after_K[:] = z_K
-            for m in range(group):
-                row_E = written_BME[b, g * group + m]
-                missing_D, place_P, value_P = row_E[channels : channels + width], place_MP[m], value_MP[m]
-                count, _ = features(row_E[:channels], rules, place_P, value_P)
-                beta = one / (one + math.exp(-row_E[-1]))
-                counts[m], row_E[-1], den = count, beta, one
-                combine(A_BKD[b], place_P, value_P, count, y_D)
-                if rules.use_denom:
-                    overlap, den, square = denominator(z_K, z_norm, place_P, value_P, count, rules)
-                    gamma = live_B[b] * gamma_of(overlap, square + rules.eps, z_K, rules)
-                    gamma = gamma * beta if rules.beta_on_z else gamma
-                    for p in range(count):
-                        after_K[place_P[p]] += gamma * value_P[p]
-                for d in range(width):
-                    missing_D[d] -= y_D[d] / den
-            for m in range(group):
-                row_E = written_BME[b, g * group + m]
-                scale, missing_D = live_B[b] * row_E[-1], row_E[channels : channels + width]
-                spread(A_BKD[b], place_MP[m], value_MP[m], counts[m], scale, missing_D)
+    channels = written_ME.shape[1] - width - 1
+    for g in range(len(z_GBK) - 1):
+        z_K, after_K = z_GBK[g, b], z_GBK[g + 1, b]
+        z_norm, den = length_of(z_K), one
+        after_K[:] = z_K
+        for m in range(group):
+            row_E, place_P, value_P = written_ME[g * group + m], place_MP[m], value_MP[m]
+            missing_D = row_E[channels : channels + width]
+            count, _ = features(row_E[:channels], rules, place_P, value_P)
+            beta = one / (one + math.exp(-row_E[-1]))
+            counts[m], row_E[-1] = count, beta
+            combine(A_KD, place_P, value_P, count, y_D)
+            if rules.use_denom:
+                overlap, den, square = denominator(z_K, z_norm, place_P, value_P, count, rules)
+                gamma = live * gamma_of(overlap, square + rules.eps, z_K, rules)
+                gamma = gamma * beta if rules.beta_on_z else gamma
+                for p in range(count):
+                    after_K[place_P[p]] += gamma * value_P[p]
+            for d in range(width):
+                missing_D[d] -= y_D[d] / den
+        for m in range(group):
+            row_E = written_ME[g * group + m]
+            missing_D = row_E[channels : channels + width]
+            spread(A_KD, place_MP[m], value_MP[m], counts[m], live * row_E[-1], missing_D)
 
 
 @compiled
@@ -328,47 +321,76 @@ def gamma_backward(found, beta, live, z_K, later_K, place_P, value_P, count, rul
 
 
 @compiled
-def write_backward(written_BME, live_B, A_GBKD, z_GBK, rules, dA_BKD, dz_BK, dwritten_BME):
-    """dA and dz after the rows become those before them. written: what ``write`` left. A, z: before every group."""
-    kind, (keys, width), group = dA_BKD.dtype, dA_BKD.shape[1:], rules.group
+def write_backward(written_ME, live, A_GBKD, z_GBK, b, rules, dA_KD, dz_K, dwritten_ME):
+    """dA and dz after the rows of sample b become those before them. written: what ``write`` left. A, z: before every
+    group."""
+    kind, (keys, width), group = dA_KD.dtype, dA_KD.shape, rules.group
     place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
-    counts, lengths, e_MD = np.empty(group, np.int64), np.empty(group, kind), np.empty((group, width), kind)
-    dphi_P, dread_P, later_K = np.empty(keys, kind), np.empty(keys, kind), np.empty(keys, kind)
-    channels, one = written_BME.shape[2] - width - 1, kind.type(1)
+    counts, e_MD, later_K = np.empty(group, np.int64), np.empty((group, width), kind), np.empty(keys, kind)
+    for g in range(len(A_GBKD) - 1, -1, -1):
+        z_K = z_GBK[g, b]
+        z_norm = length_of(z_K)
+        later_K[:] = dz_K
+        for m in range(group):
+            row_E, drow_E, e_D = written_ME[g * group + m], dwritten_ME[g * group + m], e_MD[m]
+            place_P, value_P = place_MP[m], value_MP[m]
+            inputs = row_E, live, A_GBKD[g, b], z_K, z_norm, later_K, rules, dA_KD
+            counts[m] = write_row_backward(*inputs, place_P, value_P, dz_K, e_D, drow_E)
+        for m in range(group):
+            spread(dA_KD, place_MP[m], value_MP[m], counts[m], kind.type(1), e_MD[m])
+
+
+@compiled
+def write_row_backward(row_E, live, A_KD, z_K, z_norm, later_K, rules, dA_KD, place_P, value_P, dz_K, e_D, drow_E):
+    """Gradients of one written row, and e, that of what it read of A. dz is added to; later: dz after the write.
+    Returns the count of places."""
+    kind, (keys, width) = A_KD.dtype, A_KD.shape
+    dphi_P, dread_P = np.empty(keys, kind), np.empty(keys, kind)
+    channels, beta, dbeta = len(row_E) - width - 1, row_E[-1], kind.type(0)
+    missing_D, dvalue_D = row_E[channels : channels + width], drow_E[channels : channels + width]
+    count, length = features(row_E[:channels], rules, place_P, value_P)
+    combine(dA_KD, place_P, value_P, count, dvalue_D)
+    dots(dA_KD, place_P, count, missing_D, dphi_P)
+    found = denominator(z_K, z_norm, place_P, value_P, count, rules)
+    den = found[1] if rules.use_denom else kind.type(1)
+    for d in range(width):
+        dbeta += live * dvalue_D[d] * missing_D[d]
+        dvalue_D[d] *= live * beta
+        e_D[d] = -dvalue_D[d] / den
+    for p in range(count):
+        dphi_P[p] *= live * beta
+    dots(A_KD, place_P, count, e_D, dread_P)
+    if rules.use_denom:
+        more, extra = gamma_backward(found, beta, live, z_K, later_K, place_P, value_P, count, rules, dphi_P)
+        dbeta += more
+        denominator_backward(found, extra, z_K, z_norm, place_P, value_P, count, rules, dread_P, dz_K)
+    for p in range(count):
+        dphi_P[p] += dread_P[p]
+    features_backward(dphi_P, value_P, count, length, row_E[:channels], rules, drow_E[:channels])
+    drow_E[-1] = dbeta * beta * (kind.type(1) - beta)
+    return count
+
+
+@compiled
+def forward(written, live_B, z_GBK, rules, A_BKD, written_BME, asks, x_BRD, queries_BRC, rows_BRD):
+    """If ``written``, write the rows of a segment; then, if ``asks``, read those of the next one, x + y. In one loop, as
+    a sample's matrix is in the cache."""
+    for b in range(len(A_BKD)):
+        if written:
+            write(live_B[b], z_GBK, b, rules, A_BKD[b], written_BME[b])
+        if asks:
+            read(x_BRD[b], queries_BRC[b], A_BKD[b], z_GBK[-1, b], rules, rows_BRD[b])
+
+
+@compiled
+def backward(
+    asks, drows_BRD, queries_BRC, after_BKD, z_BK, rules, dA_BKD, dz_BK, dqueries_BRC, written, written_BME, live_B,
+    A_GBKD, z_GBK, dwritten_BME,
+):  # fmt: skip
+    """``forward`` from the end. after, z_BK: the memory that was read; A_GBKD, z_GBK: before every group of rows."""
     for b in range(len(dA_BKD)):
-        dA_KD, dz_K, live = dA_BKD[b], dz_BK[b], live_B[b]
-        for g in range(len(z_GBK) - 1, -1, -1):
-            A_KD, z_K = A_GBKD[g, b], z_GBK[g, b]
-            z_norm = length_of(z_K)
-            later_K[:] = dz_K
-            for m in range(group):
-                row_E = written_BME[b, g * group + m]
-                counts[m], lengths[m] = features(row_E[:channels], rules, place_MP[m], value_MP[m])
-            for m in range(group):
-                row_E, drow_E, e_D = written_BME[b, g * group + m], dwritten_BME[b, g * group + m], e_MD[m]
-                missing_D, dvalue_D = row_E[channels : channels + width], drow_E[channels : channels + width]
-                place_P, value_P, count, beta = place_MP[m], value_MP[m], counts[m], row_E[-1]
-                combine(dA_KD, place_P, value_P, count, dvalue_D)
-                dots(dA_KD, place_P, count, missing_D, dphi_P)
-                dbeta = kind.type(0)
-                found = denominator(z_K, z_norm, place_P, value_P, count, rules)
-                den = found[1] if rules.use_denom else one
-                for d in range(width):
-                    dbeta += live * dvalue_D[d] * missing_D[d]
-                    dvalue_D[d] *= live * beta
-                    e_D[d] = -dvalue_D[d] / den
-                for p in range(count):
-                    dphi_P[p] *= live * beta
-                dots(A_KD, place_P, count, e_D, dread_P)
-                if rules.use_denom:
-                    more, extra = gamma_backward(
-                        found, beta, live, z_K, later_K, place_P, value_P, count, rules, dphi_P
-                    )
-                    dbeta += more
-                    denominator_backward(found, extra, z_K, z_norm, place_P, value_P, count, rules, dread_P, dz_K)
-                for p in range(count):
-                    dphi_P[p] += dread_P[p]
-                features_backward(dphi_P, value_P, count, lengths[m], row_E[:channels], rules, drow_E[:channels])
-                drow_E[-1] = dbeta * beta * (one - beta)
-            for m in range(group):
-                spread(dA_KD, place_MP[m], value_MP[m], counts[m], one, e_MD[m])
+        if asks:
+            inputs = drows_BRD[b], queries_BRC[b], after_BKD[b], z_BK[b], rules
+            read_backward(*inputs, dA_BKD[b], dz_BK[b], dqueries_BRC[b])
+        if written:
+            write_backward(written_BME[b], live_B[b], A_GBKD, z_GBK, b, rules, dA_BKD[b], dz_BK[b], dwritten_BME[b])
