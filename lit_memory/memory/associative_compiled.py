@@ -56,10 +56,10 @@ class CompiledChunk:
         return A_BKD, self.z_GBK[-1].clone()
 
     def begin_backward(self, dA_BKD: Tensor, dz_BK: Tensor) -> None:
-        self.A_GBKD = self.first_BKD.new_empty(len(self.z_GBK) - 1, *self.first_BKD.shape)
-        self.A_GBKD[0] = self.first_BKD
-        for s, rows in enumerate(self.written):
-            _kernels().replay(*_arrays(*rows), self.rules, *_arrays(self.of_segment(self.A_GBKD, s, after=1)))
+        self.before = [self.first_BKD.contiguous()]  # A before every segment; one large tensor would be new pages each time
+        for rows in self.written[:-1]:
+            self.before.append(torch.empty_like(self.before[0]))
+            _kernels().replay(*_arrays(*rows, self.before[-2]), self.rules, *_arrays(self.before[-1]))
         self.dA_BKD, self.dz_BK = (x.clone(memory_format=torch.contiguous_format) for x in (dA_BKD, dz_BK))
         self.dqueries_SBRC = torch.empty_like(self.queries_SBRC)
         self.dwritten_BME = self._backward(len(self.written))
@@ -72,16 +72,16 @@ class CompiledChunk:
 
     def _backward(self, s: int, *asking: Tensor) -> Tensor:
         """Through the read of segment s, if ``asking`` has its gradient, and the write of the segment before it."""
-        reads = *(3 * [self.none]), self.none.new_empty(0, 0), self.none
+        reads, dqueries = (*(3 * [self.none]), self.none.new_empty(0, 0)), self.none
         if asking:
-            before = (self.of_segment(x_GB, s)[0] for x_GB in (self.A_GBKD, self.z_GBK))
-            reads = *asking, self.queries_SBRC[s], *before, self.dqueries_SBRC[s]
-        *reads, dqueries = reads
-        rows_BME, live_B = self.written.pop() if s else (self.none, self.everyone_B)
-        drows_BME, first = torch.empty_like(rows_BME), max(s - 1, 0)
-        writes = rows_BME, live_B, *(self.of_segment(x_GB, first) for x_GB in (self.A_GBKD, self.z_GBK)), drows_BME
+            reads = *asking, self.queries_SBRC[s], self.before.pop(), self.z_GBK[s * self.groups]
+            dqueries = self.dqueries_SBRC[s]
+        writes = self.none, self.everyone_B, self.none, self.z_GBK[:0]
+        if s:
+            writes = *self.written.pop(), self.before[-1], self.of_segment(self.z_GBK, s - 1)
+        drows_BME = torch.empty_like(writes[0])
         inputs = bool(asking), *_arrays(*reads), self.rules, *_arrays(self.dA_BKD, self.dz_BK, dqueries)
-        _kernels().backward(*inputs, s > 0, *_arrays(*writes))
+        _kernels().backward(*inputs, s > 0, *_arrays(*writes, drows_BME))
         return drows_BME
 
     def finish_backward(self) -> tuple[Tensor, Tensor, Tensor]:

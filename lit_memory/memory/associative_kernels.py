@@ -282,19 +282,23 @@ def write(live, z_GBK, b, rules, A_KD, written_ME):
 
 
 @compiled
-def replay(written_BME, live_B, rules, A_GBKD):
-    """A before every group of rows but the first, whose A is given. written: what ``write`` left."""
-    kind, (keys, width), group = A_GBKD.dtype, A_GBKD.shape[2:], rules.group
-    place_P, value_P = np.empty(keys, np.int64), np.empty(keys, kind)
-    channels = written_BME.shape[2] - width - 1
-    for b in range(A_GBKD.shape[1]):
-        for g in range(len(A_GBKD) - 1):
-            A_GBKD[g + 1, b] = A_GBKD[g, b]
-            for m in range(g * group, (g + 1) * group):
-                row_E = written_BME[b, m]
-                count, _ = features(row_E[:channels], rules, place_P, value_P)
-                missing_D = row_E[channels : channels + width]
-                spread(A_GBKD[g + 1, b], place_P, value_P, count, live_B[b] * row_E[-1], missing_D)
+def add_rows(written_ME, live, rules, A_KD):
+    """What ``write`` added to A of one sample, in the same order. written: what it left."""
+    place_P, value_P = np.empty(len(A_KD), np.int64), np.empty(len(A_KD), A_KD.dtype)
+    width = A_KD.shape[1]
+    channels = written_ME.shape[1] - width - 1
+    for m in range(len(written_ME)):
+        row_E = written_ME[m]
+        count, _ = features(row_E[:channels], rules, place_P, value_P)
+        spread(A_KD, place_P, value_P, count, live * row_E[-1], row_E[channels : channels + width])
+
+
+@compiled
+def replay(written_BME, live_B, before_BKD, rules, A_BKD):
+    """A after the rows of a segment."""
+    for b in range(len(A_BKD)):
+        A_BKD[b] = before_BKD[b]
+        add_rows(written_BME[b], live_B[b], rules, A_BKD[b])
 
 
 @compiled
@@ -321,20 +325,24 @@ def gamma_backward(found, beta, live, z_K, later_K, place_P, value_P, count, rul
 
 
 @compiled
-def write_backward(written_ME, live, A_GBKD, z_GBK, b, rules, dA_KD, dz_K, dwritten_ME):
-    """dA and dz after the rows of sample b become those before them. written: what ``write`` left. A, z: before every
-    group."""
+def write_backward(written_ME, live, A_KD, z_GBK, b, rules, dA_KD, dz_K, dwritten_ME):
+    """dA and dz after the rows of sample b become those before them. written: what ``write`` left. A: before the rows.
+    z: before every group."""
     kind, (keys, width), group = dA_KD.dtype, dA_KD.shape, rules.group
+    later_GKD = np.empty((len(z_GBK) - 1, keys, width), kind)  # before every group but the first
+    for g in range(len(later_GKD)):
+        later_GKD[g] = A_KD if g == 0 else later_GKD[g - 1]
+        add_rows(written_ME[g * group : (g + 1) * group], live, rules, later_GKD[g])
     place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
     counts, e_MD, later_K = np.empty(group, np.int64), np.empty((group, width), kind), np.empty(keys, kind)
-    for g in range(len(A_GBKD) - 1, -1, -1):
+    for g in range(len(z_GBK) - 1, -1, -1):
         z_K = z_GBK[g, b]
         z_norm = length_of(z_K)
         later_K[:] = dz_K
         for m in range(group):
             row_E, drow_E, e_D = written_ME[g * group + m], dwritten_ME[g * group + m], e_MD[m]
             place_P, value_P = place_MP[m], value_MP[m]
-            inputs = row_E, live, A_GBKD[g, b], z_K, z_norm, later_K, rules, dA_KD
+            inputs = row_E, live, A_KD if g == 0 else later_GKD[g - 1], z_K, z_norm, later_K, rules, dA_KD
             counts[m] = write_row_backward(*inputs, place_P, value_P, dz_K, e_D, drow_E)
         for m in range(group):
             spread(dA_KD, place_MP[m], value_MP[m], counts[m], kind.type(1), e_MD[m])
@@ -385,12 +393,13 @@ def forward(written, live_B, z_GBK, rules, A_BKD, written_BME, asks, x_BRD, quer
 @compiled
 def backward(
     asks, drows_BRD, queries_BRC, after_BKD, z_BK, rules, dA_BKD, dz_BK, dqueries_BRC, written, written_BME, live_B,
-    A_GBKD, z_GBK, dwritten_BME,
+    before_BKD, z_GBK, dwritten_BME,
 ):  # fmt: skip
-    """``forward`` from the end. after, z_BK: the memory that was read; A_GBKD, z_GBK: before every group of rows."""
+    """``forward`` from the end. before, after: A before and after the write. z_GBK: before every group of rows; z_BK:
+    after them."""
     for b in range(len(dA_BKD)):
         if asks:
             inputs = drows_BRD[b], queries_BRC[b], after_BKD[b], z_BK[b], rules
             read_backward(*inputs, dA_BKD[b], dz_BK[b], dqueries_BRC[b])
         if written:
-            write_backward(written_BME[b], live_B[b], A_GBKD, z_GBK, b, rules, dA_BKD[b], dz_BK[b], dwritten_BME[b])
+            write_backward(written_BME[b], live_B[b], before_BKD[b], z_GBK, b, rules, dA_BKD[b], dz_BK[b], dwritten_BME[b])

@@ -183,7 +183,7 @@ def shape_of(c: Any) -> Shape:
     return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps)
 
 
-def chunk_size(rows_BRD: Tensor, A_BKD: Tensor, written: int) -> int:
+def chunk_size(rows_BRD: Tensor, A_BKD: Tensor) -> int:
     """Segments of a chunk.
 
     The compiled loops hold A of all segments on the way back: 64 MiB at most. For the others a read through as many
@@ -191,7 +191,7 @@ def chunk_size(rows_BRD: Tensor, A_BKD: Tensor, written: int) -> int:
     saves a write of the matrix with every segment.
     """
     if compiled.applies(A_BKD):
-        return min(16, max(1, (1 << 24) // (A_BKD.numel() * written)))
+        return min(16, max(1, (1 << 24) // A_BKD.numel()))
     return max(1, A_BKD.shape[1] // (4 * rows_BRD.shape[1]))
 
 
@@ -254,7 +254,7 @@ def read_layer(
     """``LayerMajor.read_layer`` for a layer of ARMT."""
     c, total, done = layer.config, len(rows_SBRD), []
     masks = Masks.of(rows_SBRD, mask_SBT, c.memory_tokens)
-    ranges = bounds(total, cuts, chunk_size(rows_SBRD[0], state.A_BKD, 1 if c.update == "batch" else c.memory_tokens))
+    ranges = bounds(total, cuts, chunk_size(rows_SBRD[0], state.A_BKD))
     for (begin, end), part in zip(ranges, rows_SBRD.split([end - begin for begin, end in ranges]), strict=True):
         state = detach(state) if begin in cuts else state
         (tokens, qkv, memory), state = read_chunk(layer, part, state, masks.part(begin, end))
