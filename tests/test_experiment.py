@@ -245,8 +245,8 @@ SCALES = [(path, scale) for path in EXPERIMENTS for scale in load(path).scales]
 
 
 KEYS = json.loads((Path(__file__).parent / "fixtures/keys.json").read_text())
-"""Experiment -> scale -> run -> the first 16 digits of its key, as they were when the runs behind the reports were
-made."""
+"""Experiment -> scale -> run -> the first 16 digits of its key. They change with ``KEY_VERSION`` alone: finished runs
+of users must stay finished."""
 
 
 def keys(specs):

@@ -411,6 +411,7 @@ def experiment():
         "seeds": [0],
         "report": {"x": "test_segments", "y": "perplexity"},
         "expect": ["armt[first] < transformer[first]"],
+        "requires": ["armt[first] > 0"],
     }
 
     def change(**changes):

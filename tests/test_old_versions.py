@@ -31,6 +31,7 @@ def old_root(tmp_path, monkeypatch):
     """That root at another place, and its file; nothing can be written where it lay."""
     for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("lit_memory.plan.runspec.KEY_VERSION", 1)  # of the numbers, not of the files
     root, gone = tmp_path / "root", tmp_path / "gone"
     shutil.copytree(OLD / "checkpoints", root / "checkpoints")
     (root / "mlflow.db").write_bytes(gzip.decompress((OLD / "mlflow.db.gz").read_bytes()))
@@ -56,6 +57,14 @@ def test_what_is_finished_and_what_is_to_resume(old_root):
     assert [spec.arm for spec in work.todo()] == ["b", "c"]
     steps = [torch.load(path, weights_only=True)["global_step"] for path in old_root.rglob("*.ckpt")]
     assert sorted(steps) == [4, 4, 9]
+
+
+def test_another_version_of_the_numbers_trains_anew(old_root, monkeypatch):
+    """What 0.1 computed is not taken for what is computed today: the last digits moved with the speed of 0.2."""
+    monkeypatch.undo()
+    work = WorkList(sweep_at(old_root))
+    work.refresh(open_tracker(old_root))
+    assert {work.status(spec) for spec in work.sweep.specs} == {"new"}
 
 
 def test_the_same_command_completes_them(old_root, inline, monkeypatch, capsys):

@@ -47,7 +47,8 @@ class LitMemory(L.LightningModule):
     final_lr: Learning rate at the last step, as a share of lr.
     frozen: Parts of the model that keep their weights, "encoder" or "decoder.tokens"; None: no part.
     bptt: Segments that gradients cross; None: all.
-    unroll_schedule, checkpoint_segments: Order of computation, and segments computed again: see ``unroll``.
+    unroll_schedule: Order of computation, see ``unroll``.
+    checkpoint_segments: Segments of a group that is computed again on the way back; None: nothing is.
     segment_len: Tokens per segment of a dictionary's sequences; None: the whole sequence.
     """
 
@@ -64,7 +65,7 @@ class LitMemory(L.LightningModule):
         final_lr: float = 0.5,
         frozen: Sequence[str] | None = None,
         bptt: int | None = None,
-        unroll_schedule: str = "sequential",
+        unroll_schedule: str = "auto",
         checkpoint_segments: int | None = None,
         segment_len: int | None = None,
         **model: Any,
@@ -156,8 +157,6 @@ class LitMemory(L.LightningModule):
             return None
         carried = iter(self.carried.get(self.training, []))
         return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
-
-    # Reading a batch
 
     def read_context(self, batch: Batch) -> Any:
         """The state after the batch's context, or the carried one of a stream; None without both."""

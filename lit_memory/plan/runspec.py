@@ -10,7 +10,7 @@ from lit_memory.plan.sections import TrainConfig
 from lit_memory.registry import load_class
 from lit_memory.util.fields import added_fields
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Part of every key; raise it when a change of the code changes the numbers."""
 SECTIONS = ("model", "task", "train")
 

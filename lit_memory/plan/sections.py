@@ -66,7 +66,7 @@ class TrainConfig:
     """Parts of the model that are not trained, by the names of their weights: [encoder, decoder.tokens]."""
     bptt: int | None = None
     """Segments of truncated backpropagation through time; default: all."""
-    unroll_schedule: Literal["auto", "sequential", "diagonal", "layer"] = "sequential"
+    unroll_schedule: Literal["auto", "sequential", "diagonal", "layer"] = "auto"
     """The order in which segments and layers are computed. All give the same values; "auto" is the fastest that the
     model allows."""
     checkpoint_segments: int | None = added(None)
