@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from lit_memory.memory import compiled
 from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import (
     LayerMajor,
@@ -506,9 +507,19 @@ def test_diagonal_refused(build, tokens, name):
 # --- the layer-major schedule
 
 
+@pytest.fixture(params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """ARMT's memory through numba's loops, in chunks of 4 segments, or as where numba is not installed."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setattr("lit_memory.models.armt_segments.CHUNK", 4)
+    monkeypatch.setattr(compiled, "installed", lambda: request.param == "compiled")
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
 )
+@pytest.mark.usefixtures("way")
 def test_layer_major_equals_sequential(layer_major, tokens, options):
     """Hidden states, final state and all gradients equal the sequential schedule's, with masks and ``bptt`` as well,
     over several chunks of a layer."""
@@ -521,6 +532,7 @@ def test_layer_major_equals_sequential(layer_major, tokens, options):
 
 
 @pytest.mark.parametrize("name", LAYER_MAJOR)
+@pytest.mark.usefixtures("way")
 def test_layer_major_in_single_precision(build, tokens, name):
     """The same to 1e-5 in fp32, where no denominator comes near 0."""
     floor = {"denom_floor": 0.3, "value_std": 0.05} if name == "armt" else {}
@@ -542,11 +554,21 @@ def test_layer_major_in_single_precision(build, tokens, name):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("way")
 def test_layer_major_with_flags(build, tokens, flags):
     """Every branch of the backward pass by hand, with samples that end."""
     ids = tokens(3, 10 * N)
     mask = torch.arange(10 * N) < torch.tensor([10 * N, 4 * N, 0])[:, None]
     agrees(build("armt", **flags), ids, 1e-10, mask_BT=mask)
+
+
+@pytest.mark.parametrize("part", ["to_query", "to_key", "to_value"])
+@pytest.mark.usefixtures("way")
+def test_layer_major_passes_nan_on(build, tokens, part):
+    """A channel that is not a number is none that is zero: the guard of a run has to see it."""
+    model = build("armt")
+    model.layers[0].get_submodule(part).weight.data[0, 0] = torch.nan
+    assert unroll(model, tokens(2, 3 * N), N, schedule="layer").hidden_BTD[:, -1].isnan().all()
 
 
 def agrees(model, ids, tol, **options):

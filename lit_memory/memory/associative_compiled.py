@@ -56,7 +56,7 @@ class CompiledChunk:
         return A_BKD, self.z_GBK[-1].clone()
 
     def begin_backward(self, dA_BKD: Tensor, dz_BK: Tensor) -> None:
-        self.before = [self.first_BKD.contiguous()]  # A before every segment; one large tensor would be new pages each time
+        self.before = [self.first_BKD.contiguous()]  # A before every segment, not one large tensor: always new pages
         for rows in self.written[:-1]:
             self.before.append(torch.empty_like(self.before[0]))
             _kernels().replay(*_arrays(*rows, self.before[-2]), self.rules, *_arrays(self.before[-1]))

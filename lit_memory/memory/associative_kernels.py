@@ -1,4 +1,4 @@
-"""The associative memory of ``associative.py`` as loops that numba compiles for this processor. Needs the extra ``fast``.
+"""The associative memory of ``associative.py`` as loops that numba compiles. Needs the extra ``fast``.
 
 Only ``associative_compiled.py`` imports this file. phi has a feature r_i * r_(i-j) for every pair of channels, of which
 both are positive in one case of four. So a row is kept as the places and values of the features that are not zero, and
@@ -158,10 +158,7 @@ def length_of(z_K):
 @compiled
 def is_empty(z_K):
     """Whether a memory was never written."""
-    for k in range(len(z_K)):
-        if z_K[k] != 0:
-            return False
-    return True
+    return not np.any(z_K)
 
 
 @compiled
@@ -381,8 +378,10 @@ def write_row_backward(row_E, live, A_KD, z_K, z_norm, later_K, rules, dA_KD, pl
 
 @compiled
 def forward(written, live_B, z_GBK, rules, A_BKD, written_BME, asks, x_BRD, queries_BRC, rows_BRD):
-    """If ``written``, write the rows of a segment; then, if ``asks``, read those of the next one, x + y. In one loop, as
-    a sample's matrix is in the cache."""
+    """If ``written``, write the rows of a segment; then, if ``asks``, read those of the next one, x + y.
+
+    Both in one loop, in which a sample's matrix stays in the cache.
+    """
     for b in range(len(A_BKD)):
         if written:
             write(live_B[b], z_GBK, b, rules, A_BKD[b], written_BME[b])
@@ -402,4 +401,5 @@ def backward(
             inputs = drows_BRD[b], queries_BRC[b], after_BKD[b], z_BK[b], rules
             read_backward(*inputs, dA_BKD[b], dz_BK[b], dqueries_BRC[b])
         if written:
-            write_backward(written_BME[b], live_B[b], before_BKD[b], z_GBK, b, rules, dA_BKD[b], dz_BK[b], dwritten_BME[b])
+            inputs = written_BME[b], live_B[b], before_BKD[b], z_GBK, b, rules
+            write_backward(*inputs, dA_BKD[b], dz_BK[b], dwritten_BME[b])

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.memory import associative
+from lit_memory.memory import associative, compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models import armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
-from lit_memory.recurrence import LayerMajor, SharedRead, full_precision, state_options
+from lit_memory.recurrence import Compiled, LayerMajor, SharedRead, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -98,7 +98,7 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-class ARMT(SharedRead, LayerMajor):
+class ARMT(SharedRead, LayerMajor, Compiled):
     """Transformer with an associative memory in every layer."""
 
     @dataclass
@@ -166,6 +166,9 @@ class ARMT(SharedRead, LayerMajor):
         if self.decoder.norm.weight.dtype != torch.promote_types(self.decoder.norm.weight.dtype, torch.float32):
             return "its weights are less precise than its state"
         return super().refuses_layer_major()
+
+    def uncompiled(self):
+        return compiled.missing()
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)

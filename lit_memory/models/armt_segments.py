@@ -57,6 +57,8 @@ class Given(NamedTuple):
     live_SB: Tensor | None
 
 
+CHUNK, CHUNK_FLOATS = 16, 1 << 23
+"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
 WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
 
 
@@ -186,12 +188,12 @@ def shape_of(c: Any) -> Shape:
 def chunk_size(rows_BRD: Tensor, A_BKD: Tensor) -> int:
     """Segments of a chunk.
 
-    The compiled loops hold A of all segments on the way back: 64 MiB at most. For the others a read through as many
-    factors as a quarter of the K features costs about as much as one through the matrix, which a chunk saves, as it
-    saves a write of the matrix with every segment.
+    The compiled loops hold A of all segments of a chunk on the way back. For the others a read through as many factors
+    as a quarter of the K features costs about as much as one through the matrix, which a chunk saves, as it saves a
+    write of the matrix with every segment.
     """
     if compiled.applies(A_BKD):
-        return min(16, max(1, (1 << 24) // A_BKD.numel()))
+        return min(CHUNK, max(1, CHUNK_FLOATS // A_BKD.numel()))
     return max(1, A_BKD.shape[1] // (4 * rows_BRD.shape[1]))
 
 
