@@ -15,7 +15,7 @@ Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the
 value width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,11 +145,8 @@ def write(
     if update == "sequential":
         flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps}
         flags |= {"denom_floor": denom_floor, "use_denom": use_denom}
-        if gamma != "clip" or not use_denom:
-            return write_in_turn(state, phi_BMK, v_BMD, beta_BM1, **flags)
-        for token in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
-            state = write(state, *token, **flags)
-        return state
+        in_turn = _write_row_by_row if gamma == "clip" and use_denom else _write_at_once
+        return in_turn(state, phi_BMK, v_BMD, beta_BM1, **flags)
     A_BKD, z_BK = state
     old_BMD = phi_BMK @ A_BKD  # v-bar: what the memory recalls under the keys now
     if not use_denom:
@@ -165,7 +162,16 @@ def write(
     return AssociativeState(A_BKD, z_BK)
 
 
-def write_in_turn(
+def _write_row_by_row(
+    state: AssociativeState, phi_BMK: Tensor, v_BMD: Tensor, beta_BM1: Tensor, **flags: Any
+) -> AssociativeState:
+    """``write`` of one token after another."""
+    for token in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
+        state = write(state, *token, **flags)
+    return state
+
+
+def _write_at_once(
     state: AssociativeState,
     phi_BMK: Tensor,
     v_BMD: Tensor,
@@ -178,7 +184,7 @@ def write_in_turn(
     denom_floor: float,
     use_denom: bool,
 ) -> AssociativeState:
-    """``write`` of one token after another where everything is linear in what the earlier ones wrote: not clipped.
+    """``_write_row_by_row`` where everything is linear in what the earlier tokens wrote: gamma is not clipped.
 
     What token i adds, delta_i = beta_i (v_i - A_(i-1)^T phi_i / den_i), holds the earlier ones by A_(i-1) = A + sum
     over j < i of phi_j delta_j^T: a triangular system of M equations. So do the denominators.

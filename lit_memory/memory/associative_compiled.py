@@ -100,9 +100,11 @@ def _arrays(*tensors: Tensor) -> list[Any]:
 
 def rules_of(flags: Flags, written: int, dtype: torch.dtype) -> tuple[Any, int]:
     """The ``Rules`` of a memory to which a segment writes so many rows, and how many rows are written together."""
-    kernels, kind = _kernels(), torch.empty(0, dtype=dtype).numpy().dtype.type
-    gamma = {"off": kernels.OFF, "raw": kernels.RAW, "clip": kernels.CLIP}[flags.gamma]
+    from lit_memory.memory import associative_rows as rows
+
+    kind = torch.empty(0, dtype=dtype).numpy().dtype.type
+    gamma = {"off": rows.OFF, "raw": rows.RAW, "clip": rows.CLIP}[flags.gamma]
     group = written if flags.update == "batch" else 1
     switches = flags.gamma_detach, flags.beta_on_z, flags.use_denom
     numbers = kind(flags.eps), kind(flags.denom_floor)
-    return kernels.Rules(flags.nu, flags.normalize_phi, gamma, *switches, group, *numbers), group
+    return rows.Rules(flags.nu, flags.normalize_phi, gamma, *switches, group, *numbers), group
