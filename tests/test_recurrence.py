@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lit_memory.memory import compiled
+from lit_memory.memory.associative_compiled import CompiledChunk
+from lit_memory.models import armt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import (
     LayerMajor,
@@ -512,7 +514,8 @@ def way(request, monkeypatch):
     """ARMT's memory through numba's loops, in chunks of 4 segments, or as where numba is not installed."""
     if request.param == "compiled":
         pytest.importorskip("numba")
-    monkeypatch.setattr("lit_memory.models.armt_segments.CHUNK", 4)
+    monkeypatch.setattr(armt_segments, "CHUNK", 4)
+    monkeypatch.setattr(armt_segments, "WORTH", 0)
     monkeypatch.setattr(compiled, "installed", lambda: request.param == "compiled")
 
 
@@ -560,6 +563,18 @@ def test_layer_major_with_flags(build, tokens, flags):
     ids = tokens(3, 10 * N)
     mask = torch.arange(10 * N) < torch.tensor([10 * N, 4 * N, 0])[:, None]
     agrees(build("armt", **flags), ids, 1e-10, mask_BT=mask)
+
+
+@pytest.mark.parametrize(("installed", "worth"), [(True, 0), (True, 1 << 30), (False, 0)])
+def test_layer_major_is_compiled_where_it_pays(build, tokens, installed, worth, monkeypatch):
+    """A short input, and a machine without numba, takes the plain operations."""
+    pytest.importorskip("numba")
+    seen = []
+    monkeypatch.setattr(armt_segments, "WORTH", worth)
+    monkeypatch.setattr(compiled, "installed", lambda: installed)
+    monkeypatch.setattr(armt_segments, "CompiledChunk", lambda *given: seen.append(1) or CompiledChunk(*given))
+    unroll(build("armt"), tokens(2, 3 * N), N, schedule="layer")
+    assert bool(seen) == (installed and not worth)
 
 
 @pytest.mark.parametrize("part", ["to_query", "to_key", "to_value"])

@@ -37,6 +37,8 @@ class Shape(NamedTuple):
     rotary: int
     base: float
     eps: float
+    compiled: bool
+    """Whether the memory runs through compiled loops."""
 
 
 class Given(NamedTuple):
@@ -59,6 +61,8 @@ class Given(NamedTuple):
 
 CHUNK, CHUNK_FLOATS = 16, 1 << 23
 """Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
+WORTH = 1 << 18
+"""Floats of A, over all segments, below which numba's start costs more than its loops save."""
 WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
 
 
@@ -87,7 +91,7 @@ class Cell:
         self.tokens = given.x_SBAD.shape[2] - (shape.memory_tokens if given.qkv_SBME is None else 0)
         rows = self.tokens + shape.memory_tokens
         self.rotation = Rotation.of(rows, shape.rotary, shape.base, given.x_SBAD)
-        chunk = CompiledChunk if compiled.applies(given.A_BKD) else Chunk
+        chunk = CompiledChunk if shape.compiled else Chunk
         self.memory = chunk(given.A_BKD, given.z_BK, given.queries_SBAC, shape.memory_tokens, shape.flags)
         self.parallel = shape.family == "gpt_neox"
         self.feeds = not (self.parallel and given.qkv_SBME is not None)
@@ -178,21 +182,21 @@ class Segments(torch.autograd.Function):
         return None, dx, dqueries, dA, dz, *known, None, None, *cell.weight_grads()
 
 
-def shape_of(c: Any) -> Shape:
+def shape_of(c: Any, compiled: bool) -> Shape:
     """The ``Shape`` of a layer, from the configuration of its model."""
     flags = Flags(*(getattr(c, name) for name in Flags._fields))
     sizes = c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads
-    return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps)
+    return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps, compiled)
 
 
-def chunk_size(rows_BRD: Tensor, A_BKD: Tensor) -> int:
+def chunk_size(rows_BRD: Tensor, A_BKD: Tensor, compiled: bool) -> int:
     """Segments of a chunk.
 
     The compiled loops hold A of all segments of a chunk on the way back. For the others a read through as many factors
     as a quarter of the K features costs about as much as one through the matrix, which a chunk saves, as it saves a
     write of the matrix with every segment.
     """
-    if compiled.applies(A_BKD):
+    if compiled:
         return min(CHUNK, max(1, CHUNK_FLOATS // A_BKD.numel()))
     return max(1, A_BKD.shape[1] // (4 * rows_BRD.shape[1]))
 
@@ -229,7 +233,9 @@ class Masks(NamedTuple):
         return Masks(*(None if x is None else x[begin:end] for x in self))
 
 
-def read_chunk(layer: Any, x_SBRD: Tensor, state: AssociativeState, masks: Masks) -> tuple[list[Tensor], Any]:
+def read_chunk(
+    layer: Any, x_SBRD: Tensor, state: AssociativeState, masks: Masks, loops: bool
+) -> tuple[list[Tensor], Any]:
     """``Segments`` on the rows of a layer: token rows after their recall, their queries, keys and values, memory rows
     after the block; and the state."""
     c, block = layer.config, layer.block
@@ -241,7 +247,7 @@ def read_chunk(layer: Any, x_SBRD: Tensor, state: AssociativeState, masks: Masks
     key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
     bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
     given = Given(asking, layer.to_query(asking), *state, qkv, residual, *masks)
-    *rows, A_BKD, z_BK = Segments.apply(shape_of(c), *given, *weights_of(block), key_value_beta, bias)
+    *rows, A_BKD, z_BK = Segments.apply(shape_of(c, loops), *given, *weights_of(block), key_value_beta, bias)
     return rows, AssociativeState(A_BKD, z_BK if c.use_denom else state.z_BK)
 
 
@@ -256,10 +262,11 @@ def read_layer(
     """``LayerMajor.read_layer`` for a layer of ARMT."""
     c, total, done = layer.config, len(rows_SBRD), []
     masks = Masks.of(rows_SBRD, mask_SBT, c.memory_tokens)
-    ranges = bounds(total, cuts, chunk_size(rows_SBRD[0], state.A_BKD))
+    loops = compiled.applies(state.A_BKD) and total * state.A_BKD.numel() >= WORTH
+    ranges = bounds(total, cuts, chunk_size(rows_SBRD[0], state.A_BKD, loops))
     for (begin, end), part in zip(ranges, rows_SBRD.split([end - begin for begin, end in ranges]), strict=True):
         state = detach(state) if begin in cuts else state
-        (tokens, qkv, memory), state = read_chunk(layer, part, state, masks.part(begin, end))
+        (tokens, qkv, memory), state = read_chunk(layer, part, state, masks.part(begin, end), loops)
         unread = min(max(total - keep - begin, 0), end - begin)
         if unread < end - begin:
             real = None if mask_SBT is None else mask_SBT[begin + unread : end].flatten(0, 1)
