@@ -7,7 +7,7 @@ Public names follow from the registry: for every model its class and ``Lit<class
 
 from typing import Any
 
-from lit_memory.registry import MODELS, TASKS, class_name, lit_names
+from lit_memory.registry import MODELS, TASKS, class_name, discover, lit_names
 from lit_memory.util.names import load
 
 _LIT = "lit_memory.lit"
@@ -16,6 +16,8 @@ _FUNCTIONS_AND_SHELL = {
     "generate": "lit_memory.recurrence:generate",
     "load_reference": "lit_memory.hf.reference:load_reference",
     "load_huggingface": "lit_memory.hf.huggingface:load_huggingface",
+    "register_model": "lit_memory.registry:register_model",
+    "register_task": "lit_memory.registry:register_task",
     "load_experiment": "lit_memory.plan.experiment:load",
     "LitMemoryConfig": "lit_memory.hf.auto:LitMemoryConfig",
     "LitMemoryForCausalLM": "lit_memory.hf.auto:LitMemoryForCausalLM",
@@ -33,6 +35,9 @@ __all__ = sorted(_public())
 
 def __getattr__(name: str) -> Any:
     path = _public().get(name)
+    if path is None and not name.startswith("_"):
+        discover()  # a package may have it as an entry point
+        path = _public().get(name)
     if path is None:
         raise AttributeError(f"module 'lit_memory' has no attribute {name!r}")
     return load(path)

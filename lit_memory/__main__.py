@@ -1,4 +1,5 @@
-"""``python -m lit_memory``: the command as a process of its own. ``run.py`` does the same."""
+"""``python -m lit_memory``: the command as a process of its own. ``run.py`` does the same, and ``lit-memory`` has a
+word for every use of it."""
 
 import atexit
 import gc
@@ -13,8 +14,8 @@ def interrupted(number: int, frame: object) -> NoReturn:
     os._exit(128 + number)
 
 
-def command() -> NoReturn:
-    """Run the command line and end the process with its exit code."""
+def command(words: bool = False) -> NoReturn:
+    """Run the command line and end the process with its exit code. words: it begins with one of ``options.WORDS``."""
     signal.signal(signal.SIGINT, interrupted)  # before the imports, which take seconds
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last, when nothing is left to interrupt
     gc.set_threshold(
@@ -25,9 +26,14 @@ def command() -> NoReturn:
     fill_gaps()
     from lit_memory.cli import main
 
-    code = main()
+    code = main(words=words)
     settle()
     raise SystemExit(code)
+
+
+def console() -> NoReturn:
+    """The script ``lit-memory``."""
+    command(words=True)
 
 
 if __name__ == "__main__":

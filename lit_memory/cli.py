@@ -35,12 +35,15 @@ from lit_memory.run.display import (
     plan_table,
 )
 from lit_memory.run.folders import root_of
-from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher, ServerDied
-from lit_memory.run.options import Options, parse_options, short
+from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
+from lit_memory.run.launchers.choice import make_launcher
+from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
 from lit_memory.run.store import find_tracker, open_tracker
+from lit_memory.run.summary import of_marks
 from lit_memory.run.sweep import Sweep
+from lit_memory.run.template import write_template
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.files import storage_problem
@@ -51,15 +54,15 @@ if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
+    """Run the command line; returns the exit code. words: it begins with one of ``options.WORDS``."""
     console = Console(file=cast(IO[str], Lenient(sys.stdout)))
     errors = Console(file=cast(IO[str], Lenient(sys.stderr)), soft_wrap=True, highlight=False)
     root = None
     try:
-        options = parse_options(argv)
-        if options.list:
-            console.print(list_table())
+        options = parse_options(flags_of(sys.argv[1:] if argv is None else argv) if words else argv)
+        if options.list or options.new:
+            console.print(list_table() if options.list else write_template(options.new), highlight=False)
             return 0
         if options.gallery:
             root = root_of(options)
@@ -98,7 +101,7 @@ def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Cons
     for line in filter(None, found.lines):
         console.print(line, highlight=False, soft_wrap=True)
     print_report(found.text, root / found.folder, console)
-    print_store(tracker, console)
+    print_store(tracker, Path(found.folder).parts[1], console)
 
 
 def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
@@ -136,7 +139,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
         print_report(report.text, folder_of(report), console)
         warn_of_twins(tracker, errors)
-        print_store(tracker, console)
+        print_store(tracker, sweep.name, console)
     return code
 
 
@@ -195,7 +198,7 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, folder_of(report), report.verdict)
+    tracker.publish(parent, folder_of(report), of_marks(report))
     print_report(report.text, folder_of(report), console)
     return 0
 
@@ -210,9 +213,10 @@ def print_report(text: str, folder: Path, console: Console) -> None:
     console.print(f"report   {short(folder / 'README.md')}", highlight=False, soft_wrap=True)
 
 
-def print_store(tracker: "Tracker", console: Console) -> None:
-    """Print how to look at the runs."""
-    console.print(f"runs     {tracker.uri.viewer}", highlight=False, soft_wrap=True)
+def print_store(tracker: "Tracker", experiment: str, console: Console) -> None:
+    """Print how to look at the runs, and the page of this experiment."""
+    lines = f"runs     {tracker.uri.viewer}", f"page     {tracker.page(experiment)}"
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
 
 
 class Execution:
@@ -224,11 +228,11 @@ class Execution:
         self.work, self.tracker, self.console, self.errors = work, tracker, console, errors
         self.failed, self.warnings = 0, set[str]()
         sweep, paper = work.sweep, work.sweep.experiment.paper
-        tags = provenance() | {"paper": paper.arxiv or paper.title, "where": sweep.location}
+        tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]
-        self.launcher = LocalLauncher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
+        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
         self.lines = LiveLines(self.launcher, sweep.name, seconds)
 
@@ -251,8 +255,7 @@ class Execution:
             self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
             self.kill()
             return code
-        except ServerDied:
-            died = "the process that starts the runs was killed, or had no memory left"
+        except LauncherDied as died:
             self.errors.print(f"[bold red]✗[/] {died}; run the same command again to go on", highlight=False)
             self.kill()
             return 1
@@ -279,12 +282,12 @@ class Execution:
     def end(self, child: Child) -> None:
         """Print how a run ended; close it in MLflow if it failed."""
         name, took = f"{self.lines.name(child.spec)} seed {child.spec.seed}", duration(child.age)
-        if child.process.exitcode == 0:
+        if child.exitcode == 0:
             count = f"{self.launcher.done} of {self.launcher.total}"
             self.console.print(f"[green]✓[/] {name} finished in {took} ({count})", highlight=False)
             return
         self.failed += 1
-        reason = escape(child.failure or f"its process ended with code {child.process.exitcode}")
+        reason = escape(child.failure or f"its process ended with code {child.exitcode}")
         log = short(child.spec.folder(self.work.sweep.root) / "log.txt")
         self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {reason} (log: {log})")
         self.close([child.spec], "FAILED")

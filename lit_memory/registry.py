@@ -1,14 +1,23 @@
 """Names to classes, and keyword arguments to configurations. Imports nothing heavy by itself.
 
-Classes are named as text, so that a wrong name in a YAML fails before torch is imported.
+Classes are named as text, so that a wrong name in a YAML fails before torch is imported. Ours stand in ``MODELS`` and
+``TASKS``. Others join them by ``register_model`` and ``register_task`` above a class, or as entry points of an
+installed package in the groups ``lit_memory.models`` and ``lit_memory.tasks``.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+from lit_memory.util import code
 from lit_memory.util.checks import FieldError, nearest
 from lit_memory.util.names import load
+
+Class = TypeVar("Class", bound=type)
 
 MODELS = {
     "transformer": "lit_memory.models.transformer:Transformer",
@@ -44,6 +53,8 @@ TASKS = {
 }
 """Name of a task -> its class, built as ``Task(Task.Config(...))``."""
 REGISTRIES = {"model": MODELS, "task": TASKS}
+OFFERED = {"model": ("init_state", "step", "logits"), "task": ("batch", "score")}
+"""What a class has at least, beside its ``Config``."""
 DATA_NAMES = {"memreasoner": "MemReasonerData"}
 """Public names of data modules that are not made from the name of their task's class."""
 
@@ -62,10 +73,139 @@ def class_name(target: str) -> str:
 
 def load_class(kind: str, name: str) -> type:
     """The class registered as ``name``; ``kind`` is "model" or "task". Raises KeyError with the nearest name."""
+    discover()
     registry = REGISTRIES[kind]
     if name not in registry:
         raise KeyError(f"unknown {kind} {name!r}; {nearest(name, registry)}")
-    return load(registry[name])
+    try:
+        return load(registry[name])
+    except (ImportError, AttributeError) as error:
+        if (kind, name) not in _PACKAGES:
+            raise
+        where = f"{registry[name]} of the package {_PACKAGES[kind, name]}"
+        raise RegistrationError(f"{kind} {name!r}: {where} cannot be imported ({error})") from None
+
+
+class RegistrationError(ValueError):
+    """A class or a file that cannot be registered, in one line."""
+
+
+class Source(NamedTuple):
+    """The file that defines a registered class of a user."""
+
+    file: Path
+    digest: str
+    """``util.code.digest`` when it was imported."""
+
+
+_SOURCES: dict[tuple[str, str], Source | None] = {}
+"""(kind, name) -> the file of a class of a user, None for one that no file defines. Ours are not here."""
+_PACKAGES: dict[tuple[str, str], str] = {}
+"""(kind, name) -> the installed package that has it as an entry point."""
+
+
+def register_model(name: str) -> Callable[[Class], Class]:
+    """A decorator that registers a model: ``model: {name: <name>}`` is then this class. Raises RegistrationError for a
+    name or a class name that is taken, and for a class that is no model."""
+    return lambda cls: _register("model", name, cls)
+
+
+def register_task(name: str) -> Callable[[Class], Class]:
+    """A decorator that registers a task: ``task: {name: <name>}`` is then this class. Raises RegistrationError for a
+    name or a class name that is taken, and for a class that is no task."""
+    return lambda cls: _register("task", name, cls)
+
+
+def _register(kind: str, name: str, cls: Class) -> Class:
+    lacking = [method for method in OFFERED[kind] if not callable(getattr(cls, method, None))]
+    if not is_dataclass(getattr(cls, "Config", None)):
+        lacking.insert(0, "Config (a dataclass)")
+    if lacking:
+        raise RegistrationError(f"{cls.__name__} is no {kind}: it lacks {', '.join(lacking)}")
+    if "." in cls.__qualname__:
+        raise RegistrationError(f"{cls.__qualname__}: expected a class at the top of its file")
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    source = None if file is None else Source(Path(file).absolute(), code.digest(Path(file).absolute()))
+    before = _SOURCES.get((kind, name))
+    again = (kind, name) in _SOURCES and (before and before.file) == (source and source.file)
+    _add(kind, name, f"{cls.__module__}:{cls.__name__}", again)
+    _SOURCES[kind, name] = source
+    return cls
+
+
+def _add(kind: str, name: str, target: str, again: bool = False) -> None:
+    """Add a line to a registry. again: the same file is imported once more, by another name."""
+    registry = REGISTRIES[kind]
+    if not isinstance(name, str) or not name.isidentifier():
+        raise RegistrationError(f"{kind} {name!r}: expected a name of letters, digits and '_'")
+    if name in registry and not again and registry[name] != target:
+        raise RegistrationError(f"{kind} {name!r} exists already ({registry[name]}); choose another name")
+    taken = {class_name(path): path for other in REGISTRIES.values() for path in other.values()}
+    own = class_name(target)
+    if not again and taken.get(own, target) != target:
+        raise RegistrationError(f"{kind} {name!r}: a class {own} exists already ({taken[own]}); rename the class")
+    registry[name] = target
+
+
+@cache
+def discover() -> None:
+    """Add the entry points of installed packages, once. Raises RegistrationError for a name that is taken."""
+    from importlib.metadata import entry_points
+
+    for kind, registry in REGISTRIES.items():
+        for point in entry_points(group=f"lit_memory.{kind}s"):
+            package = point.dist.name if point.dist else "?"
+            if registry.get(point.name) == point.value:
+                continue
+            try:
+                _add(kind, point.name, point.value)
+            except RegistrationError as error:
+                raise RegistrationError(f"entry point of the package {package}: {error}") from None
+            _PACKAGES[kind, point.name] = package
+
+
+def source_of(kind: str, name: str) -> Source | None:
+    """The file of a registered class of a user; None for one of ours. Raises RegistrationError for a class that no file
+    defines, and for a file that has changed since it was imported."""
+    if (kind, name) in _PACKAGES:
+        file = Path(sys.modules[load_class(kind, name).__module__].__file__ or "").absolute()
+        return Source(file, code.digest(file))
+    if (kind, name) not in _SOURCES:
+        return None
+    source = _SOURCES[kind, name]
+    if source is None:
+        reason = "was registered in a shell or a notebook, which no other process can import"
+        raise RegistrationError(f"{kind} {name!r} {reason}; expected a file, and imports: [that file]")
+    if code.digest(source.file) != source.digest:
+        raise RegistrationError(f"{source.file} has changed since it was imported; start again")
+    return source
+
+
+def import_file(path: Path) -> None:
+    """Import a Python file that registers models or tasks. Raises RegistrationError, in one line."""
+    try:
+        own, name = code.sources(path), code.importable(path)
+    except ValueError as error:
+        raise RegistrationError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    try:
+        import_module(name)
+    except RegistrationError as error:
+        raise RegistrationError(f"{code.place(error, path)}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises
+        raise RegistrationError(f"{code.place(error, path)}: {type(error).__name__}: {error}") from None
+    if not any(source and source.file in own for source in _SOURCES.values()):
+        expected = "expected @register_model(name) or @register_task(name) above a class"
+        raise RegistrationError(f"{path}: registers nothing; {expected}")
+
+
+def provide(kind: str, name: str, source: Source) -> None:
+    """Register a class of a user in a process that another one started. Raises RegistrationError."""
+    discover()
+    if name not in REGISTRIES[kind]:
+        import_file(source.file)
+    found = source_of(kind, name)
+    if found is None or found.digest != source.digest:
+        raise RegistrationError(f"{source.file} has changed since the command began; give it again")
 
 
 def build_config(cls: type, values: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from servers import mariadb, mlflow_server, postgres, serve  # noqa: F401
 
 from lit_memory.recurrence import LayerMajor, LayerRecurrent
 from lit_memory.registry import MODELS, load_class
-from lit_memory.run.launchers.local import Child, LocalLauncher
+from lit_memory.run.launchers.local import LocalLauncher, Process
 from lit_memory.tasks import babilong, language_modeling, needle, planted_facts
 
 VOCAB = 19
@@ -236,7 +236,7 @@ class InlineLauncher(LocalLauncher):
         from lit_memory.run.engine import run_one
 
         while self.waiting:
-            child, messages = Child(self.waiting.pop(0), SimpleNamespace(exitcode=0), None), []
+            child, messages = Process(self.waiting.pop(0), process=SimpleNamespace(exitcode=0)), []
             self.running.append(child)
             try:
                 run_one(*self.arguments(child.spec), messages.append)
@@ -251,7 +251,7 @@ class InlineLauncher(LocalLauncher):
 @pytest.fixture
 def inline(monkeypatch):
     """The command trains in this process, and starts no other."""
-    monkeypatch.setattr("lit_memory.cli.LocalLauncher", InlineLauncher)
+    monkeypatch.setattr("lit_memory.run.launchers.local.LocalLauncher", InlineLauncher)
 
 
 @pytest.fixture

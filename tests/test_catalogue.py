@@ -11,6 +11,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
 from lit_memory.run import display
+from lit_memory.util.provenance import cores
 
 ROOT = Path(__file__).parents[1]
 LIST_ONCE = functools.cache(list_experiments)
@@ -91,12 +92,19 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     (folders / "project/reports/gamma").mkdir(parents=True)
     if report is not None:
         (folders / "project/reports/gamma/verdict.json").write_text(json.dumps(report))
-    assert list_experiments() == [("both", "Figure 1", "", "", 0), ("gamma", "Figure 1", *row)]
+    assert list_experiments() == [
+        ("both", "A paper, Figure 1", "", "", 0),
+        ("gamma", "A paper, Figure 1", *row),
+    ]
 
 
-def test_a_file_without_a_paper_is_an_error(folders):
-    (folders / "project/experiments/both.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match=r"both\.yaml: paper: None: expected a mapping"):
+def test_papers_of_the_list(folders):
+    """A file may have none; what is there must be one."""
+    (folders / "project/experiments/gamma.yaml").write_text("a: 1")
+    (folders / "project/experiments/both.yaml").write_text("extends: gamma")
+    assert list_experiments() == [("both", "", "", "", 0), ("gamma", "", "", "", 0)]
+    (folders / "project/experiments/both.yaml").write_text("paper: 1")
+    with pytest.raises(ConfigError, match=r"both\.yaml: paper: 1: expected a mapping"):
         list_experiments()
 
 
@@ -109,5 +117,5 @@ def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
     assert names == ["experiment", *(path.stem for path in sorted((ROOT / "experiments").glob("*.yaml")))]
     (gamma,) = (line for line in lines if line.startswith(" armt_ablation_gamma "))
     report = json.loads((ROOT / "reports/armt_ablation_gamma/verdict.json").read_text())
-    minutes = f"{sum(run['seconds'] for run in report['runs']) / 60:.0f}"
+    minutes = f"{sum(run['seconds'] for run in report['runs']) / 60 / cores():.0f}"
     assert gamma.split()[-3:] == [report["verdict"], report.get("evidence", "–"), minutes]

@@ -20,8 +20,10 @@ from lit_memory import cli
 from lit_memory.cli import main
 from lit_memory.registry import model_size
 from lit_memory.run.display import LiveLines, duration
+from lit_memory.run.launchers import base
 from lit_memory.run.launchers import local as launch
-from lit_memory.run.launchers.local import Child, Interrupted, LocalLauncher
+from lit_memory.run.launchers.base import Child, Interrupted
+from lit_memory.run.launchers.local import LocalLauncher
 from lit_memory.run.options import parse_options, parser
 from lit_memory.run.reporting import origin, report_plan
 from lit_memory.run.sweep import Sweep
@@ -54,7 +56,7 @@ def call(*argv) -> int:
 
 
 def test_the_flags_are_frozen():
-    """A new flag needs a good reason; nine are what a reader can remember."""
+    """A new flag needs a good reason; a reader has to remember them."""
     flags = {(action.option_strings or [action.dest])[-1]: action.nargs for action in parser()._actions}
     assert flags == {
         "--help": 0,
@@ -65,6 +67,8 @@ def test_the_flags_are_frozen():
         "--seeds": None,
     } | {
         "--jobs": None,
+        "--launcher": None,
+        "--launch": None,
         "--root": None,
         "--dry-run": 0,
         "--report": 0,
@@ -72,6 +76,7 @@ def test_the_flags_are_frozen():
         "--redraw": 0,
         "--list": 0,
         "--gallery": 0,
+        "--new": None,
     }
     assert all(action.help for action in parser()._actions)
 
@@ -518,7 +523,7 @@ def test_events_tell_news_and_how_each_child_ended(make_launch):
 @pytest.mark.parametrize(("width", "parts"), [(120, ["step 52/200", "loss 0.037"]), (100, ["step 52/200"]), (80, [])])
 def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
     """With the time that it has taken, and where an estimate knows it the time that is left."""
-    monkeypatch.setattr(launch.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(base.time, "monotonic", lambda: 100.0)
     told = {
         "event": "progress",
         "stage": 5,
@@ -534,7 +539,7 @@ def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
         for arm in ("gamma", "memreasoner_iu", "slow")
     ]
     console = Console(width=width, force_terminal=True, no_color=True, highlight=False)
-    running = [Child(spec, None, None, told, started=40.0) for spec in specs]
+    running = [Child(spec, told, started=40.0) for spec in specs]
     launcher = SimpleNamespace(running=running, waiting=specs[:1], done=2, total=6)
     lines = LiveLines(launcher, "tiny", {"gamma": 180.0, "memreasoner_iu": None, "slow": 30.0})
     with console.capture() as captured:
@@ -551,8 +556,8 @@ def test_every_run_has_one_line_that_fits(monkeypatch, width, parts):
 def test_what_is_news(monkeypatch):
     """A log gets a line for every stage and phase, and one a minute from each run; a terminal shows all."""
     now = [100.0]
-    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
-    child, told = Child(None, None, None), []
+    monkeypatch.setattr(base.time, "monotonic", lambda: now[0])
+    child, told = Child(None), []
     for second, message in enumerate(
         ["waiting", "progress 1", "progress 1", "progress 2", "testing", "testing", *["testing"] * 130]
     ):

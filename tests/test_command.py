@@ -18,8 +18,6 @@ from conftest import InlineLauncher
 from test_cli import REPORT, call, files, statuses
 from test_faults import alive, fork_command, wait_for
 
-from lit_memory import cli
-
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 PROJECT = Path(__file__).resolve().parents[1]
 ISOLATED = """
@@ -214,7 +212,7 @@ def test_an_interrupted_sweep_goes_on(finished, sweep_file, root, tmp_path, monk
     assert found.pop("parent") == "KILLED" and found and set(found.values()) == {"KILLED"}
     wait_for(lambda: not alive(wait.pid), seconds=5)
     assert alive(wait.pid) == []
-    monkeypatch.setattr(cli, "LocalLauncher", InlineLauncher)
+    monkeypatch.setattr("lit_memory.run.launchers.local.LocalLauncher", InlineLauncher)
     assert call(sweep_file, "--root", root) == 0
     assert " to resume" in capsys.readouterr().out.splitlines()[0]
     assert (root / "reports/tiny/table.csv").read_bytes() == finished.table

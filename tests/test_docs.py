@@ -12,12 +12,8 @@ import torch
 from lit_memory.plan.experiment import load
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
-from lit_memory.registry import MODELS, TASKS
-from lit_memory.run.engine import run_one
+from lit_memory.registry import _SOURCES, MODELS, TASKS
 from lit_memory.run.options import parser
-from lit_memory.run.tracking import Tracker
-
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -41,6 +37,17 @@ PAPERS = {
 """What the names of experiments begin with -> the paper."""
 VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCONCLUSIVE")
 """Of complete reports."""
+
+
+@pytest.fixture(autouse=True)
+def _registries():
+    """What a page registers is gone after its test."""
+    tables: list[dict] = [MODELS, TASKS, _SOURCES]
+    before = [dict(table) for table in tables]
+    yield
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
 
 
 def claims_table() -> str:
@@ -135,10 +142,14 @@ def test_snippets_run(name, tmp_path, monkeypatch):
 
 
 def test_the_experiment_plans(tmp_path):
-    """The YAML of the page is one: every scale, arm and claim."""
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/experiments.md"], re.DOTALL)
+    """The YAMLs of the page are some: every scale, arm and claim of the first, and the second, which tunes its arms."""
+    text, tuned = re.findall(r"```yaml\n(.*?)```", PAGES["docs/experiments.md"], re.DOTALL)
     path = tmp_path / "my_gamma.yaml"
     path.write_text(text)
+    path.with_stem("my_gamma_tuned").write_text(tuned)
+    experiment = load(path.with_stem("my_gamma_tuned")).at()
+    check_report(experiment, experiment.plan())
+    assert len(experiment.plan()) == 3 * 5 * 6 and experiment.select == "exact_match"
     for scale, width, rate in (("cpu", 64, 1e-3), ("gpu", 256, 3e-4)):
         experiment = load(path).at(scale)
         specs = experiment.plan()
@@ -157,7 +168,8 @@ def test_the_experiment_plans(tmp_path):
 
 
 def test_new_model_and_task_fit_together():
-    """The model and the task of docs/extending.md work with the package's loop and metric."""
+    """The model and the task of docs/extending.md work with the package's loop and metric; tests/test_own_code.py runs
+    their experiment."""
     names: dict = {"__name__": "page"}
     for snippet in (MODEL, TASK):
         exec(snippet, names)
@@ -168,32 +180,3 @@ def test_new_model_and_task_fit_together():
     assert out.hidden_BTD.shape == (3, 9, 16)
     assert torch.equal(task.score(batch.ids_BT, batch)["exact_match"], torch.ones(3))
     assert [x for x, _ in task.test_conditions()] == [4, 8]
-
-
-OURS = """
-experiment: ours
-paper: {title: T, item: I, claim: C}
-base:
-  model: {name: average, layers: 1, width: 16, heads: 2}
-  task: {name: copying, length: 4, test_length: [4, 8]}
-  train: {steps: 4, batch_size: 4, lr: 1.0e-3, valid_every: 2, valid_size: 4, test_size: 4}
-scales: {cpu: {}}
-arms: {average: {}}
-seeds: [0]
-report: {x: test_length, y: exact_match}
-expect: ["average[last] >= 0"]
-requires: ["average[first] >= 0"]
-"""
-
-
-def test_a_new_model_and_task_run(tmp_path, monkeypatch, root):
-    """One line in each registry is all that a run of the two needs."""
-    for name, text in {"average.py": MODEL, "copying.py": TASK, "ours.yaml": OURS}.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(MODELS, "average", "average:Average")
-    monkeypatch.setitem(TASKS, "copying", "copying:Copy")
-    (spec,), tracker = load(tmp_path / "ours.yaml").at("cpu").plan(), Tracker(root)
-    run_one(spec, root, tracker.uri, tracker.parent("ours", "cpu", {}), {}, lambda message: None)
-    rows = {(metric, x) for metric, x, _ in tracker.results(tracker.find(spec.key))}
-    assert {("exact_match", 4), ("exact_match", 8)} <= rows

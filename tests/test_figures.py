@@ -12,13 +12,13 @@ from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import REGISTRIES, load_class
 from lit_memory.report import figures
 from lit_memory.report.axes import Axis
-from lit_memory.report.labels import MINIMIZED, label, short
+from lit_memory.report.labels import MINIMIZED, balanced, label, short
 from lit_memory.report.names import spread
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
 from lit_memory.report.series import relative
 from lit_memory.report.states import StateAxis
-from lit_memory.report.style import ARCHITECTURES, STYLE, looks, spread_words
+from lit_memory.report.style import ARCHITECTURES, COLUMN, STYLE, looks, spread_words
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _style():
 
 
 def line_figure(plan, frame):
-    return figures.line_figure(Results.from_frame(plan, frame), "scale cpu")
+    return figures.line_figure(relative(Results.from_frame(plan, frame)), "scale cpu")
 
 
 def line_axes(plan, frame):
@@ -93,6 +93,20 @@ def test_figures_name_every_arm_and_nothing_leaves_or_overlaps(name):
     lines = [line for line in axes.lines if line.get_label() in plan.arms]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) in (0, len(lines))
     assert all(text.get_fontsize() >= 8 for text in [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels()])
+
+
+@pytest.mark.parametrize("xs", [XS, [50]], ids=["lines", "rows"])
+def test_the_figure_of_a_column_keeps_half_its_width_for_the_data(xs):
+    """Names of arms are below the axes, or in two lines beside their rows; the label of x is whole."""
+    names = {arm: f"{arm}, a name of quite some length" for arm in ARMS}
+    config = ReportConfig(x_label="tokens of noise between the facts of a story")
+    plan = make_plan(xs=xs, labels=names, config=config, expect=[])
+    figure = figures.line_figure(Results.from_frame(plan, make_frame(xs=xs)), "", COLUMN)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert axes.bbox.width > 0.5 * figure.bbox.width
+    label = axes.xaxis.label.get_window_extent()
+    assert label.x0 >= 0 and label.x1 <= figure.bbox.x1
 
 
 def check_legends(figure):
@@ -293,6 +307,7 @@ def test_the_state_figure_names_every_arm_and_no_equal_state_hides_another(name)
         if plan.state_size(a) == plan.state_size(b):
             assert abs(right[0] - left[0]) * 72 / figure.dpi > 3  # points of type; a marker is 6 wide
     assert ticks is None or [t.get_text() for t in axes.get_xticklabels()] == ticks
+    assert all(tick.get_visible() for tick in axes.get_xticklabels())
     check_legends(figure)
     assert axes.get_position().height * figure.get_figheight() > 2.4
 
@@ -340,6 +355,20 @@ def test_axes_speak_in_words():
     values = {0.5: "0.5", 1000: "1,000", 4096: "4,096", 16000: "16k", 128e3: "128k", 1e6: "1M", 2.5e6: "2.5M"}
     assert {x: short(x) for x in values} == values
     assert label("noise_level") == "noise level"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("difference from LMM in %", 22, ["difference", "from LMM in %"]),
+        ("short", 20, ["short"]),
+        ("", 20, [""]),
+        ("one_name_without_a_space", 12, ["one_name_wit", "hout_a_space"]),
+        ("a b c d", 7, ["a b c d"]),
+    ],
+)
+def test_lines_of_a_text_are_about_equally_long(text, width, lines):
+    assert balanced(text, width).split("\n") == lines
 
 
 def test_every_knob_of_the_figure_shows():
@@ -480,5 +509,9 @@ def test_a_figure_relative_to_an_arm():
     assert shown.values("b", None, 50) == pytest.approx([20, 20, 20]) and shown.values("a", None, 500) == [0, 0, 0]
     assert shown.plan.y_label == "perplexity: difference from a in %" and not shown.plan.config.log_y
     assert results.values("b", None, 50) == [12, 24, 36] and relative(shown).plan.config.relative_to == "a"
+    share = make_plan(["a", "b"], expect=[], config=ReportConfig(relative_to="a"))
+    near = make_frame(["a", "b"], value=lambda arm, seed, x: 0.5 + 0.1 * (arm == "b"))
+    axes = figures.line_figure(relative(Results.from_frame(share, near)), "").axes[0]
+    assert axes.get_ylim()[1] > 20  # per cent, not the shares from 0 to 1 that are compared
     by_zero = Results.from_frame(make_plan(["c", "b"], config=ReportConfig(y="perplexity", relative_to="c")), frame)
     assert not relative(by_zero).cells

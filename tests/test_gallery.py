@@ -112,6 +112,7 @@ def test_cards(cards):
         13.5,
     )
     assert new.command == "python run.py x" and new.lines[0]["line"] == "armt[200] - rmt[200] > 0.1"
+    assert new.exploratory and not cards["marks"].exploratory
     assert "exploratory (3 seeds)" in new.judged and (new.figure.width, new.figure.height) == (140, 90)
     assert {"new", "rmt", "toy", "figure"} <= set(re.findall(r"\w+", new.words))
     assert cards["old"].title == "old" and cards["old"].evidence == "not stated"
@@ -283,7 +284,7 @@ def test_the_readme_counts(root, written):
     text = written["README.md"]
     counts = tables(text)[0]
     assert counts[1:] == [["A paper", "3", "1", "0", "0", "4"], ["all", "3", "1", "0", "0", "4"]]
-    assert "| [Title of new](new/README.md)" in text and "| REPRODUCED " in text and " 14 " in text
+    assert "| [Title of new](new/README.md)" in text and "| REPRODUCED, exploratory " in text and " 14 " in text
     assert all((root / "reports" / link).is_file() for link in re.findall(r"\]\((?!http)(\S+?)\)", text))
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import VOCAB, build_model
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import lit_memory.hf
+from lit_memory.hf.auto import SegmentCache
 from lit_memory.recurrence import generate, unroll
 
 N = 5
@@ -70,7 +71,133 @@ def test_generate_of_hugging_face_is_ours(shell, model, tokens):
     assert torch.equal(theirs, generate(model, ids, 7, segment_len=N, mask_BT=mask))
     theirs = shell.generate(ids, do_sample=False, segment_len=4, **options)[:, 2 * N + 2 :]
     assert torch.equal(theirs, model.generate(ids, 7, segment_len=4, mask_BT=mask))
-    assert shell.generate(ids, num_beams=2, do_sample=False, **options).shape == (3, 2 * N + 9)
+
+
+class Streamer:
+    """Collects what ``generate`` streams."""
+
+    def __init__(self):
+        self.parts = []
+
+    def put(self, value):
+        self.parts.append(value.reshape(value.shape[0], -1) if value.dim() > 1 else value[:, None])
+
+    def end(self):
+        self.parts = torch.cat(self.parts, dim=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3, "do_sample": False},
+        {"do_sample": True, "num_return_sequences": 2},
+        {"do_sample": True, "num_beams": 2, "repetition_penalty": 1.3},
+    ],
+    ids=["beams", "samples", "sampled beams"],
+)
+def test_the_cache_changes_nothing(shell, tokens, options):
+    """With the cache, and with every step from scratch, ``generate`` gives the same tokens, left padding included."""
+    ids, mask = tokens(3, 2 * N + 2), torch.ones(3, 2 * N + 2, dtype=torch.long)
+    mask[0, :4] = mask[1, :1] = 0
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        more = {"max_new_tokens": N + 2, "attention_mask": mask, "pad_token_id": 0, "use_cache": use_cache}
+        found.append(shell.generate(ids, **more, **options))
+    assert torch.equal(*found)
+
+
+def test_a_stream(shell, tokens):
+    """A streamer gets the tokens of the result."""
+    streamer = Streamer()
+    out = shell.generate(tokens(1, 2 * N + 2), max_new_tokens=4, do_sample=False, pad_token_id=0, streamer=streamer)
+    assert torch.equal(streamer.parts, out)
+
+
+@torch.no_grad()
+def test_forward_with_a_cache(shell, tokens):
+    """Logits in pieces are those of one call; a cache serves a second ``generate``; what does not fit is told."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.long)
+    mask[0, :2] = 0
+    full = shell(ids, attention_mask=mask).logits
+    out = shell(ids[:, : N + 2], attention_mask=mask[:, : N + 2], use_cache=True)
+    assert torch.allclose(out.logits[mask[:, : N + 2].bool()], full[:, : N + 2][mask[:, : N + 2].bool()])
+    more = shell(ids[:, N + 2 :], attention_mask=mask, past_key_values=out.past_key_values, logits_to_keep=3)
+    assert torch.allclose(more.logits, full[:, -3:]) and more.past_key_values.get_seq_length() == 3 * N
+    assert shell(ids).past_key_values is None and shell(ids, logits_to_keep=1, use_cache=True).logits.shape[1] == 1
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
+    again = shell.generate(
+        ids, past_key_values=shell(ids[:, :N], mask[:, :N], use_cache=True).past_key_values, **options
+    )
+    assert torch.equal(again, shell.generate(ids, **options))
+    mine = SegmentCache()
+    shell(ids, past_key_values=mine)
+    assert mine.get_seq_length() == 3 * N
+    with pytest.raises(TypeError, match="is a DynamicCache: expected a SegmentCache"):
+        shell(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="no padding in tokens after past_key_values"):
+        shell(ids[:, :1], attention_mask=torch.zeros(2, 1), past_key_values=more.past_key_values)
+    with pytest.raises(ValueError, match="stateful"):
+        shell.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2, pad_token_id=0)
+
+
+def test_gradient_checkpointing(shell, tokens):
+    """Segments are computed again on the way back: the same loss and gradients."""
+    ids, found = tokens(2, 3 * N), []
+    shell.train()
+    for again in (False, True):
+        if again:
+            shell.activation_checkpointing_enable()
+        assert shell.gradient_checkpointing is again
+        shell.zero_grad()
+        loss = shell(ids, labels=ids).loss
+        loss.backward()
+        found.append([loss, *(p.grad for p in shell.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 1
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("count", [VOCAB + 3, VOCAB - 4])
+@pytest.mark.parametrize(("name", "tied"), [("armt", True), ("rmt", False), ("mamba", True)])
+def test_other_vocabularies(tokens, tmp_path, name, tied, count):
+    """Old tokens keep their logits; the folder, the settings and what is tied follow."""
+    build_model(name, tie_embeddings=tied).save_pretrained(tmp_path, segment_len=N)
+    shell = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids, kept = tokens(2, 2 * N) % (VOCAB - 4), min(count, VOCAB)
+    before = shell(ids).logits
+    assert shell.resize_token_embeddings(count) is shell.get_input_embeddings()
+    assert torch.allclose(shell(ids).logits[..., :kept], before[..., :kept], rtol=1e-12)
+    assert (shell.get_output_embeddings().weight is shell.get_input_embeddings().weight) is tied
+    shell.save_pretrained(tmp_path / "other")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    assert again.config.vocab_size == again.model.config.vocab_size == count
+    assert torch.equal(again(ids).logits, shell(ids).logits)
+
+
+def test_a_vocabulary_that_an_encoder_shares(tmp_path):
+    build_model("larimar", encoder_width=16).save_pretrained(tmp_path)
+    shell = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"encoder\.tokens\.weight depend on vocab_size"):
+        shell.resize_token_embeddings(VOCAB + 1)
+
+
+AUTO = """
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__ == "lit_memory.hf.auto", type(model)
+model.save_pretrained(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2], trust_remote_code=True)
+"""
+
+
+def test_a_folder_names_its_classes(tmp_path):
+    """Who trusts a folder needs no import of ours, whoever wrote it; no copy of our code lies in it."""
+    build_model("armt").save_pretrained(tmp_path / "ours")
+    command = [sys.executable, "-c", AUTO, str(tmp_path / "ours"), str(tmp_path / "theirs")]
+    subprocess.run(command, check=True, env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
+    for folder in ("ours", "theirs"):
+        assert [path.name for path in (tmp_path / folder).glob("*.py")] == ["lit_memory_auto.py"]
 
 
 def test_from_configuration():

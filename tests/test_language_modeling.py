@@ -26,8 +26,9 @@ from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.run.build import build
 from lit_memory.run.engine import run_one
-from lit_memory.run.reporting import best_points, train_x
+from lit_memory.run.reporting import train_x
 from lit_memory.run.saving import RunCheckpoint
+from lit_memory.run.selection import chosen
 from lit_memory.run.tracking import Run, Tracker
 from lit_memory.run.trainer import make_trainer, silence_lightning
 from lit_memory.tasks.language_modeling import LanguageModeling
@@ -530,7 +531,7 @@ def test_less_perplexity_selects_a_grid_point(experiment, tree, y, best):
     """And more exact match another."""
     found, specs = plan({**(experiment() if y == "perplexity" else tree), "grid": {"train.lr": [0.2, 0.1]}})
     runs = {spec.key: Run("id", "FINISHED", metrics={f"valid/{y}": 10 * spec.train["lr"]}) for spec in specs}
-    assert best_points(found, specs, runs)[specs[0].arm] == best
+    assert chosen(found, specs, runs)[0].point == best
 
 
 def test_progress_of_a_test_knows_how_much_there_is(source):

@@ -25,6 +25,7 @@ ORDER = {
     "models": "util memory recurrence",
     "text": "util",
     "tasks": "util text",
+    "testing": "util recurrence tasks",
     "plan": "util registry",
     "report": "util registry plan",
     "hf": "util registry text recurrence models",
@@ -46,6 +47,7 @@ OUTSIDE = {
     "models": "torch",
     "text": "numpy",
     "tasks": "torch numpy",
+    "testing": "torch",
     "plan": "omegaconf yaml",
     "report": "",
     "hf": "torch safetensors transformers",
@@ -53,6 +55,7 @@ OUTSIDE = {
     "run": "torch lightning filelock",
     "run/tracking.py": "mlflow filelock sqlalchemy",
     "run/display.py": "rich",
+    "run/launchers/choice.py": "yaml",
     "cli": "rich",
     "__init__": "",
     "__main__": "",
@@ -69,6 +72,8 @@ LATE = {
     "report/scores.py": "numpy",
     "report/statistics.py": "numpy scipy",
     "run/frame.py": "pandas",
+    "run/launchers/ray.py": "ray",
+    "run/launchers/slurm.py": "submitit",
     "run/server.py": "requests",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",
@@ -293,7 +298,7 @@ def test_imports_are_told_apart():
 HEAVY = ["torch", "numpy", "lightning", "mlflow", "transformers", "matplotlib", "pandas"]
 LIGHT = {"util", "registry", "plan", "report", "cli", "__init__"}
 """Parts that a wrong command line is told by in a moment, as they import nothing heavy."""
-TENSORS = {"memory", "recurrence", "models", "text", "tasks"}
+TENSORS = {"memory", "recurrence", "models", "text", "tasks", "testing"}
 ALONE = """
 import importlib, json, sys
 seen = {}

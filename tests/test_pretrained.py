@@ -49,7 +49,7 @@ def test_round_trip(model, tmp_path):
             assert type(again) is type(model) and again.config == model.config and equal(again, model)
             assert shared_weights(again) == shared_weights(model) and not again.training
             assert all(parameter.requires_grad for parameter in again.parameters())
-    assert sorted(os.listdir(tmp_path / "new" / "folder")) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == ["config.json", "lit_memory_auto.py", "model.safetensors"]
     model.half().save_pretrained(tmp_path)
     assert equal(type(model).from_pretrained(tmp_path), model)
 
@@ -97,7 +97,12 @@ def test_pretrained_decoders_get_a_memory(tmp_path, backbone):
     """A Hugging Face folder, which has no tokenizer, serves every architecture around a decoder; its own folder serves
     as well."""
     folder = _folder(tmp_path, backbone)
-    assert sorted(os.listdir(folder)) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(os.listdir(folder)) == [
+        "config.json",
+        "generation_config.json",
+        "lit_memory_auto.py",
+        "model.safetensors",
+    ]
     assert {"transformer", "rmt", "prmt", "armt", "tarm"} <= set(WRAPPING)
     for name in WRAPPING:
         cls = load_class("model", name)

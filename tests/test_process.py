@@ -25,6 +25,7 @@ from lit_memory.lit.data import WORKER_SECONDS
 from lit_memory.run import receipt
 from lit_memory.run.engine import parameters
 from lit_memory.run.launchers import local as launch
+from lit_memory.run.launchers.base import Interrupted, LauncherDied
 from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
@@ -192,7 +193,7 @@ def kill_fork_server():
 def test_a_fork_server_that_dies_takes_all_runs_with_it(make_launch):
     """While children train, one of which is deaf to SIGTERM."""
     runs, pids = make_launch(["hang", "deaf"], 2), []
-    with pytest.raises(launch.ServerDied):
+    with pytest.raises(LauncherDied):
         for child, event in runs.events():
             pids = [other.process.pid for other in runs.running]
             if child.spec.arm == "deaf" and event.get("stage") == 3:
@@ -220,7 +221,7 @@ def test_new_processes_do_not_see_ctrl_c(make_launch):
 def test_a_signal_that_was_swallowed_counts(make_launch):
     """A destructor, or a library that takes every error for its own, may be what is called when it comes."""
     runs = make_launch(["hang"], 1)
-    with pytest.raises(launch.Interrupted) as caught:
+    with pytest.raises(Interrupted) as caught:
         for _, event in runs.events():
             if event.get("stage") == 2:
                 try:

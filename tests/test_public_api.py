@@ -20,7 +20,8 @@ BabiEpisodes DNA DNAData LMM LanguageModeling LanguageModelingData Larimar LitAR
 LitMAL LitMamba LitMemReasoner LitMemoryConfig LitMemoryForCausalLM LitPRMT LitRMT LitRMTR LitRMTXL LitRWKV LitTARM
 LitTransformer LitXL MAC MAG MAL Mamba MemReasoner MemReasonerData Needle NeedleData PRMT Passkey PasskeyData
 Quadratic QuadraticData RMT RMTR RMTXL RWKV TARM TimeSeries TimeSeriesData Transformer VariableTracking
-VariableTrackingData XL generate load_experiment load_huggingface load_reference unroll
+VariableTrackingData XL generate load_experiment load_huggingface load_reference register_model
+register_task unroll
 """
 NAMES = PUBLIC.split()
 

@@ -5,12 +5,10 @@ inside their layers.
 """
 
 import copy
-import weakref
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lit_memory.memory import compiled
 from lit_memory.memory.associative_compiled import CompiledChunk
@@ -29,6 +27,8 @@ from lit_memory.recurrence import (
     unroll,
 )
 from lit_memory.registry import MODELS, load_class
+from lit_memory.testing import models as checks
+from lit_memory.testing.models import gradients, same
 
 N = 5  # tokens per segment
 LAST = slice(-N, None)
@@ -36,25 +36,10 @@ LAYER_MAJOR = [name for name in MODELS if issubclass(load_class("model", name), 
 NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", name), LayerRecurrent)]
 
 
-def same(a, b, tol=1e-10):
-    """Two tensors, or two states, agree to ``tol``."""
-    return all(
-        torch.allclose(x, y, rtol=tol, atol=tol) for x, y in zip(state_tensors(a), state_tensors(b), strict=True)
-    )
-
-
 def close(a, b, tol):
     """Two tensors, or two states, agree to ``tol`` times the largest value of each tensor."""
     pairs = zip(state_tensors(a), state_tensors(b), strict=True)
     return all(x.shape == y.shape and (x - y).abs().max() <= tol * y.abs().max() for x, y in pairs if y.numel())
-
-
-def gradients(model, out):
-    """Gradients of a random functional of hidden states and final state with respect to every parameter."""
-    generator = torch.Generator().manual_seed(3)
-    parts = [t for t in (out.hidden_BTD, *state_tensors(out.state)) if t.requires_grad]
-    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in parts)
-    return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
 
 def naive(model, ids, lengths, read_only=0, masks=None):
@@ -115,14 +100,9 @@ def test_seg_shift(build, tokens, name, empty):
     assert torch.equal(loss(model.logits(unroll(model, ids).hidden_BTD)), loss(backbone(ids)))
 
 
-def test_state_passing(model, tokens):
+def test_state_passing(model):
     """Two calls with the state passed on equal one call."""
-    ids = tokens(3, 4 * N)
-    whole, first = unroll(model, ids, N), unroll(model, ids[:, : 2 * N], N)
-    second = unroll(model, ids[:, 2 * N :], N, state=first.state)
-    assert same(torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1), whole.hidden_BTD) and same(
-        second.state, whole.state
-    )
+    checks.state_passed_on(model)
 
 
 def test_state_pure(model, tokens):
@@ -147,24 +127,26 @@ def test_state_pure(model, tokens):
     )
 
 
-def test_batch_rows_are_independent(model, tokens):
+def test_step_is_a_function(model):
+    """The same state twice gives the same bits, and ``step`` changes nothing in place."""
+    checks.pure(model)
+
+
+def test_reading_only(model):
+    """Without ``write`` the state stays, and the hidden states are those of writing."""
+    checks.reading_only(model)
+
+
+def test_batch_rows_are_independent(model):
     """A permuted batch gives permuted results, and no sample sees another."""
-    ids, order = tokens(4, 3 * N), torch.tensor([2, 0, 3, 1])
-    out, permuted = unroll(model, ids, N), unroll(model, ids[order], N)
-    assert same(permuted.hidden_BTD, out.hidden_BTD[order]) and same(permuted.state, model.reorder(out.state, order))
-    assert same(unroll(model, ids[:1], N).hidden_BTD, out.hidden_BTD[:1])
+    checks.rows_independent(model)
 
 
 @pytest.mark.parametrize("changed", [0, 3, 7, 12])
-def test_causal(model, tokens, changed):
+def test_causal(model, changed):
     """T-CAUSAL: another token at j changes no hidden state before j, the one at j, and, through the memory, those of
     later segments."""
-    ids = tokens(2, 4 * N)
-    other = ids.clone()
-    other[:, changed] = (ids[:, changed] + 1) % 19
-    moved = (unroll(model, ids, N).hidden_BTD - unroll(model, other, N).hidden_BTD).abs().amax((0, 2))
-    assert (moved[:changed] < 1e-12).all() and moved[changed] > 1e-3
-    end = (changed // N + 1) * N
+    moved, end = checks.causal(model, changed), (changed // N + 1) * N
     if (
         type(model).__name__ == "MemReasoner" and end == 2 * N
     ):  # its second line asks about the first, and finds that, whatever it asks
@@ -175,19 +157,10 @@ def test_causal(model, tokens, changed):
 # --- padding
 
 
-def test_seg_mask(model, tokens):
+def test_seg_mask(model):
     """T-SEG-mask: padding changes no hidden state of a real token, nor the state of a sample that ended with a
     segment."""
-    lengths = [3, 2 * N, 2 * N + 3, 4 * N]
-    ids = tokens(len(lengths), 4 * N)
-    mask = torch.arange(4 * N) < torch.tensor(lengths)[:, None]
-    padded = unroll(model, ids.masked_fill(~mask, 0), N, mask_BT=mask)
-    assert padded.hidden_BTD.isfinite().all()
-    for i, length in enumerate(lengths):
-        alone = unroll(model, ids[i : i + 1, :length], N)
-        assert same(padded.hidden_BTD[i : i + 1, :length], alone.hidden_BTD)
-        if length % N == 0:
-            assert same(model.reorder(padded.state, torch.tensor([i])), alone.state)
+    checks.padding(model)
 
 
 def test_leading_padding_segments(model, tokens):
@@ -209,13 +182,9 @@ def test_full_mask_is_no_mask(model, tokens):
     assert not same(unroll(model, ids, N, mask_BT=mask).hidden_BTD[:, 2:N], plain[:, 2:N], 1e-6)
 
 
-def test_masked_token_is_invisible(model, tokens):
+def test_masked_token_is_invisible(model):
     """Another id at a masked token changes no other hidden state, in its segment or in later ones."""
-    ids, mask = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool)
-    mask[0, 1] = mask[1, N + 2 : N + 4] = False
-    other = torch.where(mask, ids, (ids + 1) % 19)
-    a, b = (unroll(model, x, N, mask_BT=mask).hidden_BTD[mask] for x in (ids, other))
-    assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+    checks.masked_token_invisible(model)
 
 
 # --- gradients
@@ -225,13 +194,7 @@ def test_masked_token_is_invisible(model, tokens):
 def test_gradient_reach(model, bptt, read_only):
     """T-RMT-grad, T-ARMT-bptt: the last segment's loss reaches ``bptt`` segments (all by default), and the others get
     exactly 0."""
-    ids = torch.arange(4).repeat_interleave(N).expand(2, -1)  # segment s is made of token s
-    hidden = unroll(model, ids, N, bptt=bptt, read_only=read_only).hidden_BTD[:, LAST]
-    loss = (hidden * torch.randn_like(hidden)).sum()
-    (grad,) = torch.autograd.grad(loss, model.decoder.tokens.weight)
-    reached = grad[:4].abs().amax(1)
-    segments = (bptt or 4) if model.state_floats(model.init_state(1)) else 1
-    assert (reached[4 - segments :] > 1e-12).all() and (reached[: 4 - segments] == 0).all()
+    checks.gradient_reach(model, bptt, read_only)
 
 
 @pytest.mark.parametrize("read_only", [0, 2])
@@ -270,19 +233,9 @@ def test_bptt_cuts_a_given_state(model, tokens):
         assert any(g.any() for g in grads) == (bptt == 3 and bool(carried))
 
 
-def test_activation_checkpointing(model, tokens):
+def test_activation_checkpointing(model):
     """Recomputing a segment in the backward pass writes nothing twice: outputs and gradients stay the same."""
-    ids, state, hidden = tokens(2, 3 * N), model.init_state(2), []
-    for part in ids.split(N, dim=1):
-        out, state = checkpoint(model.step, state, part, use_reentrant=False)
-        hidden.append(out)
-    plain = unroll(model, ids, N)
-    recomputed = plain._replace(hidden_BTD=torch.cat(hidden, dim=1), state=state)
-    assert torch.equal(recomputed.hidden_BTD, plain.hidden_BTD)
-    assert all(
-        torch.allclose(a, b, rtol=1e-12)
-        for a, b in zip(gradients(model, recomputed), gradients(model, plain), strict=True)
-    )
+    checks.recomputed(model)
 
 
 def test_inference_mode_leaves_no_trace(build, tokens):
@@ -321,21 +274,9 @@ def test_reorder(model, tokens):
     assert same(hidden_idx, hidden[idx]) and same(new_idx, model.reorder(new, idx))
 
 
-def test_iterator_of_segments(model, tokens):
+def test_iterator_of_segments(model):
     """An iterator equals the tensor, is pulled one segment at a time, and needs memory for two segments only."""
-    ids, alive = tokens(2, 20 * N), []
-
-    def segments():
-        for part in ids.split(N, dim=1):
-            part = part.clone()
-            alive.append(weakref.ref(part))
-            assert sum(ref() is not None for ref in alive) <= 2
-            yield part
-
-    with torch.no_grad():
-        out, expected = unroll(model, segments(), keep=2), unroll(model, ids, N, keep=2)
-    assert len(alive) == 20 and out.hidden_BTD.shape[1] == 2 * N
-    assert torch.equal(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state, 0)
+    checks.streaming(model)
 
 
 @pytest.mark.parametrize("options", [{}, {"bptt": 2}, {"read_only": 2}, {"keep": 1}, {"schedule": "diagonal"}], ids=str)
@@ -671,12 +612,9 @@ def test_checkpointed_segments_save_memory(build, tokens, schedule):
 
 
 @pytest.mark.parametrize(("prompt", "segment_len"), [(7, 5), (10, 5), (7, None)])
-def test_generate_is_greedy(model, tokens, prompt, segment_len):
+def test_generate_is_greedy(model, prompt, segment_len):
     """T-ARMT-genmode: each generated token is the argmax of a teacher-forced run over prompt and continuation."""
-    ids = tokens(4, prompt)
-    new = generate(model, ids, 9, segment_len=segment_len)
-    forced = model.logits(unroll(model, torch.cat([ids, new], dim=1), segment_len).hidden_BTD)
-    assert new.shape == (4, 9) and torch.equal(new, forced[:, prompt - 1 : -1].argmax(-1))
+    checks.generates(model, prompt, segment_len)
 
 
 LENGTHS = [1, 4, N, N + 1, 2 * N + 3]  # of prompts, with segments of N tokens

@@ -12,6 +12,7 @@ from report_data import make_frame, make_plan
 from lit_memory import report
 from lit_memory.cli import main
 from lit_memory.plan.sections import ReportConfig
+from lit_memory.report.figures import time_figure
 from lit_memory.report.latex import escaped, latex_table
 from lit_memory.report.redraw import redraw_all
 from lit_memory.report.render import render
@@ -149,16 +150,21 @@ def test_a_mean_and_a_deviation_serve_in_the_place_of_seeds():
 
 
 def test_they_are_saved_and_shown(tmp_path):
-    """In the table of times; the figure of times is the one that there was."""
+    """In the table of times, and in their figure as means with bars of one standard deviation."""
     results = told(["b.seconds[4] > a.seconds[4]"])
-    (tmp_path / "time.png").write_bytes(b"as it was")
     (tmp_path / "state.png").write_bytes(b"of another report")
     from lit_memory.report.render import write
 
     write(results, tmp_path)
     assert report.load(tmp_path).summaries == TOLD and "summaries" in plan_json(results)
     assert "12 ± 0.1" in (tmp_path / "README.md").read_text()
-    assert (tmp_path / "time.png").read_bytes() == b"as it was" and not (tmp_path / "state.png").exists()
+    assert (tmp_path / "time.png").is_file() and not (tmp_path / "state.png").exists()
+    axes = time_figure(results, "scale cpu · mean of 3 seeds").axes[0]
+    assert "scale cpu · mean ± standard deviation of 3 seeds" in [text.get_text() for text in axes.texts]
+    lines = [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"]
+    bars = [path.vertices[:, 1].tolist() for bars in axes.collections for path in bars.get_paths()]
+    assert lines == [[2.0, 4.0], [6.0, 12.0]]
+    assert bars == [pytest.approx([mean - 0.1, mean + 0.1]) for line in lines for mean in line]
 
 
 # For papers

@@ -12,8 +12,16 @@ import torch
 from lit_memory.registry import TASKS, load_class
 from lit_memory.tasks.associative_retrieval import AssociativeRetrieval, capacity
 from lit_memory.tasks.batch import Batch, exact_match
-from lit_memory.tasks.mixins import ContinuousTokens, FiniteSplits, Streamed
+from lit_memory.tasks.mixins import FiniteSplits, Streamed
 from lit_memory.tasks.quadratic import Quadratic
+from lit_memory.testing.tasks import (
+    batches_are_pure,
+    batches_are_well_formed,
+    batches_move,
+    conditions_vary_one_field,
+    right_answers_score_best,
+    rows,
+)
 
 TASK_CASES = {
     "associative_retrieval": [
@@ -171,17 +179,6 @@ def retrieval(request):
     return make(name, **config)
 
 
-def whole(batch):
-    """Every sample as one tuple of ids, context included."""
-    context = [(segment[0] if isinstance(segment, tuple) else segment).tolist() for segment in batch.context]
-    if batch.ids_BT.dim() == 3:
-        return [tuple(row) for row in batch.ids_BT.flatten(1).tolist()]
-    return [
-        tuple(i for s in context if b < len(s) for i in s[b]) + tuple(ids)
-        for b, ids in enumerate(batch.ids_BT.tolist())
-    ]
-
-
 def questions(batch):
     """What a solver may see."""
     return batch.ids_BT.masked_fill(batch.targets_BT != -100, -1)
@@ -225,44 +222,12 @@ def test_every_task_has_cases():
 def test_batch_is_pure(task):
     """The same arguments give the same bits whatever was drawn before; another seed, split or step gives other
     samples."""
-    first = task.batch(0, "train", 3, 8)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    again = load_again(task).batch(0, "train", 3, 8)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert whole(first) == whole(again) and torch.equal(first.targets_BT.nan_to_num(), again.targets_BT.nan_to_num())
-    assert all(torch.equal(first.meta[k], again.meta[k]) for k in first.meta) and first.meta.keys() == again.meta.keys()
-    for seed, split, step in [(1, "train", 3), (0, "valid", 3), (0, "test", 3), (0, "train", 4)]:
-        other = task.batch(seed, split, step, 8)
-        assert other.ids_BT.shape != first.ids_BT.shape or not torch.equal(other.ids_BT, first.ids_BT)
-
-
-def load_again(task):
-    """An equal task, built anew, after other draws from the old one."""
-    task.batch(9, "test", 9, 2)
-    return type(task)(task.config)
+    batches_are_pure(task)
 
 
 def test_batch_is_well_formed(task):
     """Ids lie in the vocabulary, targets repeat the ids, and the last ``read_only`` segments hold all of them."""
-    for split in ("train", "valid", "test"):
-        batch = task.batch(0, split, 0, 16)
-        scored = batch.scored_BT
-        assert len(batch.ids_BT) == 16 and all(len(v) == 16 for v in batch.meta.values())
-        if isinstance(task, ContinuousTokens):
-            assert batch.ids_BT.shape[2] == task.input_dim and batch.targets_BT.shape[2] == task.vocab_size
-            assert scored.any(1).all() and not scored[:, 0].any() and batch.segment_len == task.segment_len
-            continue
-        assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < task.vocab_size
-        assert (
-            torch.equal(batch.targets_BT[scored], batch.ids_BT[scored])
-            and scored.any(1).all()
-            and not scored[:, 0].any()
-        )
-        assert batch.segment_len == task.segment_len or (
-            batch.segment_len < task.segment_len and split != "test" and batch.read_only
-        )
-        assert not batch.read_only or not scored[:, : -batch.read_only * batch.segment_len].any()
+    batches_are_well_formed(task)
 
 
 def test_splits_are_disjoint(task):
@@ -272,8 +237,8 @@ def test_splits_are_disjoint(task):
         return
     seen = []
     for split in ("train", "valid", "test"):
-        rows = [tuple(row) for step in range(3) for row in whole(task.batch(0, split, step, 100))]
-        seen += dict.fromkeys(rows) if isinstance(task, Quadratic) else rows
+        drawn = [row for step in range(3) for row in rows(task.batch(0, split, step, 100))]
+        seen += dict.fromkeys(drawn) if isinstance(task, Quadratic) else drawn
     samples = [
         s for s in seen if len(s) >= min(6 * task.segment_len, max(map(len, seen)))
     ]  # with few pairs, chance repeats some
@@ -282,24 +247,22 @@ def test_splits_are_disjoint(task):
 
 def test_batch_to_device(task):
     """``Batch.to`` moves every tensor and keeps the rest."""
-    batch = task.batch(0, "train", 0, 2)
-    moved = batch.to(torch.device("meta"))
-    assert {t.device.type for t in (moved.ids_BT, moved.targets_BT, *moved.meta.values())} == {"meta"}
-    assert (moved.segment_len, moved.read_only, moved.meta.keys()) == (
-        batch.segment_len,
-        batch.read_only,
-        batch.meta.keys(),
-    )
+    batches_move(task)
 
 
 def test_test_conditions(task):
     """One task per value of ``test_<field>``, equal to the task in every other field."""
+    conditions_vary_one_field(task)
     axis, values = task.test_axis()
     conditions = task.test_conditions()
     assert [x for x, _ in conditions] == values
     for x, condition in conditions:
-        assert vars(condition.config) == {**vars(task.config), axis: x}
         assert (condition.batch(0, "test", 0, 2).meta[axis] == x).all()
+
+
+def test_right_answers_score_best(task):
+    """The first metric is better for the targets than for other ids."""
+    right_answers_score_best(task)
 
 
 # --- associative retrieval: oracles

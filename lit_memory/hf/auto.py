@@ -4,17 +4,21 @@ folders of ``save_pretrained``.
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lit_memory.hf.pretrained import MODEL_TYPE, read_settings, shared_weights
+from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
-from lit_memory.recurrence import pack, unroll
+from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
+from lit_memory.util import files
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -31,18 +35,47 @@ class LitMemoryConfig(PreTrainedConfig):
     ) -> None:
         self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
         self.vocab_size = self.settings.get("vocab_size")
-        super().__init__(**others)
+        super().__init__(**{**others, "auto_map": AUTO_MAP})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: folders name this class, and need no copy of its code."""
+
+
+class SegmentCache(Cache):
+    """``past_key_values`` of our models: the memory, and what is kept of the open segment.
+
+    position: how far the samples have been read; None: nothing yet. seen: columns that were read, padding included.
+    """
+
+    def __init__(self, position: Position | None = None, seen: int = 0) -> None:
+        super().__init__(layers=[])
+        self.position, self.seen = position, seen
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.position, self.seen = None, 0
+
+    def crop(self, *_: Any) -> None:
+        raise NotImplementedError("a memory does not forget single tokens: keep a copy of the cache from before them")
 
 
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     """Any of our models, as ``.model``, behind the interface of a Hugging Face causal language model.
 
-    ``generate`` is Hugging Face's and computes every step from scratch; ``.model.generate`` is ours and keeps the
-    memory.
+    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours.
     """
 
     config_class = LitMemoryConfig
     base_model_prefix = "model"
+    _is_stateful = True  # no assisted decoding, which takes tokens back
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
@@ -51,6 +84,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         self._tied_weights_keys = {
             f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
         }
+        self.gradient_checkpointing = False
         self.post_init()
 
     @classmethod
@@ -68,11 +102,48 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
                 )
         return (model, info) if output_loading_info else model
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """``PreTrainedModel.save_pretrained``, and the file that ``auto_map`` names."""
+        super().save_pretrained(save_directory, *args, **options)
+        files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: folders name this class, and need no copy of its code."""
+
     def _init_weights(self, module: nn.Module) -> None:
         """Does nothing: the model is initialised when it is built, and no weight may be missing from a folder."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.decoder.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.decoder.tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.model.decoder.head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.decoder.head = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **options: Any) -> Any:
+        """``PreTrainedModel.resize_token_embeddings``. Raises ValueError for a model that reads tokens with more than
+        the embedding and the head of its decoder."""
+        others = [
+            name for name in self.vocabulary_weights() if not name.startswith(("decoder.tokens.", "decoder.head."))
+        ]
+        if others:
+            raise ValueError(f"{preview(others)} depend on vocab_size as well: build a new model of the other size")
+        table = super().resize_token_embeddings(*args, **options)
+        self.model.config.vocab_size = self.config.settings["vocab_size"] = self.config.vocab_size
+        return table
+
+    def vocabulary_weights(self) -> list[str]:
+        """Names of the model's weights whose shapes depend on the vocabulary."""
+        kind, settings = type(self.model), asdict(self.model.config)
+        with torch.device("meta"):
+            larger = kind(kind.Config(**{**settings, "vocab_size": settings["vocab_size"] + 1})).state_dict()
+        return [name for name, tensor in self.model.state_dict().items() if tensor.shape != larger[name].shape]
 
     def forward(
         self,
@@ -80,29 +151,79 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         segment_len: int | None = None,
+        past_key_values: SegmentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
         return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
         at token t.
 
         attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results.
-        segment_len: tokens per segment; default: ``config.segment_len``.
+            With ``past_key_values`` its last T columns count, and all of them must be real.
+        segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
+        past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
+        use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
+        logits_to_keep: only the logits of so many last columns; 0: all.
         """
-        prompts = pack(input_ids, attention_mask)
-        hidden_BTD = unroll(
-            self.model, prompts.ids_BT, segment_len or self.config.segment_len, mask_BT=prompts.mask()
-        ).hidden_BTD
-        logits = self.model.logits(hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1))
+        if past_key_values is None and use_cache:
+            past_key_values = SegmentCache()
+        if past_key_values is not None:
+            last = logits_to_keep == 1
+            hidden_BTD = self.read(past_key_values, input_ids, attention_mask, segment_len, last)
+        else:
+            prompts = pack(input_ids, attention_mask)
+            hidden_BTD = unroll(
+                self.model,
+                prompts.ids_BT,
+                segment_len or self.config.segment_len,
+                mask_BT=prompts.mask(),
+                checkpoint_segments=1 if self.gradient_checkpointing and self.training else None,
+            ).hidden_BTD
+            hidden_BTD = unpacked(hidden_BTD, prompts)
+        logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        out = CausalLMOutput(loss=loss, logits=logits)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         return out.to_tuple() if return_dict is False else out
 
-    def generate(self, *args: Any, **options: Any) -> Any:
-        """``GenerationMixin.generate`` without its cache of keys and values, which our models do not have."""
-        return super().generate(*args, **{"use_cache": False, **options})  # type: ignore[misc]
+    def read(
+        self,
+        cache: SegmentCache,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        segment_len: int | None,
+        last: bool,
+    ) -> Tensor:
+        """Hidden states (B, T, D) of tokens, which enter the cache; of the last ones, at least, if ``last``.
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, segment_len: int | None = None, **_: Any
-    ) -> dict[str, Any]:
-        """Arguments of ``forward`` for the next token: the whole sequence each time."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "segment_len": segment_len}
+        Raises TypeError for another cache, and ValueError for padding in a cache that is not empty.
+        """
+        if not isinstance(cache, SegmentCache):
+            raise TypeError(
+                f"past_key_values is a {type(cache).__name__}: expected a SegmentCache, as use_cache returns"
+            )
+        padded = attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :].all())
+        if cache.position is not None and padded:
+            raise ValueError("attention_mask: expected no padding in tokens after past_key_values; read samples apart")
+        cache.seen += input_ids.shape[1]
+        if cache.position is None:
+            prompts, segment_len = pack(input_ids, attention_mask), segment_len or self.config.segment_len
+            hidden_BTD, cache.position = read_prompts(self.model, prompts, segment_len, last=last)
+            return hidden_BTD if last else unpacked(hidden_BTD, prompts)
+        hidden_BTD, cache.position = read_on(self.model, cache.position, input_ids)
+        return hidden_BTD
+
+    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor) -> SegmentCache:
+        """The cache of the samples ``beam_idx``, for beam search."""
+        assert past_key_values.position is not None
+        return SegmentCache(reorder(self.model, past_key_values.position, beam_idx), past_key_values.seen)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """No: ``forward`` makes the cache, which is a ``SegmentCache``."""
+        return False
+
+
+def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
+    """Hidden states in the columns that the tokens had before ``pack``."""
+    return hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1)

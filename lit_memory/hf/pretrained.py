@@ -2,7 +2,8 @@
 
 A folder holds config.json (``model_type`` "lit_memory", the name of the architecture, its ``Config``) and
 model.safetensors, with the weights' names in ``auto.py``'s LitMemoryForCausalLM, so that
-``transformers.AutoModelForCausalLM`` reads and writes the same folders.
+``transformers.AutoModelForCausalLM`` reads and writes the same folders. A file of one import lets it do so, with
+``trust_remote_code=True``, where nobody has imported ``lit_memory.hf``; we never run it.
 """
 
 import os
@@ -30,6 +31,11 @@ from lit_memory.util.checks import FieldError, check_types, fits, nearest
 
 MODEL_TYPE = "lit_memory"
 HF_CLASS = "LitMemoryForCausalLM"
+AUTO_FILE = "lit_memory_auto.py"
+AUTO_CODE = """# The classes of this model are those of the package lit-memory.
+from lit_memory.hf import LitMemoryConfig, LitMemoryForCausalLM
+"""
+AUTO_MAP = {"AutoConfig": "lit_memory_auto.LitMemoryConfig", "AutoModelForCausalLM": f"lit_memory_auto.{HF_CLASS}"}
 PREFIX = "model."
 """The attribute of ``HF_CLASS`` that holds the model."""
 BACKBONE = {f.name for f in fields(BackboneConfig)}
@@ -83,9 +89,11 @@ def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], seg
         "segment_len": segment_len,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "tie_word_embeddings": bool(shared),
+        "auto_map": AUTO_MAP,
     }
     with files.replacing(folder / "model.safetensors") as file:
         safetensors.torch.save_file(weights, file.name, metadata={"format": "pt"})
+    files.write(folder / AUTO_FILE, AUTO_CODE.encode())
     files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 
 

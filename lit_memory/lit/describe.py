@@ -43,6 +43,11 @@ def arguments(cls: Any) -> dict[str, Parameter]:
     return own
 
 
+def settings(cls: Any) -> set[str]:
+    """The keyword arguments of a class that are no fields of its ``Config``."""
+    return set(arguments(cls)) - {field.name for field in fields(cls.config_class())}
+
+
 def keyword(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

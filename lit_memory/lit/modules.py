@@ -6,35 +6,33 @@ Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Self
 
-import lightning as L
 import torch
 from torch import Tensor
 
-from lit_memory.lit.describe import KeywordSignature
+from lit_memory.lit.describe import KeywordSignature, settings
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
-from lit_memory.lit.plain import TokenMetrics, as_batch
-from lit_memory.lit.schedule import relative_rate
+from lit_memory.lit.optimized import Optimized
+from lit_memory.lit.plain import AnyBatch, TokenMetrics, as_batch
 from lit_memory.lit.scores import Mean, Means
 from lit_memory.recurrence import map_state, state_tensors, unroll
-from lit_memory.registry import build_config, load_class, weights_of
+from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import ContinuousTokens, LossScored, Prompted
 from lit_memory.util.checks import FieldError
 from lit_memory.util.metrics import Condition, MetricName
 
-AnyBatch = Batch | Mapping[str, Tensor]
-"""A ``Batch``, or a dictionary with ``input_ids`` and ``labels`` (``as_batch``)."""
 
-
-class LitMemory(L.LightningModule):
+class LitMemory(Optimized):
     """Trains one segment-recurrent model: cross-entropy, or squared error of numbers, on the scored positions.
 
-    It reads ``Batch``es, or dictionaries with ``input_ids`` and ``labels``, from any Lightning data source. A
+    It reads ``Batch``es, dictionaries with ``input_ids`` and ``labels``, or pairs of both, from any data source. A
     ``LitData`` also gives its task, which scores predictions; without a task, a validation and a test log the loss, the
     accuracy and the perplexity of single tokens. All other arguments are fields of the model's ``Config``. Raises
     TypeError for an argument that the model does not have; the training raises ValueError for such a part in
@@ -75,7 +73,6 @@ class LitMemory(L.LightningModule):
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         self.save_hyperparameters()
         self.model: Any = None
-        self.stage: tuple[int, int] | None = None
         self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
         self.diagnostics: Diagnostics | None = None
         self.token_metrics: dict[int, TokenMetrics] = {}  # dataloader -> metrics where there is no task
@@ -87,6 +84,22 @@ class LitMemory(L.LightningModule):
         """The ``Config`` of the model; None for a base class without a model."""
         return load_class("model", cls.model_name).Config if hasattr(cls, "model_name") else None
 
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Self:
+        """The module around a pretrained model, to be trained further.
+
+        options: the settings of the module (``lr``, ``bptt``, ...), and flags of the model. Other arguments and errors:
+        those of ``lit_memory.hf.pretrained.from_pretrained``.
+        """
+        own = {name: value for name, value in options.items() if name in settings(cls)}
+        flags = {name: value for name, value in options.items() if name not in own}
+        model: Any = load_class("model", cls.model_name)
+        model = model.from_pretrained(source, revision=revision, **flags)
+        with torch.device("meta"):  # its weights are those of the pretrained one
+            module = cls(**own, **{f.name: getattr(model.config, f.name) for f in fields(model.config)})
+        module.model = model.train()
+        return module
+
     # The data
 
     def conditions(self, split: str) -> list[tuple[Condition | None, Task]]:
@@ -97,7 +110,7 @@ class LitMemory(L.LightningModule):
     def as_batch(self, batch: AnyBatch) -> Batch:
         return as_batch(batch, self.hparams["segment_len"])
 
-    # The model, its optimizer and its learning rate
+    # The model
 
     def configure_model(self) -> None:
         """Build the model. Lightning calls it when the data is known."""
@@ -112,34 +125,6 @@ class LitMemory(L.LightningModule):
             if isinstance(tasks[0], ContinuousTokens):
                 options["inputs"] = self.hparams["inputs"] = tasks[0].input_dim
         self.model = self.model_class(self.model_class.Config(**options))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
-            weight.requires_grad_(False)
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        exempt: set[str] = getattr(self.model, "no_weight_decay", set())
-        groups: list[dict[str, Any]] = [{"params": [p for name, p in trained.items() if name not in exempt]}]
-        if exempt:
-            groups.append({"params": [p for name, p in trained.items() if name in exempt], "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
-
-    def set_stage(self, first_step: int, steps: int) -> None:
-        """Begin a stage of ``steps`` optimizer steps at ``first_step``: a schedule that falls, and a warm-up that is a
-        share, begin anew."""
-        self.stage = first_step, steps
-
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of an optimizer step, counted from the start of the run."""
-        h = self.hparams
-        first_step, steps = self.stage or (0, self.trainer.estimated_stepping_batches)
-        rate = relative_rate(step, first_step, steps, h["schedule"], h["warmup"], h["final_lr"])
-        return h["lr"] * rate
-
-    def on_train_batch_start(self, batch: AnyBatch, batch_idx: int) -> None:
-        # Not a LambdaLR: Lightning steps one before the validation that ends a stage, and old checkpoints lack its
-        # state. This rate depends on step and stage alone, so that it is exact after a stage change and a resume.
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate(self.trainer.global_step)
 
     # The state that a stream carries from batch to batch
 

@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T tokens, N scored tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,27 +13,42 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_memory.tasks.batch import Batch
 from lit_memory.util.checks import FieldError
 
+AnyBatch = Batch | Mapping[str, Tensor] | Sequence[Tensor]
+"""A ``Batch``, a dictionary with ``input_ids`` and ``labels``, or a pair of both (``as_batch``)."""
+EXPECTED = "expected a Batch, a dictionary with input_ids and labels, or a pair (input_ids, labels)"
 
-def as_batch(batch: Batch | Mapping[str, Tensor], segment_len: int | None) -> Batch:
-    """A ``Batch``, or one made of a dictionary with ``input_ids`` (B, T) and ``labels`` (B, T).
+
+def as_batch(batch: AnyBatch, segment_len: int | None) -> Batch:
+    """A ``Batch``, or one made of a dictionary with ``input_ids`` (B, T) and ``labels`` (B, T), or of a pair of both.
 
     As in transformers, label t is the token at t, which is predicted from the tokens before it, and -100 is not scored.
     An ``attention_mask`` (B, T) may only mark padding on the right, which no scored token reads. Other keys are
     ignored.
-    segment_len: tokens per segment of such a dictionary; None: one segment.
-    Raises FieldError for a batch of another kind, and for padding on the left.
+    segment_len: tokens per segment of such a batch; None: one segment.
+    Raises FieldError for a batch of another kind, for padding on the left, and for labels that are shifted already.
     """
     if isinstance(batch, Batch):
         return batch
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        batch = {"input_ids": batch[0], "labels": batch[1]}
     if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= set(batch):
         shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-        raise FieldError("batch", batch, "expected a Batch, or a dictionary with input_ids and labels", shown)
-    mask_BT = batch.get("attention_mask")
+        raise FieldError("batch", batch, EXPECTED, shown)
+    ids_BT, targets_BT, mask_BT = batch["input_ids"], batch["labels"].clone(), batch.get("attention_mask")
     if mask_BT is not None and bool((mask_BT.diff(dim=1) > 0).any()):
         raise FieldError("attention_mask", mask_BT, "expected padding on the right alone", "padding on the left")
-    targets_BT = batch["labels"].clone()
+    if _shifted(ids_BT, targets_BT):
+        expected = "expected the token at t as label t; the module shifts them itself"
+        raise FieldError("labels", targets_BT, expected, "the token at t + 1 as label t")
     targets_BT[:, 0] = -100  # nothing comes before it
-    return Batch(batch["input_ids"], targets_BT, segment_len)
+    return Batch(ids_BT, targets_BT, segment_len)
+
+
+def _shifted(ids_BT: Tensor, labels_BT: Tensor) -> bool:
+    """Whether every label is the id of the next token, and not that of its own."""
+    if ids_BT.shape != labels_BT.shape or ids_BT.shape[1] < 2:
+        return False
+    return torch.equal(labels_BT[:, :-1], ids_BT[:, 1:]) and not torch.equal(labels_BT, ids_BT)
 
 
 class TokenMetrics:

@@ -21,7 +21,7 @@ Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from lit_memory.memory.associative import AssociativeState
 from lit_memory.models import armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
+from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import Compiled, LayerMajor, SharedRead, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
@@ -98,7 +99,7 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-class ARMT(SharedRead, LayerMajor, Compiled):
+class ARMT(SharedRead, KeyValueCache, LayerMajor, Compiled):
     """Transformer with an associative memory in every layer."""
 
     @dataclass
@@ -161,6 +162,23 @@ class ARMT(SharedRead, LayerMajor, Compiled):
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)
+
+    def read_tokens(self, state, piece, rows_BTD):
+        layers: Any = self.layers
+        for layer, layer_state in zip(layers, state, strict=True):
+            rows_BTD = piece.through(layer.block, rows_BTD + layer.recall(rows_BTD, layer_state, 0))
+        return rows_BTD
+
+    def write_memory(self, state, opened):
+        layers: Any = self.layers
+        count, new = self.config.memory_tokens, []
+        piece = Piece(opened, count)
+        rows_BMD = self.memory.repeat(len(opened.rows_B), 1, 1)
+        rows_BMD = piece.add_positions(self.decoder, rows_BMD, wrapped=0)
+        for layer, layer_state in zip(layers, state, strict=True):
+            rows_BMD = piece.through(layer.block, rows_BMD + layer.recall(rows_BMD, layer_state, count))
+            new.append(layer.memorize(rows_BMD, layer_state))
+        return tuple(new)
 
     def refuses_layer_major(self):
         if self.decoder.norm.weight.dtype != torch.promote_types(self.decoder.norm.weight.dtype, torch.float32):

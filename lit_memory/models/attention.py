@@ -2,9 +2,11 @@
 
 Paper:     Su et al. 2021, RoFormer, arXiv 2104.09864.
 
-Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), H heads, K head width.
+Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), H heads, K head width, E channels of queries,
+keys and values together.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -24,11 +26,20 @@ def rotary_table(
 
 def rotate(x_BHTK: Tensor, dims: int, base: float = 10_000.0) -> Tensor:
     """Rotary embedding of the first ``dims`` channels at positions 0..T-1."""
-    cos, sin = rotary_table(x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype)
+    return turn(x_BHTK, *rotary_table(x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype))
+
+
+def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding by rows of a ``rotary_table``, (T, dims) or (B, 1, T, dims). Back, with ``-sin``."""
     dims = cos.shape[-1]  # rounded up to even
     head, rest = x_BHTK[..., :dims], x_BHTK[..., dims:]
     left, right = head.chunk(2, dim=-1)
     return torch.cat([head * cos + torch.cat([-right, left], dim=-1) * sin, rest], dim=-1)
+
+
+def split_heads(qkv_BTE: Tensor, widths: Sequence[int], head_width: int) -> Iterator[Tensor]:
+    """Queries, keys and values (B, heads, T, K) from their channels side by side, ``widths`` of each."""
+    return (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in qkv_BTE.split(widths, dim=-1))
 
 
 def attention_mask(mask_BS: Tensor, rows: int) -> Tensor:

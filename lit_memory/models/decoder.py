@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.attention import attention_mask, rotate, split_heads
 from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 from lit_memory.util.fields import added
 
@@ -146,10 +146,7 @@ class Attention(nn.Module):
 
         mask: that of ``attention_mask``; None is plain causal attention. past: cached keys and values.
         """
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for part in self.qkv(x_BTD).split(self.rows, dim=-1)
-        )
+        q, k, v = split_heads(self.qkv(x_BTD), self.rows, self.head_width)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         keys = k
@@ -160,10 +157,10 @@ class Attention(nn.Module):
             q = rotate(q, self.rotary, self.base)[:, :, old:]
         return self.mix(q, k, v, mask), keys, v
 
-    def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Output (B, T, D) of rotated queries and keys."""
-        drop = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, mask is None, enable_gqa=self.grouped)
+    def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
+        """Output (B, T, D) of rotated queries and keys. Without mask, row t sees t+1 keys if ``causal``, else all."""
+        drop, causal = self.dropout if self.training else 0.0, causal and mask is None
+        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, enable_gqa=self.grouped)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.attention import attention_mask, rotate, split_heads
 from lit_memory.models.decoder import Attention, BackboneConfig, Block, Decoder
+from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import LayerMajor, detach, select_state, state_options
 from lit_memory.util.checks import at_least
 
@@ -62,15 +63,13 @@ class PRMTLayer(nn.Module):
 
 def heads_of(attention: Attention, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys, and values, (B, heads, T, K) each."""
-    q, k, v = (
-        part.unflatten(-1, (-1, attention.head_width)).transpose(1, 2) for part in qkv_BTE.split(attention.rows, dim=-1)
-    )
+    q, k, v = split_heads(qkv_BTE, attention.rows, attention.head_width)
     if attention.rotary:
         q, k = (rotate(x, attention.rotary, attention.base) for x in (q, k))
     return q, k, v
 
 
-class PRMT(LayerMajor):
+class PRMT(KeyValueCache, LayerMajor):
     """RMT with a recurrence in every layer and no association matrix."""
 
     @dataclass
@@ -86,7 +85,7 @@ class PRMT(LayerMajor):
 
     def __init__(self, config: "PRMT.Config") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.front = config, config.memory_tokens
         self.decoder = Decoder(config, PRMTLayer)
 
     def memories(self) -> list[Tensor]:
@@ -104,6 +103,25 @@ class PRMT(LayerMajor):
     def finish(self, rows_BTD, write=True):
         m = self.config.memory_tokens
         return self.decoder.norm(rows_BTD[:, m : rows_BTD.shape[1] - m if write else None])
+
+    def read_memory(self, state, opened, live_B):
+        piece = Piece(opened, self.front, live_B * self.front)
+        self.pass_memory(state, piece)
+        return piece.done()
+
+    def pass_memory(self, state: tuple[Tensor, ...], piece: Piece) -> list[Tensor]:
+        """Outputs (B, M, D) of every layer at the memory rows."""
+        dtype = self.decoder.tokens.weight.dtype
+        return [piece.through(layer.block, memory.to(dtype)) for layer, memory in zip(self.layers, state, strict=True)]
+
+    def read_tokens(self, state, piece, rows_BTD):
+        for layer in self.layers:
+            rows_BTD = piece.through(layer.block, rows_BTD)
+        return rows_BTD
+
+    def write_memory(self, state, opened):
+        written = self.pass_memory(state, Piece(opened, self.front))
+        return tuple(new.to(old.dtype) for new, old in zip(written, state, strict=True))
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         m, total = self.config.memory_tokens, len(rows_SBRD)

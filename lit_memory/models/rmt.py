@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Decoder
+from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import Diagnosed, State, state_options, state_tensors
 from lit_memory.util.checks import FieldError, at_least
 
@@ -75,7 +76,7 @@ class TokenMemory(Diagnosed):
         return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), averaged / written), strict=True))
 
 
-class RMT(TokenMemory):
+class RMT(KeyValueCache, TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass
@@ -100,9 +101,28 @@ class RMT(TokenMemory):
         options = state_options(self, device, dtype)
         return self.memory.to(**options).expand(batch, -1, -1)
 
+    @property
+    def front(self) -> int:
+        return self.config.rows(0) - self.config.memory_tokens
+
     def step(self, state, ids_BT, mask_BT=None, write=True):
-        hidden_BTD, new_BMD = self.segment(state, state if write else state[:, :0], ids_BT, mask_BT)
-        return hidden_BTD, self.update(state, new_BMD.to(state.dtype)) if write else state
+        write_BMD = self.write_rows(state)
+        hidden_BTD, new_BMD = self.segment(
+            self.read_rows(state), write_BMD if write else write_BMD[:, :0], ids_BT, mask_BT
+        )
+        return hidden_BTD, self.written(state, new_BMD) if write else state
+
+    def read_rows(self, state: State) -> Tensor:
+        """The rows in front of the tokens."""
+        return state
+
+    def write_rows(self, state: State) -> Tensor:
+        """The rows behind the tokens."""
+        return state
+
+    def written(self, state: State, new_BMD: Tensor) -> State:
+        """The state after a segment, from the outputs at its write rows."""
+        return self.update(state, new_BMD.to(state.dtype))
 
     def segment(
         self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None
@@ -115,6 +135,29 @@ class RMT(TokenMemory):
         hidden_BTD = self.decoder.run(self.decoder.add_positions(rows_BTD, start, written), mask)
         end = hidden_BTD.shape[1] - written
         return hidden_BTD[:, start:end], hidden_BTD[:, end:]
+
+    def read_tokens(self, state, piece, rows_BTD):
+        for block in self.decoder.layers:
+            rows_BTD = piece.through(block, rows_BTD)
+        return rows_BTD
+
+    def memory_rows(self, piece: Piece, rows_BMD: Tensor, wrapped: int) -> Tensor:
+        """Outputs of the decoder at memory rows."""
+        rows_BMD = rows_BMD.to(self.decoder.tokens.weight.dtype)
+        return self.decoder.norm(self.read_tokens(None, piece, piece.add_positions(self.decoder, rows_BMD, 0, wrapped)))
+
+    def read_memory(self, state, opened, live_B):
+        if not self.front:
+            return opened
+        piece = Piece(opened, self.front, live_B * self.front)
+        self.memory_rows(piece, self.read_rows(state), 0)
+        return piece.done()
+
+    def write_memory(self, state, opened):
+        rows_BMD = self.write_rows(state)
+        if rows_BMD.shape[1]:
+            rows_BMD = self.memory_rows(Piece(opened, rows_BMD.shape[1]), rows_BMD, self.front)
+        return self.written(state, rows_BMD)
 
     def update(self, old_BMD: Tensor, new_BMD: Tensor) -> Tensor:
         """The memory of the next segment, from that of this segment and the one that it wrote."""

@@ -137,14 +137,16 @@ class RMTR(GrowingState, RMT):
             torch.ones(past_BPE.shape[:2], dtype=torch.bool, device=options["device"]),
         )
 
-    def step(self, state, ids_BT, mask_BT=None, write=True):
+    def read_rows(self, state):
+        return torch.cat([state.memory_BMD, self.retrieve(state)], dim=1)  # (3)
+
+    def write_rows(self, state):
+        return state.memory_BMD
+
+    def written(self, state, new_BMD):
         memory_BMD, past_BPE, valid_BP = state
-        read_BMD = torch.cat([memory_BMD, self.retrieve(state)], dim=1)
-        hidden_BTD, new_BMD = self.segment(read_BMD, memory_BMD if write else memory_BMD[:, :0], ids_BT, mask_BT)  # (3)
-        if not write:
-            return hidden_BTD, state
         past_BPE = torch.cat([past_BPE, self.retrieval.keys_values(new_BMD).to(past_BPE.dtype)], dim=1)  # (4)
-        return hidden_BTD, RetrievalState(
+        return RetrievalState(
             new_BMD.to(memory_BMD.dtype), past_BPE, F.pad(valid_BP, (0, new_BMD.shape[1]), value=True)
         )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence import LayerRecurrent
+from lit_memory.recurrence import Divisible, LayerRecurrent
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -65,8 +65,10 @@ def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
     return window_BSC.gather(1, rows_BC.unsqueeze(-1).expand(-1, -1, window_BSC.shape[2]))
 
 
-class TokenRecurrent(LayerRecurrent):
+class TokenRecurrent(Divisible, LayerRecurrent):
     """A ``LayerRecurrent`` model that skips masked tokens. Its layers get rows and masks with padding at the end."""
+
+    grain = 1
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if mask_BT is None:

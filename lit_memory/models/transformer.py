@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask
+from lit_memory.models.attention import attention_mask, rotary_table, turn
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
+from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import LayerRecurrent, state_options
 from lit_memory.util.checks import FieldError
 
@@ -55,7 +57,7 @@ class WindowLayer(nn.Module):
         return rows_BTD, WindowState(new.k_BGWK.detach(), new.v_BGWK.detach(), new.mask_BW) if self.detach else new
 
 
-class Transformer(LayerRecurrent):
+class Transformer(KeyValueCache, LayerRecurrent):
     """The backbone alone. ``window=0`` reads every segment by itself."""
 
     @dataclass
@@ -90,3 +92,42 @@ class Transformer(LayerRecurrent):
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD)
+
+    def read_memory(self, state, opened, live_B):
+        if not self.config.window:
+            return opened
+        real_BP = state[0].mask_BW
+        if opened.real_BP.shape[1]:
+            real_BP = torch.where(live_B[:, None], real_BP, opened.real_BP)
+        piece = Piece(opened, self.config.window, live_B * self.config.window)
+        for layer_state in state:
+            piece.put(self.turned(layer_state.k_BGWK), layer_state.v_BGWK)
+        return piece.done()._replace(real_BP=real_BP)
+
+    def turned(self, k_BGWK: Tensor, rows_B: Tensor | None = None) -> Tensor:
+        """Keys of the window, rotated to the first columns; back, from the last of ``rows_B`` columns."""
+        c, count = self.config, k_BGWK.shape[2]
+        length = count if rows_B is None else int(rows_B.max())
+        cos, sin = rotary_table(length, c.rotary_dims, c.rotary_base, k_BGWK.device, k_BGWK.dtype)
+        if rows_B is None:
+            return turn(k_BGWK, cos, sin)
+        columns_BW = rows_B[:, None] - count + torch.arange(count, device=rows_B.device)
+        return turn(k_BGWK, cos[columns_BW].unsqueeze(1), -sin[columns_BW].unsqueeze(1))
+
+    def read_tokens(self, state, piece, rows_BTD):
+        for layer in self.layers:
+            rows_BTD = piece.through(layer.block, rows_BTD)
+        return rows_BTD
+
+    def write_memory(self, state, opened):
+        if not self.config.window:
+            return state
+        window, columns = self.config.window, opened.layers[0].k_BGCK.shape[2]
+        kept_BW = opened.rows_B[:, None] - window + torch.arange(window, device=opened.rows_B.device)
+        mask_BW = F.pad(opened.real_BP, (0, columns - window), value=True).gather(1, kept_BW)
+        new = []
+        for layer_state, cache in zip(state, opened.layers, strict=True):
+            k, v = (part.take_along_dim(kept_BW[:, None, :, None], dim=2) for part in cache)
+            k, v = (part.to(layer_state.k_BGWK.dtype) for part in (self.turned(k, opened.rows_B), v))
+            new.append(WindowState(k, v, mask_BW))
+        return tuple(new)

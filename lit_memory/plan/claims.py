@@ -77,6 +77,11 @@ def check_lines(
             raise ValueError(f"{section}[{i}] {line!r:.90}: {error}") from None
 
 
+def untested(line: str, x_values: Sequence[float]) -> list[str]:
+    """The references of a line to an x that is not tested."""
+    return [str(ref) for ref in refs(parse(line)) if isinstance(ref.x, float) and ref.x not in x_values]
+
+
 def _require(name: str, kind: str, known: Collection[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -4,7 +4,9 @@ Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are do
 trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
 section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
 ``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid``, ``expect``, ``requires`` and ``verify`` replace the
-experiment's own, and its ``report`` changes keys of the experiment's. For ``extends`` see ``reading``.
+experiment's own, and its ``report`` changes keys of the experiment's. Several values on the command line
+(``train.lr=1e-3,3e-3``) are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``,
+for ``imports`` the module of that name.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -12,12 +14,13 @@ Nothing here imports torch or mlflow; torch comes in with the registered configu
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import parsed
 from lit_memory.plan.reading import extended, file_name, mapping
@@ -61,6 +64,8 @@ class Experiment:
     """Arm -> dotted settings."""
     grid: dict[str, list]
     """Dotted key -> the values of the cross product."""
+    select: str
+    """Metric of the last validation that chooses among the points of a grid; "" for the task's first."""
     seeds: list[int]
     report: ReportConfig
     expect: list[str]
@@ -69,6 +74,8 @@ class Experiment:
     """What must hold before the claims can be judged."""
     verify: list[str]
     """What holds by construction, which is no evidence for the paper."""
+    imports: list[str]
+    """Python files of the user that register models and tasks; relative ones lie beside this one."""
 
     @property
     def default_scale(self) -> str:
@@ -92,8 +99,10 @@ class Experiment:
             base=self.base,
             arms=self.arms,
             grid=settings.pop("grid", self.grid),
+            select=self.select,
             seeds=settings.pop("seeds", self.seeds),
             report=report,
+            imports=self.imports,
             **{section: settings.pop(section, getattr(self, section)) for section in KINDS},
             settings=settings,
         )
@@ -120,17 +129,26 @@ class ScaledExperiment:
     """Dotted settings of the scale, ``arms.<arm>.<key>`` among them."""
     arms: dict[str, dict[str, Any]]
     grid: dict[str, list]
+    select: str
     seeds: list[int]
     report: ReportConfig
     expect: list[str]
     requires: list[str]
     verify: list[str]
+    imports: list[str]
+    unchecked: list[str] = field(default_factory=list)
+    """Why the command line leaves the claims without an answer, see ``measured.answerable``."""
+    swept: dict[str, list] = field(default_factory=dict)
+    """Axes of the command line, for all arms; each replaces the file's axis of that key."""
     others: dict[str, "ScaledExperiment"] = field(default_factory=dict, compare=False, repr=False)
     """Experiments of the same folder at the same scale that ``beside`` has read, by name."""
 
     def plan(self, overrides: Sequence[str] = ()) -> list[RunSpec]:
         """All runs, arm by arm, point by point, seed by seed. Raises ConfigError."""
-        changes = [parse_override(text) for text in overrides]
+        found = self.sweeping(overrides)
+        if found.swept != self.swept:
+            return found.plan(overrides)
+        changes = {key: value for key, value in map(parse_override, overrides) if key not in self.swept}
         points = sum(math.prod(map(len, self.axes(arm).values())) for arm in self.arms)
         count = len(self.seeds) * points
         if count > MOST_RUNS:
@@ -138,14 +156,42 @@ class ScaledExperiment:
             raise ConfigError(self.file, key, f"{count:.4g} runs; expected at most {MOST_RUNS}")
         specs = []
         for arm in self.arms:
+            self.check_axes(arm, changes)
+            seen: dict[str, dict[str, Any]] = {}
             for point, settings in self.grid_points(arm):
-                specs += self.specs(arm, point, settings, self.seeds, changes)
+                found = self.specs(arm, point, settings, self.seeds, list(changes.items()))
+                self.check_new(arm, settings, seen.setdefault(found[0].key, settings))
+                specs += found
         return specs
 
+    def sweeping(self, overrides: Sequence[str]) -> "ScaledExperiment":
+        """With the axes of a command line. Raises ConfigError."""
+        changes = dict(map(parse_override, overrides))
+        return replace(self, swept={key: list(values) for key, values in changes.items() if isinstance(values, tuple)})
+
+    def check_axes(self, arm: str, changes: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a change of the command line that would make all points of an axis one."""
+        for key, values in self.axes(arm).items():
+            for changed in changes:
+                if len(values) > 1 and f"{key.rstrip('?')}.".startswith(f"{changed.rstrip('?')}."):
+                    listed = ",".join(map(str, values))
+                    reason = f"the grid of arm {arm} has {len(values)} values of {key}, which would be one"
+                    expected = f"expected no such change, or another grid, for example {key}={listed}"
+                    raise ConfigError("command line", changed, f"{reason}; {expected}")
+
+    def check_new(self, arm: str, point: Mapping[str, Any], same: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a point of a grid whose runs are those of another one, ``same``."""
+        if same is not point:
+            key = next(key for key in point if point[key] != same[key])
+            reason = f"{same[key]!r} and {point[key]!r} are the same run, as this arm has no such field"
+            expected = f"expected arms.<arm>.{key.rstrip('?')}, for the arms that have it"
+            raise ConfigError(f"{self.file} (arm {arm})", f"grid.{key}", f"{reason}; {expected}")
+
     def axes(self, arm: str) -> dict[str, list]:
-        """The grid of one arm: the axes that all arms share, and its own."""
+        """The grid of one arm: the axes that all arms share, its own, and those of the command line."""
         common, own = split_arm(self.grid, arm)
-        return common | own
+        replaced = {key.rstrip("?") for key in self.swept}
+        return {key: values for key, values in (common | own).items() if key.rstrip("?") not in replaced} | self.swept
 
     def grid_points(self, arm: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """(name, settings) of every point of the cross product of an arm's grid; ("", {}) without a grid."""
@@ -167,13 +213,15 @@ class ScaledExperiment:
 
         above: the arms that start from this one.
         """
+        import_files(self.file, self.imports)
         run, name = self.resolve(arm, settings, changes), f"{self.experiment}/{arm}"
+        code = user_code(f"{self.file} (arm {arm})", run)
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
             starts = self.starts(init["run"], name, seeds, changes, [*above, name])
         return [
-            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start)
+            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, code=code)
             for seed, start in zip(seeds, starts, strict=True)
         ]
 
@@ -208,12 +256,33 @@ class ScaledExperiment:
     def resolve(self, arm: str, point: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         """The validated model, task and train sections of one arm at one point of its grid. Raises ConfigError."""
         common, own = split_arm(self.settings, arm)
+        swept = {key: value for key, value in point.items() if key in self.swept}
         layers = [
             (f"{self.file} (scale {self.scale})", common),
             (f"{self.file} (arm {arm})", self.arms[arm]),
             (f"{self.file} (scale {self.scale}, arm {arm})", own),
-            (f"{self.file} (grid)", point),
-            ("command line", dict(changes)),
+            (f"{self.file} (grid)", {key: value for key, value in point.items() if key not in swept}),
+            ("command line", dict(changes) | swept),
         ]
+        try:
+            return self.resolved(arm, layers)
+        except ConfigError as error:
+            key = next((key for key in swept if error.parts[1] == key.rstrip("?")), None)
+            if key is not None:
+                self.check_no_list(arm, layers, key)
+            raise
+
+    def resolved(self, arm: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+        """The validated sections of one arm under all layers. Raises ConfigError."""
         tree, origin = merged(self.base, layers)
         return Resolver(self.file, arm, origin).resolve(tree)
+
+    def check_no_list(self, arm: str, layers: Sequence[tuple[str, Mapping[str, Any]]], key: str) -> None:
+        """Raise ConfigError if the points of an axis of the command line are rather one value: a list."""
+        try:
+            self.resolved(arm, [*layers, ("command line", {key: self.swept[key]})])
+        except ConfigError:
+            return
+        name, values = key.rstrip("?"), ",".join(map(str, self.swept[key]))
+        message = f"{values} is a grid; expected a list, write {name}=[{values}]"
+        raise ConfigError("command line", name, message) from None

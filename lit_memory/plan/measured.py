@@ -1,9 +1,10 @@
 """The x values, metrics and sizes of the runs of a plan, and the check of figures and claims against them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from lit_memory.plan.claims import KINDS, check_lines
+from lit_memory.plan.claims import KINDS, check_lines, untested
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
@@ -57,6 +58,34 @@ def _check_values(experiment: ScaledExperiment, values: Sequence[list], task: st
         raise ConfigError(file, f"task.{axis}", f"{first}: {expected}")
 
 
+def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: Collection[str]) -> ScaledExperiment:
+    """The experiment as changes of the command line leave it: without the lines and the figure about an x that is no
+    longer tested, and with the reasons (``unchecked``) why no verdict can follow.
+
+    specs: the changed plan. changed: the keys of the changes. Raises ConfigError.
+    """
+    values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
+    for section in KINDS:
+        try:
+            gone = {line: untested(line, values) for line in getattr(experiment, section)}
+        except ValueError:
+            return experiment  # check_report says which line is wrong
+        lines[section] = [line for line, absent in gone.items() if not absent]
+        reasons += [f"`{line}` ({', '.join(absent)} is not tested)" for line, absent in gone.items() if absent]
+    report, judged = experiment.report, any(getattr(experiment, section) for section in KINDS)
+    if type(report.state_x) is int and report.state_x not in values:
+        report = replace(report, state_x=None)
+    if judged and {"train", "train.steps", "train.stages"} & set(changed):
+        before, after = most_steps(experiment.plan()), most_steps(specs)
+        reasons += [f"trained for {after:,} steps in place of {before:,}"] * (after < before)
+    return replace(experiment, report=report, unchecked=reasons, **lines)
+
+
+def most_steps(specs: Sequence[RunSpec]) -> int:
+    """Optimizer steps of the longest run."""
+    return max(sum(stage["steps"] for stage in spec.stages) for spec in specs)
+
+
 def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]:
     """The metrics along the report's x axis, without ``TIMES``."""
     axis, task = experiment.report.x, load_class("task", specs[0].task["name"])
@@ -93,7 +122,9 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if report.threshold is not None and report.x != STEP and not report.curves:
         expected = f"expected none where x={report.x} is not {STEP}, without curves"
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
-    check_requirement(experiment)
+    if not experiment.unchecked:
+        check_requirement(experiment)
+    check_select(experiment, specs)
     named = {"relative_to": [report.relative_to] if report.relative_to else [], "paper_curves": report.paper_curves}
     for name, arms in named.items():
         for arm in arms:
@@ -113,6 +144,14 @@ def check_requirement(experiment: ScaledExperiment) -> None:
     if experiment.expect and not experiment.requires:
         expected = "expected what must hold before it can be judged, for example 'min(a[first], b[first]) >= 0.9'"
         raise ConfigError(experiment.file, "requires", f"missing beside the lines of expect; {expected}")
+
+
+def check_select(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
+    """Raise ConfigError if the metric that chooses among the points of a grid is none of a validation."""
+    known = [*load_class("task", specs[0].task["name"]).metrics, "loss"]
+    if experiment.select and experiment.select not in known:
+        reason = f"unknown metric {experiment.select!r} of a validation; {nearest(experiment.select, known)}"
+        raise ConfigError(experiment.file, "select", reason)
 
 
 def evidence(scale: str, specs: Sequence[RunSpec], modified: bool) -> str:

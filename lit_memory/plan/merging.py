@@ -55,7 +55,8 @@ def split_arm(values: Mapping[str, Any], arm: str) -> tuple[dict[str, Any], dict
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """("model.width", 64) from ``model.width=64``; values are YAML. Raises ConfigError."""
+    """("model.width", 64) from ``model.width=64``; values are YAML. Several, with commas and without brackets or quotes
+    around them, are a tuple: the points of a grid. Raises ConfigError."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[\w.]+\??", key):
         raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
@@ -67,7 +68,13 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
     for place, problem in problems(parsed, ""):
         raise ConfigError("command line", key + place.removeprefix("value"), problem)
-    return key, parsed["value"]  # type: ignore[index,call-overload]
+    plain = parsed["value"]  # type: ignore[index,call-overload]
+    if isinstance(plain, str) and "," in plain and value.strip()[0] not in "'\"":
+        points = tuple(parse_override(f"{key}={part}")[1] for part in plain.split(","))
+        if any(points.index(point) < i for i, point in enumerate(points)):
+            raise ConfigError("command line", key, f"{value}: expected different values for a grid")
+        return key, points
+    return key, plain
 
 
 def point_name(settings: Mapping[str, Any]) -> str:

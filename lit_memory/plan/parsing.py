@@ -12,8 +12,9 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-TOP_KEYS = ("experiment", "paper", "base", "scales", "arms", "grid", "seeds", "report", *KINDS, "title", "labels")
-REQUIRED = ("experiment", "paper", "base", "arms", "seeds", "report")
+RUNS = ("base", "scales", "arms", "grid", "select", "seeds")
+TOP_KEYS = ("experiment", "paper", *RUNS, "report", *KINDS, "title", "labels", "imports")
+REQUIRED = ("experiment", "base", "arms", "seeds", "report")
 
 
 def parsed(tree: Any, file: str) -> dict[str, Any]:
@@ -28,8 +29,10 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
         "scales": named_scales(tree.get("scales"), file),
         "paper": paper_section(tree, file),
         "grid": mapping({} if tree.get("grid") is None else tree["grid"], file, "grid"),
+        "select": _words(tree.get("select", ""), file, "select"),
         "report": strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
         "seeds": tree["seeds"],
+        "imports": named_files(tree.get("imports"), file),
         **{section: [] if tree.get(section) is None else tree[section] for section in KINDS},
     }
     if not fields["arms"]:
@@ -53,6 +56,17 @@ def check_top(tree: Any, file: str) -> None:
     for key in REQUIRED:
         if key not in tree:
             raise ConfigError(file, key, "missing")
+
+
+def named_files(value: Any, file: str) -> list[str]:
+    """``imports:``, the Python files of the user; [] for none. Raises ConfigError."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(
+            file, "imports", f"{value!r:.80}: expected a list of Python files, for example [my_models.py]"
+        )
+    return value
 
 
 def title(tree: Mapping[str, Any], file: str) -> str:
@@ -84,7 +98,9 @@ def _words(value: Any, file: str, key: str) -> str:
 
 
 def paper_section(tree: Mapping[str, Any], file: str) -> PaperConfig:
-    """The ``paper:`` section of a file. Raises ConfigError."""
+    """The ``paper:`` section of a file; without one, the experiment is a comparison of its own. Raises ConfigError."""
+    if tree.get("paper") is None:
+        return PaperConfig(title="", item="", claim="")
     return strict(PaperConfig, mapping(tree.get("paper"), file, "paper"), lambda key: file, "paper")
 
 

@@ -11,7 +11,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
 from lit_memory.plan.trainer import check_trainer
-from lit_memory.registry import REGISTRIES, load_class, sketch, weights_of
+from lit_memory.registry import REGISTRIES, RegistrationError, load_class, sketch, weights_of
 from lit_memory.util.checks import FieldError, field_name, nearest
 
 STAGE_KEYS = ("steps", "batch_size", "until")
@@ -72,10 +72,10 @@ class Resolver:
             raise self.error(kind, "name", f"expected one of {', '.join(REGISTRIES[kind])}")
         try:
             cls = load_class(kind, name)
-        except KeyError as error:
+            others = [load_class(kind, other).Config for other in REGISTRIES[kind]]
+        except (KeyError, RegistrationError) as error:
             raise self.error(kind, "name", error.args[0]) from None
         settings = {k: v for k, v in values.items() if k != "name"}
-        others = [load_class(kind, other).Config for other in REGISTRIES[kind]]
         return cls, strict(cls.Config, settings, self.where, kind, others)
 
     def check_together(self, model: Any, sampler: Any) -> None:

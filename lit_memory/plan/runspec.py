@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.sections import TrainConfig
-from lit_memory.registry import load_class
+from lit_memory.registry import Source, load_class, provide
 from lit_memory.util.fields import added_fields
 
 KEY_VERSION = 2
@@ -35,6 +35,8 @@ class RunSpec:
     train: dict[str, Any]
     start: "RunSpec | None" = None
     """The trained run whose weights this one starts from (``train.init``)."""
+    code: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Section -> ``file`` and ``digest`` of the user's code that defines its class; ours is not here."""
 
     @property
     def key(self) -> str:
@@ -46,7 +48,17 @@ class RunSpec:
         if self.start is not None:
             sections["train"]["init"] = {"run": self.start.key}
         content = {"version": KEY_VERSION, **sections, "seed": self.seed}
+        if self.code:
+            content["code"] = {section: source["digest"] for section, source in self.code.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def provide_code(self) -> None:
+        """Register the classes of a user that this run and the one it starts from need, in a process that another one
+        started. Raises RegistrationError."""
+        for section, source in self.code.items():
+            provide(section, getattr(self, section)["name"], Source(Path(source["file"]), source["digest"]))
+        if self.start is not None:
+            self.start.provide_code()
 
     def _keyed(self, section: str) -> dict[str, Any]:
         """The settings of a section that belong to the key."""

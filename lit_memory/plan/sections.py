@@ -93,8 +93,7 @@ class TrainConfig:
     precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
     trainer: dict[str, Any] = field(default_factory=dict)
-    """More arguments of lightning.Trainer: those of ``plan.trainer.FREE`` (strategy, devices, num_nodes,
-    accumulate_grad_batches, ...)."""
+    """More arguments of lightning.Trainer: those of ``plan.trainer.FREE`` (accumulate_grad_batches, ...)."""
 
     def __post_init__(self) -> None:
         named = self.init if isinstance(self.init, dict) else {}

@@ -7,17 +7,13 @@ from lit_memory.util.checks import FieldError, nearest
 
 PROFILERS = ("simple", "advanced", "pytorch")
 FREE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "devices": (lambda value: True, ""),
-    "num_nodes": (lambda value: True, ""),
-    "strategy": (lambda value: True, ""),
-    "sync_batchnorm": (lambda value: type(value) is bool, "true or false"),
+    "devices": (lambda value: value == 1 or (type(value) is list and len(value) == 1), "one device"),
     "accumulate_grad_batches": (lambda value: type(value) is int and value > 0, "a whole number of at least 1"),
     "detect_anomaly": (lambda value: type(value) is bool, "true or false"),
     "profiler": (lambda value: value in PROFILERS, f"one of {', '.join(PROFILERS)}"),
 }
 """Arguments that a file may set -> whether a value will do, and what is expected. The same value gives the same numbers
-each time, and it is in the key of the run. Lightning itself checks devices, nodes and strategies, which depend on the
-machine."""
+each time, and it is in the key of the run. Lightning itself checks the device, which depends on the machine."""
 OURS = {
     "accelerator": "accelerator",
     "precision": "precision",
@@ -48,6 +44,9 @@ OURS = {
 }
 """Arguments that the engine decides -> the field of ``train`` that stands for each, "" where none does."""
 REFUSED = {
+    "num_nodes": "a run takes one device; --launcher starts many runs on many machines",
+    "strategy": "a run takes one device; --launcher starts many runs on many machines",
+    "sync_batchnorm": "a run takes one device; leave it out",
     "max_time": "the result would depend on the clock; train.steps bounds the training",
     "benchmark": "cuDNN would choose its kernels by the clock, and they change the last bits of a result",
     "fast_dev_run": "it cuts training and test to a few batches; use --dry-run, or train.steps and train.test_size",

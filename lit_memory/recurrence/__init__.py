@@ -3,12 +3,23 @@
 This package is the one door: import from ``lit_memory.recurrence``, not from its files.
 """
 
-from lit_memory.recurrence.generate import Prompts, generate, pack, sample_token
+from lit_memory.recurrence.generate import (
+    Position,
+    Prompts,
+    generate,
+    pack,
+    read_on,
+    read_prompts,
+    reorder,
+    sample_token,
+)
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Compiled,
     Diagnosed,
+    Divisible,
     GrowingState,
+    Incremental,
     LayerMajor,
     LayerRecurrent,
     NoWeightDecay,
@@ -17,6 +28,8 @@ from lit_memory.recurrence.protocol import (
     SeveralLosses,
     SharedRead,
 )
+from lit_memory.recurrence.reading import Rereading, reader
+from lit_memory.recurrence.schedules import select_samples
 from lit_memory.recurrence.state import (
     State,
     append_samples,
@@ -33,12 +46,16 @@ from lit_memory.recurrence.unroll import Unrolled, expand_state, segment_lengths
 __all__ = [
     "Compiled",
     "Diagnosed",
+    "Divisible",
     "GrowingState",
+    "Incremental",
     "LayerMajor",
     "LayerRecurrent",
     "LossHead",
     "NoWeightDecay",
+    "Position",
     "Prompts",
+    "Rereading",
     "SegmentRecurrent",
     "SeparateWrite",
     "SeveralLosses",
@@ -55,8 +72,13 @@ __all__ = [
     "logits_per_token",
     "map_state",
     "pack",
+    "read_on",
+    "read_prompts",
+    "reader",
+    "reorder",
     "sample_token",
     "segment_lengths",
+    "select_samples",
     "select_state",
     "state_options",
     "state_tensors",

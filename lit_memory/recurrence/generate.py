@@ -1,6 +1,7 @@
 """Continuations of prompts: packing of ragged prompts, choice of tokens, and the loop over new tokens.
 
-Full segments are written to memory once. The last one, which is not full, is read anew for every token and not written.
+Full segments are written to memory once. Of the last one, which is open, is kept what its next token needs; see
+``Incremental``.
 
 Shape suffixes: B batch, T tokens of a prompt, S tokens of a full segment, V vocabulary.
 """
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import SegmentRecurrent
-from lit_memory.recurrence.schedules import advance, with_new_samples
-from lit_memory.recurrence.state import State
+from lit_memory.recurrence.reading import prefix_mask, reader
+from lit_memory.recurrence.schedules import with_new_samples
+from lit_memory.recurrence.state import State, map_state
 from lit_memory.recurrence.unroll import unroll
 from lit_memory.util.checks import FieldError
 
@@ -80,7 +82,7 @@ def generate(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continuations (B, max_new_tokens) of prompts, each token from the logits of a full pass over all before it.
+    """Continuations (B, max_new_tokens) of prompts, each token from the logits of all before it.
 
     ids_BT, mask_BT: the prompts, and True at real tokens (default: all). Padding on either side changes nothing.
     segment_len: default one segment for prompt and continuation.
@@ -93,9 +95,9 @@ def generate(
     check_least(1, max_new_tokens=max_new_tokens, segment_len=segment_len, top_k=top_k)
     check_least(0, temperature=temperature)
     stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=ids_BT.dtype, device=ids_BT.device)
-    position = read_prompts(model, pack(ids_BT, mask_BT), segment_len or ids_BT.shape[1] + max_new_tokens, state)
+    hidden_B1D, position = read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)
     draw = partial(sample_token, temperature=temperature, top_k=top_k, generator=generator)
-    return continue_from(model, position, max_new_tokens, stops, draw)
+    return continue_from(model, hidden_B1D, position, max_new_tokens, stops, draw)
 
 
 def check_least(least: int, **arguments: float | None) -> None:
@@ -108,63 +110,89 @@ def check_least(least: int, **arguments: float | None) -> None:
 class Position(NamedTuple):
     """How far every sample has been read.
 
-    state: the memory of the segments before the present one. segment_BS: the present segment. filled_B: its tokens so
-    far.
+    state: the memory of the segments before the open one. opened: what is kept of that, see ``Incremental``.
+    filled_B: its tokens so far. segment_len: when it is full; None: never.
     """
 
     state: State
-    segment_BS: Tensor
+    opened: State
     filled_B: Tensor
+    segment_len: int | None
 
 
 def continue_from(
-    model: SegmentRecurrent, position: Position, count: int, stops: Tensor, draw: Callable[[Tensor], Tensor]
+    model: SegmentRecurrent,
+    hidden_B1D: Tensor,
+    position: Position,
+    count: int,
+    stops: Tensor,
+    draw: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """``count`` new tokens (B, count). ``stops``: ids that end a sample. ``draw``: logits (B, V) -> ids (B,)."""
-    tokens = [draw(next_logits(model, position))]
+    """``count`` new tokens (B, count). hidden_B1D: that of the last token. stops: ids that end a sample. draw: logits
+    (B, V) -> ids (B,)."""
+    tokens = [draw(model.logits(hidden_B1D)[:, 0])]
     ended_B = torch.isin(tokens[0], stops)
     while len(tokens) < count and not bool(ended_B.all()):
-        position = append_token(model, position, tokens[-1])
-        tokens.append(torch.where(ended_B, tokens[-1], draw(next_logits(model, position))))
+        hidden_B1D, position = read_on(model, position, tokens[-1][:, None])
+        tokens.append(torch.where(ended_B, tokens[-1], draw(model.logits(hidden_B1D)[:, 0])))
         ended_B = ended_B | torch.isin(tokens[-1], stops)
     return torch.stack(tokens + tokens[-1:] * (count - len(tokens)), dim=1)
 
 
-def read_prompts(model: SegmentRecurrent, prompts: Prompts, segment_len: int, state: State | None) -> Position:
-    """The position after prompts. A segment that is full, but the last of its prompt, is not written yet."""
+def read_prompts(
+    model: SegmentRecurrent,
+    prompts: Prompts,
+    segment_len: int | None,
+    state: State | None = None,
+    last: bool = True,
+) -> tuple[Tensor, Position]:
+    """Hidden states (B, 1, D) of the last tokens of prompts, or (B, T, D) of all, and the position after them.
+
+    A segment that is full, but the last of its prompt, is not written yet.
+    """
     (batch, total), device = prompts.ids_BT.shape, prompts.ids_BT.device
-    written_B = (prompts.lengths_B - 1) // segment_len * segment_len
+    written_B = (prompts.lengths_B - 1) // (segment_len or total) * (segment_len or total)
     state = model.init_state(batch, device) if state is None else with_new_samples(model, state, prompts.ids_BT)
-    if full := int(written_B.max()):
-        mask = prefix_mask(written_B, full)
-        state = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=mask, state=state, keep=0).state
-    columns_BS = (written_B[:, None] + torch.arange(segment_len, device=device)).clamp(max=total - 1)
-    return Position(state, prompts.ids_BT.gather(1, columns_BS), prompts.lengths_B - written_B)
+    full, parts = int(written_B.max()), []
+    if full:
+        mask, keep = prefix_mask(written_B, full), 0 if last else None
+        out = unroll(model, prompts.ids_BT[:, :full], segment_len, mask_BT=mask, state=state, keep=keep)
+        parts, state = [] if last else [out.hidden_BTD], out.state
+    filled_B = prompts.lengths_B - written_B
+    columns_BT = (written_B[:, None] + torch.arange(int(filled_B.max()), device=device)).clamp(max=total - 1)
+    read = reader(model)
+    hidden_BTD, opened = read.extend(state, read.begin(state), prompts.ids_BT.gather(1, columns_BT), filled_B)
+    position = Position(state, opened, filled_B, segment_len)
+    if last:
+        return hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1), position
+    hidden_BTD = torch.cat([*parts, hidden_BTD], dim=1)  # tokens of full segments, then those of open ones
+    places_BT = torch.arange(total, device=device).expand(batch, -1)
+    places_BT = torch.where(places_BT < written_B[:, None], places_BT, full + places_BT - written_B[:, None])
+    return hidden_BTD.take_along_dim(places_BT.clamp(max=hidden_BTD.shape[1] - 1)[:, :, None], dim=1), position
 
 
-def next_logits(model: SegmentRecurrent, position: Position) -> Tensor:
-    """Logits (B, V) of the token after the last one of every sample."""
-    state, segment_BS, filled_B = position
-    longest = int(filled_B.max())
-    mask = prefix_mask(filled_B, longest)
-    hidden_BTD, _ = model.step(state, segment_BS[:, :longest], mask, write=False)
-    last_B1D = hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1)
-    return model.logits(last_B1D)[:, 0]
+def read_on(model: SegmentRecurrent, position: Position, ids_BT: Tensor) -> tuple[Tensor, Position]:
+    """Hidden states (B, T, D) of further tokens of every sample, and the position after them.
+
+    Where a segment is full, it is written and the next one begins.
+    """
+    (state, opened, filled_B, segment_len), read, hidden, done = position, reader(model), [], 0
+    while done < ids_BT.shape[1]:
+        count = ids_BT.shape[1] - done
+        if segment_len is not None:
+            full_B = filled_B == segment_len
+            if bool(full_B.any()):
+                state = read.close(state, opened, full_B)
+                opened, filled_B = read.begin(state, opened, full_B), filled_B.masked_fill(full_B, 0)
+            count = min(count, segment_len - int(filled_B.max()))
+        hidden_BTD, opened = read.extend(state, opened, ids_BT[:, done : done + count])
+        hidden.append(hidden_BTD)
+        filled_B, done = filled_B + count, done + count
+    return torch.cat(hidden, dim=1), Position(state, opened, filled_B, segment_len)
 
 
-def append_token(model: SegmentRecurrent, position: Position, token_B: Tensor) -> Position:
-    """One more token for every sample. Where the segment is full, it is written and the next one starts."""
-    state, segment_BS, filled_B = position
-    full_B = filled_B == segment_BS.shape[1]
-    if bool(full_B.any()):
-        mask = None if bool(full_B.all()) else full_B[:, None].expand_as(segment_BS)
-        state = advance(model, state, segment_BS, mask)
-        filled_B = filled_B.masked_fill(full_B, 0)
-    return Position(state, segment_BS.scatter(1, filled_B[:, None], token_B[:, None]), filled_B + 1)
-
-
-def prefix_mask(lengths_B: Tensor, total: int) -> Tensor | None:
-    """True at the first ``lengths_B`` of ``total`` tokens, (B, T); None if that is all of them."""
-    if bool((lengths_B == total).all()):
-        return None
-    return torch.arange(total, device=lengths_B.device) < lengths_B[:, None]
+def reorder(model: SegmentRecurrent, position: Position, idx: Tensor) -> Position:
+    """The position of the samples ``idx``, which may repeat."""
+    opened = map_state(lambda t: t.index_select(0, idx), position.opened)
+    state = model.reorder(position.state, idx)
+    return Position(state, opened, position.filled_B.index_select(0, idx), position.segment_len)

@@ -7,6 +7,8 @@ diagonal schedule. The mixins are optional:
 * ``GrowingState``   the state has a part per segment or line.
 * ``SharedRead``     several samples can read one state without a copy.
 * ``SeparateWrite``  a segment can be written without computing its hidden states.
+* ``Incremental``    an open segment can be read piece by piece.
+* ``Divisible``      a segment can be cut anywhere, or at multiples of some tokens, without changing a result.
 * ``Diagnosed``      diagnostics of the memory are logged.
 * ``SeveralLosses``  training weighs several losses.
 * ``NoWeightDecay``  some parameters are excluded from weight decay.
@@ -171,6 +173,43 @@ class SeparateWrite(SegmentRecurrent):
     def advance(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
         """The state after one segment: that of ``step``."""
         raise NotImplementedError
+
+
+class Incremental(SegmentRecurrent):
+    """A model that keeps what later tokens of a segment need of the earlier ones, such as keys and values.
+
+    What it keeps of the open segment is a pytree of tensors like the state, batch first. A call uses it up: the tensors
+    that go in may be written to. ``Rereading`` does the same for every other model, at the cost of reading the open
+    segment again with every piece.
+    """
+
+    def begin(self, state: State, opened: State | None = None, live_B: Tensor | None = None) -> State:
+        """Segments of which no token has been read.
+
+        opened, live_B: only the samples where ``live_B`` is True begin; the others go on with ``opened``.
+        """
+        raise NotImplementedError
+
+    def extend(
+        self, state: State, opened: State, ids_BT: Tensor, lengths_B: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Hidden states (B, T, D) of the next tokens, those of ``step``, and what is kept then.
+
+        state: the memory before the segment. lengths_B: tokens of every sample, which come first, 0 included; default:
+        all T. Hidden states behind them are arbitrary.
+        """
+        raise NotImplementedError
+
+    def close(self, state: State, opened: State, live_B: Tensor) -> State:
+        """The state after the open segment, that of ``step``, for the samples where ``live_B`` is True; the others keep
+        theirs."""
+        raise NotImplementedError
+
+
+class Divisible(SegmentRecurrent):
+    """A model that gives the same hidden states and state if a segment is cut at multiples of ``grain`` tokens."""
+
+    grain: int
 
 
 class Diagnosed(SegmentRecurrent):

@@ -140,11 +140,14 @@ def advance(model: SegmentRecurrent, state: State, ids_BT: Tensor, mask_BT: Tens
 
 def without_ended(model: SegmentRecurrent, new: State, old: State, mask_BT: Tensor | None) -> State:
     """State ``new``, but ``old`` for the samples that have ended: they must not write their padding."""
-    if mask_BT is None:
-        return new
+    return new if mask_BT is None else select_samples(model, mask_BT.any(1), new, old)
+
+
+def select_samples(model: SegmentRecurrent, live_B: Tensor, new: State, old: State) -> State:
+    """State ``new`` of the samples that are live, state ``old`` before it of the others."""
     if isinstance(model, GrowingState):
-        return model.select_state(mask_BT.any(1), new, old)
-    return select_state(mask_BT.any(1), new, old)
+        return model.select_state(live_B, new, old)
+    return select_state(live_B, new, old)
 
 
 def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> State:

@@ -54,6 +54,8 @@ class Card:
     verdict: str
     judged: str
     """What the page says behind the verdict: scale, limits, reason; Markdown."""
+    exploratory: bool
+    """Whether it rests on too few seeds; not stated by old reports."""
     evidence: str
     """``toy``, ``real text`` or ``paper scale``; "not stated" by old reports."""
     seeds: int | None
@@ -87,6 +89,10 @@ class Card:
     def paper_key(self) -> str:
         """What the reports of one paper share; its title may be spelled in several ways."""
         return self.paper.get("arxiv") or self.paper["title"].casefold()
+
+    @property
+    def paper_title(self) -> str:
+        return self.paper["title"] or "Without a paper"
 
     @property
     def words(self) -> str:
@@ -137,6 +143,7 @@ def _card(reports: Path, folder: Path) -> Card:
         paper=verdict["paper"],
         verdict=verdict["verdict"],
         judged=judged[1].lstrip(", ").strip() if judged else "",
+        exploratory=bool(verdict.get("exploratory")),
         evidence=verdict.get("evidence") or "not stated",
         seeds=len(verdict["seeds"]) if "seeds" in verdict else None,
         minutes=sum(seconds) / 60 if seconds else None,

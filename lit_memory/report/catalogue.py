@@ -40,7 +40,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def list_experiments() -> list[tuple[str, str, str, str, float]]:
-    """Name, item of the paper, verdict, level of evidence and seconds of all runs, for every experiment of the project.
+    """Name, paper with its item, verdict, level of evidence and seconds of all runs, for every project experiment.
 
     All but the first two are those of the report in the project's reports/, "" and 0 without one.
     """
@@ -49,5 +49,6 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
         found = read_verdict(PROJECT / "reports" / path.stem)
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
         seconds = sum(run["seconds"] or 0 for run in found.get("runs", []))
-        rows.append((path.stem, paper.item, found.get("verdict", ""), found.get("evidence", ""), seconds))
+        item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
+        rows.append((path.stem, item, found.get("verdict", ""), found.get("evidence", ""), seconds))
     return rows

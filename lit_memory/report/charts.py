@@ -37,8 +37,6 @@ def charts(results: Results) -> list[Chart]:
     plan = results.plan
     xs = sorted(plan.x_values)
     found = [_figure(relative(results), xs)]
-    if plan.config.relative_to:  # per cent
-        found[0]["share"] = False
     found += _state(results, xs[-1] if plan.state_x is None else plan.state_x)
     return [*found, *_times(results, xs), *_training(results)]
 
@@ -53,12 +51,14 @@ def shown_look(look: Mapping[str, Any]) -> Chart:
 def shown_series(plan: ReportPlan, series: Series, at: At) -> Chart:
     """One arm; what is no number is left out."""
     found, rows = [], []
-    for (position, text), group, row in zip(at, series.groups, zip(*series.seeds, strict=True), strict=True):
-        if not math.isfinite(mean(group)):
+    of_x = zip(at, series.groups, zip(*series.seeds, strict=True), series.told, strict=True)
+    for (position, text), group, row, told in of_x:
+        average, spread = told or (mean(group), std(group))
+        if not math.isfinite(average):
             continue
         interval = mean_interval(plan.config.y, group) if len(group) >= LEAST_FOR_BAND else (math.nan, math.nan)
-        found.append([*map(rounded, (position, mean(group), std(group), *interval)), text])
-        rows.append([*map(rounded, row)])
+        found.append([*map(rounded, (position, average, spread, *interval)), text])
+        rows.extend([] if told else [[*map(rounded, row)]])
     seeds = [list(column) for column in zip(*rows, strict=True)]
     shown = {"name": series.name, "group": series.name, "look": shown_look(series.look), "line": len(at) > 1}
     return shown | {"points": found, "seeds": seeds, "paper": []}
@@ -131,14 +131,7 @@ def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
     name = results.plan.config.time
     if not name or name not in {metric for _, metric, *_ in [*results.cells, *results.summaries]}:
         return
-    chart: Chart = {**_figure(results.of_time(name), xs), "id": "time", "name": "Time"}
-    for arm, series in zip(results.plan.arms, chart["series"], strict=True):
-        for x, (position, text) in zip(xs, chart["ticks"], strict=False):
-            told = results.summaries.get((arm, name, float(x)))
-            if told and not series["seeds"]:
-                words = f"{results.plan.x_label}: {text}"
-                series["points"].append([position, *map(rounded, told), None, None, words])
-    yield chart
+    yield {**_figure(results.of_time(name), xs), "id": "time", "name": "Time"}
 
 
 def _training(results: Results) -> Iterator[Chart]:

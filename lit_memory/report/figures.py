@@ -12,11 +12,12 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
-from lit_memory.report.labels import MINIMIZED, short
+from lit_memory.report.grid import draw_grid, swept
+from lit_memory.report.labels import MINIMIZED, balanced, short
 from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
-from lit_memory.report.series import draw_bar, draw_spread, relative, series_of, show_values
+from lit_memory.report.series import RELATIVE, draw_bar, draw_spread, relative, series_of, show_values
 from lit_memory.report.states import draw_states
 from lit_memory.report.style import (
     COLUMN,
@@ -31,17 +32,16 @@ from lit_memory.report.style import (
     WIDTH,
     text_color,
 )
-from lit_memory.report.verdict import mean
 
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 """Format -> what matplotlib must not write into the file, as it changes."""
-OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves") for suffix in METADATA)
+OPTIONAL = tuple(f"{name}.{suffix}" for name in ("state", "time", "curves", "grid") for suffix in METADATA)
 """Files that only some reports have."""
 
 
 def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.*, time.* and curves.* if the report has them; ``status``
-    stands below the title."""
+    """figure.png and figure.pdf of the results, and state.*, time.*, curves.* and grid.* if the report has them;
+    ``status`` stands below the title."""
     from matplotlib import style
 
     plan = results.plan
@@ -49,10 +49,12 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
         figures = {"figure": line_figure(relative(results), status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time and not results.summaries:
-            figures["time"] = line_figure(results.of_time(plan.config.time), status)
+        if plan.config.time:
+            figures["time"] = time_figure(results, status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)
+        if plan.grid:
+            figures["grid"] = grid_figure(results, status)
         column = {"figure_column": line_figure(relative(results), status, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
@@ -60,7 +62,8 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
 def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
     """The ``Figure`` of y against x, ``width`` inches wide; of a test with a single x, one row per arm."""
     if len(results.plan.x_values) == 1:
-        return _figure(_draw_rows, results, status, width, 1.0 + 0.3 * len(results.plan.arms))
+        row = 0.3 if width > COLUMN else 0.4
+        return _figure(_draw_rows, results, status, width, 1.0 + row * len(results.plan.arms))
     return _figure(_draw_lines, results, status, width)
 
 
@@ -69,12 +72,26 @@ def state_figure(results: Results, x: float, status: str) -> Any:
     return _figure(partial(draw_states, x=x), results, f"{results.plan.x_label}: {short(x)} · {status}")
 
 
+def time_figure(results: Results, status: str) -> Any:
+    """The ``Figure`` of the times against x."""
+    told = f"mean ± standard deviation of {len(results.plan.seeds)} seeds"
+    status = " · ".join([status.split(" · ")[0], told]) if results.summaries else status
+    return line_figure(results.of_time(results.plan.config.time), status)
+
+
 def curve_figure(results: Results, status: str) -> Any:
     """The ``Figure`` of a metric along the training, every run by itself."""
     plan = results.plan
     staged = any(plan.last_stage(arm, seed) for arm in plan.arms for seed in plan.seeds)
     bold = "; bold: on the whole task, after easier stages" if staged else ""
     return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run by itself{bold}")
+
+
+def grid_figure(results: Results, status: str) -> Any:
+    """The ``Figure`` of the last validation against what was tuned."""
+    seeds = "mean over seeds, dots: every seed; " if len(results.plan.seeds) > 1 else ""
+    others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
+    return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen")
 
 
 def _figure(
@@ -86,11 +103,12 @@ def _figure(
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     drawn = draw_data(axes, results)
-    if not results.cells:
+    if not (results.cells or results.summaries):
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     top = 0.0 if width == COLUMN else head(figure, results.plan.heading, status)  # a paper has a caption
     lay_out(figure, top)
-    at_ends = len(drawn.ends) == len(drawn.handles) and name_ends(axes, [*drawn.ends, *drawn.references])
+    names = [*drawn.ends, *drawn.references]
+    at_ends = width > COLUMN and len(drawn.ends) == len(drawn.handles) and name_ends(axes, names)
     handles = [] if at_ends else list(drawn.handles)
     if drawn.paper:
         handles += axes.plot([], [], color=GREY, marker="o", mec=GREY, **PAPER, label="the paper's values, hollow")
@@ -98,7 +116,8 @@ def _figure(
     lay_out(figure, top)
     if not at_ends:
         name_ends(axes, drawn.references, wide=True)
-    thin_ticks(axes)
+    for one in figure.axes:
+        thin_ticks(one)
     return figure
 
 
@@ -131,14 +150,14 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 200 for i in range(201)]
         axes.plot(list(map(axis.position, curve)), curve, **REFERENCE)
         drawn.references.append(Name("all kept (y = x)", axis.position(xs[-1]), xs[-1]))
-    if config.chance is not None:
+    if config.chance is not None and (config.chance > 0 or not config.log_y):
         axes.axhline(config.chance, **REFERENCE)
         drawn.references.append(Name(f"chance {config.chance:.3g}", axis.position(xs[-1]), config.chance))
-    cut = _cut_outlier(axes, results, xs) if config.y in MINIMIZED and not config.log_y else None
+    cut = _cut_outlier(axes, results, xs) if config.y in {*MINIMIZED, RELATIVE} and not config.log_y else None
     set_x_axis(axes, axis, xs, train_x)
     if train_x is not None:
         _draw_vertical(axes, axis.position(train_x), f"trained on up to {short(train_x)}")
-    axes.set_xlabel(plan.x_label)
+    axes.set_xlabel(balanced(plan.x_label, int(72 * axes.figure.get_figwidth() / 7)))
     show_values(axes.yaxis, plan)
     return drawn._replace(ends=[end for end in drawn.ends if end.text != cut], handles=_without(drawn.handles, cut))
 
@@ -186,13 +205,15 @@ def _draw_rows(axes: Any, results: Results) -> Drawn:
     for i, series in enumerate(series_of(results, [x])):
         (group,), look = series.groups, series.look
         draw_bar(axes, i, y, group, look["color"], across=True)
-        axes.plot([mean(group)], [i], **look | {"ls": "", "mew": 0})
+        axes.plot(series.means, [i], **look | {"ls": "", "mew": 0})
         if len(series.seeds) > 1:
             axes.plot(group, [i + 0.22] * len(group), color=look["color"], **SEED_POINT)
         for _, value in own.get(series.arm, ()):
             paper = {name: look[name] for name in ("color", "marker", "ms")} | PAPER
             axes.plot([value], [i - 0.22], **paper | {"ls": ""}, mec=look["color"])
         names.append(series.name)
+    points_wide = 72 * axes.figure.get_figwidth()
+    names = [balanced(name, int(0.4 * points_wide / (0.55 * SMALL))) for name in names]
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -200,5 +221,6 @@ def _draw_rows(axes: Any, results: Results) -> Drawn:
     show_values(axes.xaxis, plan)
     if plan.config.chance is not None:
         _draw_vertical(axes, plan.config.chance, f"chance {plan.config.chance:.3g}")
-    axes.set_xlabel(f"{plan.y_label}   ({plan.x_label}: {short(x)})")
+    where = balanced(f"({plan.x_label}: {short(x)})", int(points_wide / 9))
+    axes.set_xlabel(f"{plan.y_label}\n{where}" if "\n" in where else f"{plan.y_label}   {where}")
     return Drawn([], [], [], bool(own))

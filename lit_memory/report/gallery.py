@@ -16,7 +16,7 @@ from lit_memory.report.labels import count
 from lit_memory.report.leaderboard import Row, board, board_charts
 from lit_memory.report.markdown import markdown
 from lit_memory.report.page import HOLDS, join_blocks
-from lit_memory.report.verdict import VERDICTS
+from lit_memory.report.verdict import COMPARISON, VERDICTS
 from lit_memory.util import files
 
 ASSETS = Path(__file__).with_name("assets")
@@ -40,7 +40,7 @@ def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[str, dict[st
     architectures, rows = board(cards)
     texts = {"index.html": html(cards, architectures, rows), "README.md": readme(cards, architectures, rows)}
     verdicts = [card.verdict for card in cards]
-    found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts)
+    found = ", ".join(f"{verdicts.count(name)} {name}" for name in shown_verdicts(cards) if name in verdicts)
     summary = f"{len(cards)} report{'s' * (len(cards) > 1)}: {found}"
     return summary, files.write_all(reports, {name: text.encode() for name, text in texts.items()})
 
@@ -48,10 +48,10 @@ def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[str, dict[st
 def readme(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[Row]) -> str:
     """README.md: counts, one row per report, the leaderboard."""
     header = ["experiment", "verdict", "evidence", "seeds", "core-minutes"]
-    blocks = ["# Results", WHAT, markdown(["paper", *VERDICTS, "all"], counts(cards)), "## Experiments"]
+    blocks = ["# Results", WHAT, markdown(["paper", *shown_verdicts(cards), "all"], counts(cards)), "## Experiments"]
     for key, title in papers(cards).items():
         of_paper = [
-            [f"[{card.title}]({card.page})", card.verdict, card.evidence, _seeds(card), _minutes(card)]
+            [f"[{card.title}]({card.page})", _verdict(card), card.evidence, _seeds(card), _minutes(card)]
             for card in cards
             if card.paper_key == key
         ]
@@ -80,6 +80,10 @@ def _cell(row: Row, architecture: str) -> str:
     return f"[{value}]({row.card.page}), {row.state(architecture)}" if value else ""
 
 
+def _verdict(card: Card) -> str:
+    return f"{card.verdict}, exploratory" if card.exploratory else card.verdict
+
+
 def _seeds(card: Card) -> str:
     return "–" if card.seeds is None else str(card.seeds)
 
@@ -93,7 +97,7 @@ def papers(cards: Sequence[Card]) -> dict[str, str]:
     """Key of a paper -> its title, in the order of the cards."""
     found: dict[str, str] = {}
     for card in cards:
-        found.setdefault(card.paper_key, card.paper["title"])
+        found.setdefault(card.paper_key, card.paper_title)
     return found
 
 
@@ -101,7 +105,12 @@ def counts(cards: Sequence[Card]) -> list[list[Any]]:
     """A row per paper and one for all: how many reports have each verdict."""
     groups = [(title, [card for card in cards if card.paper_key == key]) for key, title in papers(cards).items()]
     verdicts = [(title, [card.verdict for card in found]) for title, found in [*groups, ("all", cards)]]
-    return [[title, *map(found.count, VERDICTS), len(found)] for title, found in verdicts]
+    return [[title, *map(found.count, shown_verdicts(cards)), len(found)] for title, found in verdicts]
+
+
+def shown_verdicts(cards: Sequence[Card]) -> list[str]:
+    """The verdicts that an experiment of a paper can have, and those of others that occur."""
+    return list(dict.fromkeys([*VERDICTS, *sorted({card.verdict for card in cards} & {COMPARISON})]))
 
 
 def compared(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -125,7 +134,7 @@ def html(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[Row
     return environment.get_template("gallery.html").render(
         cards=cards,
         papers=papers(cards),
-        verdicts=VERDICTS,
+        verdicts=shown_verdicts(cards),
         counts=counts(cards),
         evidence=sorted({card.evidence for card in cards}),
         architectures=[name for name in architectures if any(name in row.arms for row in several)],

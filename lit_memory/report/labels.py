@@ -1,6 +1,7 @@
 """Names, ranges and numbers as figures, tables and pages show them."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from lit_memory.report.verdict import mean, std
@@ -16,6 +17,7 @@ LABELS = {
     "segment_loss": "loss (nats per token)",
     "loss": "loss (nats per token)",
     "step": "optimizer steps",
+    "lr": "learning rate",
 }
 SHARES = {
     "exact_match",
@@ -47,6 +49,13 @@ MINIMIZED = {
 def label(name: str, words: str = "") -> str:
     """The axis label of a field or metric: ``words`` if given, else an entry of ``LABELS``, else the name in words."""
     return words or LABELS.get(name, name.replace("_", " "))
+
+
+def balanced(text: str, width: int) -> str:
+    """A text in as few lines of ``width`` letters as it needs, of about equal length."""
+    rows, longest = len(textwrap.wrap(text, width)), max(map(len, text.split()), default=1)
+    widths = range(min(longest, width), width + 1)
+    return textwrap.fill(text, next(least for least in widths if len(textwrap.wrap(text, least)) <= rows))
 
 
 def short(x: float) -> str:

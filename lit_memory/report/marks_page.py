@@ -113,6 +113,7 @@ def _verdict_json(summary: Summary, report: Report) -> str:
         "title": summary.title,
         "evidence": summary.evidence,
         "verdict": report.verdict,
+        "exploratory": "exploratory" in report.scope,
         "missing": report.missing,
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -1,10 +1,10 @@
 """The names of what a figure shows: at the ends of lines where there is room, else in a legend below the axes."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lit_memory.report.labels import balanced
 from lit_memory.report.style import GREY, SMALL, TITLE
 
 LINE = 1.25 * SMALL
@@ -41,8 +41,8 @@ class Drawn(NamedTuple):
 def head(figure: Any, title: str, status: str) -> float:
     """Title and status above everything else, which begins so many inches below the upper edge."""
     width, height = figure.get_size_inches()
-    title = textwrap.fill(title, int(width * 72 / (0.61 * TITLE)))
-    status = "\n".join(textwrap.fill(line, int(width * 72 / (0.52 * SMALL))) for line in status.split("\n"))
+    title = balanced(title, int(width * 72 / (0.61 * TITLE)))
+    status = "\n".join(balanced(line, int(width * 72 / (0.52 * SMALL))) for line in status.split("\n"))
     above = 1.3 * TITLE * (1 + title.count("\n"))
     inches = (8 + above + LINE * (1 + status.count("\n")) + 4) / 72
     figure.set_figheight(height + inches)
@@ -57,11 +57,13 @@ def head(figure: Any, title: str, status: str) -> float:
 
 
 def name_ends(axes: Any, names: Sequence[Name], wide: bool = False) -> bool:
-    """Write names beside the axes, each as near to its end as the others let it; False, and none, if one would be too
-    far away. wide: however far."""
+    """Write names beside the axes, each as near to its end as the others let it, or to the border that its line leaves
+    the axes by; False, and none, if one would be too far away. wide: however far."""
     if not names:
         return True
-    texts = [textwrap.fill(name.text, LETTERS, break_long_words=False) for name in names]
+    least, most = axes.get_ylim()
+    names = [name._replace(y=min(max(name.y, least), most)) for name in names]
+    texts = [balanced(name.text, LETTERS) for name in names]
     heights = [LINE * (1 + text.count("\n")) for text in texts]
     scale = 72 / axes.figure.dpi
     ends = [axes.transData.transform((name.x, name.y))[1] * scale for name in names]
@@ -141,6 +143,7 @@ def legend(figure: Any, handles: Sequence[Any], height: float) -> None:
 def thin_ticks(axes: Any) -> None:
     """Hide the labels of the x axis that would run into the next one; the last one stays."""
     shown = [label for label in axes.get_xticklabels() if label.get_text()]
+    shown.sort(key=lambda label: label.get_position()[0])
     room, gap = math.inf, SMALL / 2 * axes.figure.dpi / 72
     for label in reversed(shown):
         box = label.get_window_extent()

@@ -5,6 +5,7 @@ from typing import Any
 
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
+from lit_memory.report.budget import budget_table, unequal
 from lit_memory.report.curves import steps_table
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
@@ -34,11 +35,12 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         _curves(results),
         line_tables(report),
         f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
+        _tuning(plan),
         _numbers(results, report),
         _times(results),
-        "## What the paper reports\n\n" + section(paper_rows(plan.config.paper_values, plan.config.paper_rows)),
-        "## What deviates from the paper's set-up\n\n" + deviation_list(plan),
+        *_beside_the_paper(plan),
         f"## Notes\n\n{plan.config.notes.strip()}" if plan.config.notes else "",
+        f"## Budget\n\n{budget_table(plan)}" if plan.runs else "",
         "## Runs\n\n" + _runs(plan),
         "## How to reproduce\n\n" + origin_list(plan),
     ]
@@ -51,10 +53,21 @@ def join_blocks(blocks: list[str]) -> str:
 
 
 def paper_claim(paper: Mapping[str, str]) -> str:
-    """The paper with a link, its table or figure, and its claim."""
+    """The paper with a link, its table or figure, and its claim; "" without a paper."""
     title = paper.get("title", "")
+    if not title:
+        return ""
     link = f"[{title}](https://arxiv.org/abs/{paper['arxiv']})" if paper.get("arxiv") else title
     return f"{link}, {paper.get('item', '')}. Claim: {paper.get('claim', '').rstrip('.')}."
+
+
+def _beside_the_paper(plan: ReportPlan) -> list[str]:
+    """What the paper reports and what deviates from it; without a paper, what a reader must know of the runs."""
+    if not plan.paper.get("title"):
+        return ["## What else to know\n\n" + deviation_list(plan)] if plan.deviations else []
+    reported = section(paper_rows(plan.config.paper_values, plan.config.paper_rows))
+    deviates = "## What deviates from the paper's set-up\n\n" + deviation_list(plan)
+    return ["## What the paper reports\n\n" + reported, deviates]
 
 
 def _head(plan: ReportPlan, report: Report) -> list[str]:
@@ -68,7 +81,7 @@ def _head(plan: ReportPlan, report: Report) -> list[str]:
         verdict += f". Missing: {'; '.join(report.missing)}."
     elif report.reason:
         verdict += f". {report.reason}"
-    caveats = "\n>\n".join(f"> {caveat}" for caveat in plan.config.caveats)
+    caveats = "\n>\n".join(f"> {caveat}" for caveat in [*plan.config.caveats, unequal(plan)] if caveat)
     return [f"# {title(plan)}", f"Experiment `{plan.experiment}`", warning if changed else "", verdict, caveats]
 
 
@@ -109,6 +122,7 @@ def _numbers(results: Results, report: Report) -> str:
     """The table of the figure, and links to table.csv and the PDFs."""
     plan, curves = results.plan, ["curves"] * bool(results.learning)
     names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time), *curves]
+    names += ["grid"] * bool(plan.grid)
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
     return f"## Numbers\n\n{report.table}\n{FILES} For print: {prints}."
 
@@ -132,6 +146,25 @@ def _curves(results: Results) -> str:
         return ""
     image = "![Validations along the training of every run.](curves.png)"
     return f"## Along the training\n\n{image}\n\n{steps_table(results)}"
+
+
+def _tuning(plan: ReportPlan) -> str:
+    """The figure of what was tuned, and how points were chosen; "" without a grid."""
+    if not plan.grid:
+        return ""
+    y = label(plan.select)
+    failed = [f"{plan.shown(run['arm'])} {run['point']} seed {run['seed']}" for run in plan.grid if _failed(run)]
+    lost = f" Training broke down, so they are no candidates: {', '.join(failed)}." if failed else ""
+    return (
+        f"## Tuning\n\n![{y} of the last validation against what was tuned.](grid.png)\n\n"
+        f"Every arm and seed has the point of its grid with the best {y} of the last validation (where that is equal,\n"
+        f"the least loss), chosen before any test is read.{lost} All points, with the tests of those that were not\n"
+        "chosen, are in the second table below; every run: [grid.csv](grid.csv)."
+    )
+
+
+def _failed(run: Mapping[str, Any]) -> bool:
+    return run["status"] == "failed"
 
 
 def _times(results: Results) -> str:

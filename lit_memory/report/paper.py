@@ -46,7 +46,7 @@ def _measured(row: dict[str, str], metric: str) -> float | None:
     if not re.fullmatch(r"\d+(\.\d+)?", row["value"]):
         return None
     if metric in SHARES and row["metric"].split(" (")[0].endswith("%"):
-        return float(row["value"]) / 100
+        return round(float(row["value"]) / 100, 9)
     return float(row["value"]) if row["metric"].startswith(metric) else None
 
 

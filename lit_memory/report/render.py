@@ -15,6 +15,8 @@ from typing import Any
 
 from lit_memory.plan.claims import check_lines
 from lit_memory.report.figures import OPTIONAL, draw
+from lit_memory.report.grid import FILE as GRID
+from lit_memory.report.grid import grid_csv, grid_table
 from lit_memory.report.labels import count
 from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
@@ -22,8 +24,8 @@ from lit_memory.report.results import Cell, Report, ReportPlan, Results, explora
 from lit_memory.report.saved import PLAN, SCORES, VALIDATIONS, plan_json, scores_npz, validations_csv
 from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
-from lit_memory.report.tables import csv_table, main_table
-from lit_memory.report.verdict import INCOMPLETE, conclude, judge
+from lit_memory.report.tables import csv_table, main_table, ranking
+from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, judge
 from lit_memory.util import files
 
 
@@ -50,17 +52,19 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
 
     table: table.csv as it is, of a report that is drawn again: it rounds, so its means cannot be computed again.
 
-    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.* and
-    scores.npz of an earlier report are removed if this one has none; time.* stays where only means of the times were
-    kept.
+    All files are staged first, then renamed, README.md last: none is ever half-written. state.*, time.*, curves.*,
+    grid.* and scores.npz of an earlier report are removed if this one has none.
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
         check_lines(lines, plan.arms, plan.x_values, section=section)
     claims = judge(plan.lines, results.evidence)
-    verdict, reason = conclude(claims, missing)
-    scope = "" if verdict == INCOMPLETE else exploratory(plan.experiment, len(plan.seeds))
-    report = Report(verdict, claims, missing, main_table(results), scope + _scope(plan), reason)
+    verdict, reason = conclude(claims, missing, plan.unchecked)
+    if verdict == COMPARISON:
+        reason = ranking(results)
+    scope = "" if verdict in (INCOMPLETE, NOT_CHECKED) else exploratory(plan.experiment, len(plan.seeds))
+    table_md = "\n".join(filter(None, [main_table(results), grid_table(plan)]))
+    report = Report(verdict, claims, missing, table_md, scope + _scope(plan), reason)
     texts = {
         "table.csv": csv_table(results),
         "table.md": report.table,
@@ -70,11 +74,11 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     }
     contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
+    texts |= {GRID: grid_csv(plan)} if plan.grid else {}
     contents |= {name: text.encode() for name, text in texts.items()} | ({"table.csv": table} if table else {})
     contents["sheet.md"] = sheet(plan, report, contents).encode()
     contents["README.md"] = page(plan, report, results).encode()
-    kept = [name for name in OPTIONAL if results.summaries and name.startswith("time")]
-    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS) if name not in contents and name not in kept]
+    unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS, GRID) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
 
 

@@ -49,6 +49,8 @@ class ReportPlan:
     """Arm -> words for it, of those that have some."""
     modified: list[str] = field(default_factory=list)
     """Overrides of the command line; empty if the YAML ran as it is."""
+    unchecked: list[str] = field(default_factory=list)
+    """Why these overrides leave the claims without an answer; empty where they do not."""
     train_x: float | None = None
     """The largest x seen in training."""
     paper_x: float | None = None
@@ -62,7 +64,12 @@ class ReportPlan:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
     (written before the test at ``state_x`` reads; for a growing state), samples (of the test, one number per x),
-    threads, steps, stage_steps, seconds."""
+    threads, steps, most_steps (that it may take, with those of the runs it starts from), stage_steps, seconds."""
+    select: str = ""
+    """Metric of the last validation by which the points of a grid were chosen."""
+    grid: list[dict[str, Any]] = field(default_factory=list)
+    """Every run of the arms with a grid, like ``runs``, with settings (swept key -> value), chosen, valid and
+    valid_loss (of the last validation) and test (the figure's metric at every x); None for what is not a number."""
     command: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     """git commit, dirty, versions, hardware, date."""
@@ -123,11 +130,10 @@ class ReportPlan:
         return self.config.state_value(self.x_values)
 
     def sizes(self, arm: str) -> dict[str, Any]:
-        """Sizes of the arm's model, the same in all its runs; {} if no run has them yet."""
-        for run in self.runs:
-            if run["arm"] == arm and ("parameters" in run or "state_floats" in run):
-                return run
-        return {}
+        """What is known of the arm's model and the same in all its runs; {} if no run has sizes yet."""
+        known = [run for run in self.runs if run["arm"] == arm and ("parameters" in run or "state_floats" in run)]
+        first = known[0] if known else {}
+        return {name: value for name, value in first.items() if all(run.get(name, value) == value for run in known)}
 
     def samples(self, arm: str) -> list[int]:
         """Test contexts of one seed, one number per x; empty if no run has them yet."""
@@ -236,10 +242,10 @@ class Results:
         return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
-        """The values of one of ``TIMES``, as the metric of a figure."""
+        """The values of one of ``TIMES``, or what is told of them, as the metric of a figure."""
         config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False)
         cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
-        return Results(replace(self.plan, config=config, train_x=None), cells)
+        return Results(replace(self.plan, config=config, train_x=None), cells, summaries=self.summaries)
 
     def by_seed(self, arm: str, metric: str | None, x: float) -> list[float | None]:
         """One value per planned seed, None if it is missing; metric None is that of the figure."""
@@ -282,4 +288,9 @@ class Results:
                 state = status.get((arm, seed)) or "finished"
                 reason = "" if state.lower() == "finished" else f" ({state})"
                 gaps.setdefault((arm, where + reason), []).append(str(seed))
+        for run in self.plan.grid:
+            if run["status"] not in ("finished", "failed") and not run["chosen"]:
+                gaps.setdefault((run["arm"], f" at point {run['point']} ({run['status']})"), []).append(
+                    str(run["seed"])
+                )
         return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]

@@ -1,16 +1,18 @@
 """The arms of a figure: their names, looks and values, and how a figure shows several seeds and an axis of values."""
 
 import math
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lit_memory.report.axes import Axis, set_log_y
-from lit_memory.report.labels import SHARES, mean_interval
+from lit_memory.report.labels import SHARES, balanced, mean_interval
 from lit_memory.report.results import ReportPlan, Results
 from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, looks
 from lit_memory.report.verdict import mean
+
+RELATIVE = "relative"
+"""The metric of a figure that is relative to an arm: per cent, whatever is compared."""
 
 
 class Series(NamedTuple):
@@ -22,6 +24,8 @@ class Series(NamedTuple):
     """Arguments of ``Axes.plot``; they do not depend on which runs are finished."""
     seeds: list[list[float]]
     """For every seed, the values at every x; NaN where there is none."""
+    told: list[tuple[float, float] | None]
+    """For every x, mean and standard deviation where the seeds were not kept."""
 
     @property
     def groups(self) -> list[list[float]]:
@@ -30,7 +34,7 @@ class Series(NamedTuple):
 
     @property
     def means(self) -> list[float]:
-        return list(map(mean, self.groups))
+        return [told[0] if told else mean(group) for told, group in zip(self.told, self.groups, strict=True)]
 
 
 def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
@@ -39,10 +43,11 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         by_x = [results.by_seed(arm, None, x) for x in xs]
         seeds = [[math.nan if value is None else value for value in own] for own in zip(*by_x, strict=True)]
-        finished = min(len(own) - own.count(None) for own in by_x)
+        told = [results.summary(arm, None, x) for x in xs]
+        finished = min(len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True))
         name = plan.shown(arm)
         name = name if finished == len(plan.seeds) else f"{name} ({finished} of {len(plan.seeds)} seeds)"
-        yield Series(arm, name, look, seeds)
+        yield Series(arm, name, look, seeds, told)
 
 
 def relative(results: Results) -> Results:
@@ -54,15 +59,15 @@ def relative(results: Results) -> Results:
     for (arm, metric, x, seed), value in results.cells.items():
         other = results.cells.get((config.relative_to, metric, x, seed))
         if metric == config.y and other:
-            cells[arm, metric, x, seed] = 100 * (value / other - 1)
+            cells[arm, RELATIVE, x, seed] = 100 * (value / other - 1)
     label = f"{plan.y_label}: difference from {plan.shown(config.relative_to)} in %"
-    changed = replace(config, y_label=label, log_y=False, chance=None, identity=False, paper_curves={})
+    changed = replace(config, y=RELATIVE, y_label=label, log_y=False, chance=None, identity=False, paper_curves={})
     return Results(replace(plan, config=changed), cells)
 
 
 def show_values(axis: Any, plan: ReportPlan) -> None:
     """The axis of the metric: its name, and its range or scale."""
-    axis.set_label_text(textwrap.fill(plan.y_label, 34) if axis.axis_name == "y" else plan.y_label)
+    axis.set_label_text(balanced(plan.y_label, 34) if axis.axis_name == "y" else plan.y_label)
     if plan.config.log_y:
         set_log_y(axis)
     elif plan.config.y in SHARES:
@@ -82,9 +87,13 @@ def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, 
 
 
 def draw_spread(axes: Any, axis: Axis, metric: str, xs: list[float], series: Series) -> None:
-    """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each."""
+    """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each; bars of one standard
+    deviation where the seeds were not kept."""
     color = series.look["color"]
-    if len(series.seeds) >= LEAST_FOR_BAND:
+    if any(series.told):
+        spread = axis.curve(xs, [told[1] if told else math.nan for told in series.told])[1]
+        axes.errorbar(*axis.curve(xs, series.means), yerr=spread, color=color, ls="", elinewidth=1.2, capsize=3)
+    elif len(series.seeds) >= LEAST_FOR_BAND:
         low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
         axes.fill_between(
             axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0

@@ -9,17 +9,17 @@ def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> 
     """Arm -> Markdown: its model, its own settings that differ between arms, and the run whose weights it starts from.
 
     own: arm -> the overrides of the YAML.
-    specs: a RunSpec or more per arm, whose values are shown.
+    specs: the runs of every arm that are shown.
     """
-    runs = {spec.arm: spec for spec in reversed(specs)}
+    runs = {spec.arm: [other for other in specs if other.arm == spec.arm] for spec in specs}
     shown = {}
     for arm, overrides in own.items():
-        start = _start(runs[arm])
+        start = _start(runs[arm][0])
         keys = dict.fromkeys(_dotted_keys(overrides))
-        differing = [key for key in keys if len({_value(spec, key) for spec in runs.values()}) > 1]
+        differing = [key for key in keys if len({_values(of_arm, key) for of_arm in runs.values()}) > 1]
         hidden = {"model.name", "train.init"} if start else {"model.name"}
         settings = ["model.name", *(key for key in differing if key not in hidden)]
-        text = ", ".join(f"{key}: {_value(runs[arm], key)}" for key in settings)
+        text = ", ".join(f"{key}: {_values(runs[arm], key)}" for key in settings)
         shown[arm] = f"`{text}`, starts from `{start}`" if start else f"`{text}`"
     return shown
 
@@ -31,6 +31,11 @@ def _dotted_keys(overrides: Mapping[str, Any]) -> Iterator[str]:
             yield key.rstrip("?")
         else:
             yield from (f"{key}.{name}".rstrip("?") for name in value)
+
+
+def _values(specs: Sequence[Any], key: str) -> str:
+    """The values of the runs of an arm; several where their seeds chose different points of a grid."""
+    return " or ".join(dict.fromkeys(_value(spec, key) for spec in specs))
 
 
 def _value(spec: Any, key: str) -> str:

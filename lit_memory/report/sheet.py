@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Mapping
 
 from lit_memory.plan.claims import KINDS
+from lit_memory.report.budget import budget_table, unequal
+from lit_memory.report.grid import grid_table
 from lit_memory.report.labels import count, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.page import arm_table, deviation_list, join_blocks, line_tables, origin_list, paper_claim, title
 from lit_memory.report.results import Report, ReportPlan
 
-HASHED = ("table.csv", "scores.npz")
+HASHED = ("table.csv", "scores.npz", "grid.csv")
 """The files that the verdict rests on."""
 UNHEARD = """Left to the people who did it: what was easy, what was difficult, communication with the original
 authors."""
@@ -32,12 +34,14 @@ def sheet(plan: ReportPlan, report: Report, contents: Mapping[str, bytes]) -> st
         _data(plan),
         "### Hyperparameters\n\nWhat differs between the arms; the experiment's file has the rest.",
         arm_table(plan),
+        grid_table(plan),
         "Differences from the paper's set-up:",
         deviation_list(plan),
         "### Set-up and code",
         origin_list(plan),
         "### Computational requirements",
-        _compute(plan),
+        unequal(plan),
+        budget_table(plan),
         f"## Results\n\n**{report.verdict}**. {report.reason}",
         line_tables(report),
         "The files that this rests on:",
@@ -72,22 +76,11 @@ def _data(plan: ReportPlan) -> str:
     return f"- {tested}{trained}\n- test contexts per x and seed, the same for all arms and seeds: {samples}"
 
 
-def _compute(plan: ReportPlan) -> str:
-    """Runs, seeds, steps and core-minutes of every arm, and of all."""
-    rows, sums = [], [0, 0.0, 0.0]
-    for arm in plan.arms:
-        runs = [run for run in plan.runs if run["arm"] == arm]
-        steps = sum(run.get("steps") or 0 for run in runs)
-        minutes = sum((run.get("seconds") or 0) * (run.get("threads") or 1) / 60 for run in runs)
-        sums = [a + b for a, b in zip(sums, (len(runs), steps, minutes), strict=True)]
-        seeds = ", ".join(str(run["seed"]) for run in runs)
-        rows.append([plan.shown(arm), len(runs), seeds, count(steps), f"{minutes:,.1f}"])
-    rows.append(["all", sums[0], "", count(sums[1]), f"{sums[2]:,.1f}"])
-    note = "Core-minutes: wall time of training and test times the CPU threads of a run, whatever else ran there."
-    return f"{markdown(['arm', 'runs', 'seeds', 'steps', 'core-minutes'], rows)}\n{note}"
-
-
 def _files(contents: Mapping[str, bytes]) -> str:
     none = "none: the scores of single samples were not kept, so that intervals are over seeds alone"
-    rows = [[name, f"`{hashlib.sha256(contents[name]).hexdigest()}`" if name in contents else none] for name in HASHED]
+    rows = [
+        [name, f"`{hashlib.sha256(contents[name]).hexdigest()}`" if name in contents else none]
+        for name in HASHED
+        if name in contents or name != "grid.csv"
+    ]
     return markdown(["file", "SHA-256"], rows)

@@ -36,7 +36,7 @@ class StateAxis(NamedTuple):
         length, shown = self.high - (self.zero if 0 in states else self.low), []
         for i, floats in enumerate(states):
             equal, rank = states.count(floats), states[:i].count(floats)
-            step = min(0.022, 0.07 / equal) * length
+            step = min(0.022, 0.08 / equal) * length
             exact = math.log10(floats) if floats > 0 else self.zero
             shown.append(exact + (rank - (equal - 1) / 2) * step)
         return shown
@@ -75,7 +75,7 @@ def draw_states(axes: Any, results: Results, x: float) -> Drawn:
         drawn.handles.extend(axes.plot(at, [mean(group)] * len(at), **look, label=_state_label(plan, series)))
     right = axes.get_xlim()[1]
     for y, text in ((x if plan.config.identity else None, "all kept"), (plan.config.chance, "chance")):
-        if y is not None:
+        if y is not None and (y > 0 or not plan.config.log_y):
             axes.axhline(y, **REFERENCE)
             drawn.references.append(Name(f"{text} {y:.3g}", right, y))
     axes.set_xlabel("floats of state that one sample carries")

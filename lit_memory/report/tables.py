@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from lit_memory.plan.sections import STEP
-from lit_memory.report.labels import count, mean_std, short
+from lit_memory.report.labels import MINIMIZED, count, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.results import ReportPlan, Results
 from lit_memory.report.verdict import mean, std
@@ -52,6 +52,16 @@ def main_table(results: Results) -> str:
     caption = f"{plan.y_label}, mean ± standard deviation over seeds; columns: {plan.x_label}"
     header = ["arm", *map(short, shown), *["samples"] * differ, "seeds", "parameters", "state floats"]
     return f"{caption}\n\n{markdown(header, rows)}{_curve_table(results)}"
+
+
+def ranking(results: Results) -> str:
+    """The arms by the metric of the figure at the last tested value, the best first, in a sentence."""
+    plan, last = results.plan, results.plan.x_values[-1]
+    values = {arm: mean(results.values(arm, None, last)) for arm in plan.arms}
+    sign = 1 if plan.config.y in MINIMIZED else -1
+    order = sorted(plan.arms, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
+    shown = ", ".join(f"{i}. {plan.shown(arm)} {values[arm]:.3g}" for i, arm in enumerate(order, 1))
+    return f"By {plan.y_label} at {short(last)}, mean over seeds: {shown}."
 
 
 def shown_columns(plan: ReportPlan) -> list[float]:

@@ -17,6 +17,8 @@ from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, M
 
 REPRODUCED, NOT_REPRODUCED = "REPRODUCED", "NOT REPRODUCED"
 INCONCLUSIVE, INCOMPLETE = "INCONCLUSIVE", "INCOMPLETE"
+NOT_CHECKED, COMPARISON = "NOT CHECKED", "COMPARISON"
+"""Of a run that the command line changed so that it cannot answer the claims; of an experiment that has none."""
 VERDICTS = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, INCOMPLETE)
 SIGNS = {REPRODUCED: "✓", NOT_REPRODUCED: "✗", INCONCLUSIVE: "?"}
 
@@ -108,13 +110,18 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     return Claim(line, verdict, numbers, kind, holds, sides, fold.margin(tree).estimate)
 
 
-def conclude(claims: Sequence[Claim], missing: Sequence[str]) -> tuple[str, str]:
+def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequence[str] = ()) -> tuple[str, str]:
     """The verdict of a report, and its reason in a sentence; "" where the lines say it all.
 
-    A property that fails refutes whatever the requirements, as it holds by construction.
+    A property that fails refutes whatever the requirements, as it holds by construction. unchecked: reasons why no
+    claim can be answered.
     """
     if missing or any(claim.verdict == INCOMPLETE for claim in claims):
         return INCOMPLETE, ""
+    if unchecked:
+        return NOT_CHECKED, f"The command line leaves the claim without an answer: {'; '.join(unchecked)}."
+    if not claims:
+        return COMPARISON, ""
     found = {kind: [c for c in claims if c.kind == kind and c.verdict != REPRODUCED] for kind in KINDS.values()}
     if found["property"]:
         return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")

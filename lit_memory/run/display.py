@@ -10,9 +10,10 @@ from rich.table import Column, Table
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
 from lit_memory.report.catalogue import list_experiments
-from lit_memory.run.launchers.local import Child, LocalLauncher
+from lit_memory.run.launchers.base import Child, Launcher
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
+from lit_memory.util.provenance import cores
 
 
 def duration(seconds: float) -> str:
@@ -64,12 +65,14 @@ def note_on_twins(twins: Mapping[str, str]) -> str:
 
 
 def list_table() -> Table:
-    """The project's experiments: name, item of the paper, verdict, level of evidence, minutes of all runs."""
+    """The project's experiments: name, paper and its item, verdict, level of evidence, minutes of all runs on this
+    machine, without those that they start from."""
     table = Table(box=None, header_style="bold")
     for name in ("experiment", "paper item", "verdict", "evidence", "minutes"):
         table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
     for name, item, verdict, level, seconds in list_experiments():
-        table.add_row(name, escape(item), verdict or "–", level or "–", f"{seconds / 60:,.0f}" if seconds else "–")
+        minutes = seconds / 60 / cores()
+        table.add_row(name, escape(item), verdict or "–", level or "–", f"{minutes:,.0f}" if seconds else "–")
     return table
 
 
@@ -110,7 +113,7 @@ def steps_shown(spec: RunSpec) -> str:
 class LiveLines:
     """One line per running process, and below them how many runs there are."""
 
-    def __init__(self, launcher: LocalLauncher, experiment: str, seconds: Mapping[str, float | None]) -> None:
+    def __init__(self, launcher: Launcher, experiment: str, seconds: Mapping[str, float | None]) -> None:
         """experiment: the one whose name is left out. seconds: key -> estimated seconds of a run."""
         self.launcher, self.experiment, self.seconds = launcher, experiment, seconds
 

@@ -18,7 +18,7 @@ from lit_memory.report.scores import NAME as SCORES
 from lit_memory.run import checkpoint
 from lit_memory.run.journal import Journal
 from lit_memory.run.outbox import Outbox, sending
-from lit_memory.run.results import Results, collect, peak_memory_mb, sample_scores
+from lit_memory.run.results import Results, collect, columns, peak_memory_mb, sample_scores
 from lit_memory.run.scores import scores_file
 from lit_memory.run.starts import provide_start
 from lit_memory.run.tracking import Tracker
@@ -35,6 +35,7 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
     receives progress. Raises what goes wrong, after recording it.
     """
     silence_lightning()
+    spec.provide_code()
 
     def warn(text: str) -> None:
         send({"event": "warning", "message": text})
@@ -74,6 +75,7 @@ def train_and_test(spec: RunSpec, root: Path, journal: Journal, check: Callable[
         "peak_memory_mb": peak_memory_mb(),
     }
     rows = collect(done.trainer.callback_metrics, data)
+    totals |= columns(rows, data)
     return Results(rows, totals, done.timer.rows, sample_scores(done.scores.scores, rows, data))
 
 

@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's own tag, by which its pages show runs with parameters and metrics first, and no traces."""
+
 
 class Experiments:
     """The experiments of a store by their names."""
@@ -36,7 +39,8 @@ class Experiments:
             if found is not None:
                 return found.experiment_id
             try:
-                return self.client.create_experiment(name, artifact_location=(self.artifacts / name).as_uri())
+                place = (self.artifacts / name).as_uri()
+                return self.client.create_experiment(name, artifact_location=place, tags=KIND)
             except self.error as error:  # a server of MLflow has no lock for us
                 found = self.client.get_experiment_by_name(name)
                 if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS" or found is None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import parse_override
 from lit_memory.report.catalogue import find_experiment
+from lit_memory.util.checks import nearest
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Options:
     """None is all seeds."""
     jobs: int | None = None
     """Runs at a time. None is as many as the cores allow."""
+    launcher: str = "local"
+    """Where runs are started: local, slurm or ray."""
+    launch: str | None = None
+    """A YAML file with the launcher's settings."""
     root: str | None = None
     """None is ``$LIT_MEMORY_ROOT`` or the project's folder."""
     dry_run: bool = False
@@ -38,6 +43,8 @@ class Options:
     list: bool = False
     gallery: bool = False
     """Write reports/README.md and reports/index.html from the reports of the root."""
+    new: str = ""
+    """Write the template of an experiment with this name."""
     redraw: tuple[Path, ...] | None = None
     """The experiments whose reports are drawn again, () for all; None is not to do that."""
 
@@ -46,12 +53,19 @@ class Options:
         """The overrides as dotted keys and values. Raises ConfigError."""
         return dict(map(parse_override, self.overrides))
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of new runs."""
+        return {"modified": " ".join(self.overrides)} if self.overrides else {}
+
 
 FLAGS: dict[str, dict[str, Any]] = {
     "--scale": {"metavar": "NAME", "help": "one of the experiment's scales (default: its first)"},
     "--arms": {"metavar": "A,B", "help": "run these arms only"},
     "--seeds": {"metavar": "0,1", "help": "run these seeds only"},
     "--jobs": {"metavar": "N", "type": int, "help": "runs at a time (default: as many as the cores allow)"},
+    "--launcher": {"metavar": "NAME", "default": "local", "help": "where runs are started: local, slurm or ray"},
+    "--launch": {"metavar": "FILE.yaml", "help": "the launcher's settings, such as 'slurm: {partition: gpu}'"},
     "--root": {
         "metavar": "DIR",
         "help": "where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
@@ -67,11 +81,36 @@ SWITCHES = {
 }
 
 
+WORDS: dict[str, tuple[str, str]] = {
+    "run": ("", "train, test and report an experiment: EXPERIMENT [key=value ...] [flags], see lit-memory run --help"),
+    "list": ("--list", "the experiments with their papers and verdicts"),
+    "report": ("--report", "draw the report of what is finished of an EXPERIMENT"),
+    "gallery": ("--gallery", "write one page of all reports"),
+    "new": ("--new", "write NAME.yaml, an experiment to start from"),
+}
+"""First word of ``lit-memory`` -> the flag of the command that it stands for, and what it does."""
+
+
 class Parser(argparse.ArgumentParser):
     """Errors as ConfigErrors: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("command line", "", f"{message}; see --help")
+
+
+def flags_of(argv: Sequence[str]) -> list[str]:
+    """The flags of a command line that begins with one of ``WORDS``. Raises ConfigError; SystemExit after the help."""
+    word, *rest = argv or ["--help"]
+    if word in ("-h", "--help"):
+        p = Parser(prog="lit-memory", description="Experiments on long-context memories: one YAML, one verdict.")
+        commands = p.add_subparsers(title="commands", metavar="COMMAND")
+        for name, (_, text) in WORDS.items():
+            commands.add_parser(name, help=text)
+        p.print_help()
+        raise SystemExit(0)
+    if word not in WORDS:
+        raise ConfigError("command line", word, f"unknown command; {nearest(word, WORDS)}")
+    return [flag for flag in (WORDS[word][0],) if flag] + rest
 
 
 def parser() -> Parser:
@@ -88,12 +127,15 @@ def parser() -> Parser:
         p.add_argument(flag, **settings)
     for flag, text in SWITCHES.items():
         p.add_argument(flag, action="store_true", help=text)
+    p.add_argument("--new", metavar="NAME", help="write NAME.yaml, an experiment to start from")
     return p
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Options of a command line, ``sys.argv`` by default. Raises ConfigError; SystemExit after ``--help``."""
     given = vars(parser().parse_intermixed_args(argv))
+    if given["new"] is not None:
+        return Options(new=given["new"])
     if given["list"]:
         return Options(list=True)
     if given["gallery"]:
@@ -104,7 +146,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     if given["experiment"] is None:
         raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
     given["experiment"] = short(find_experiment(given["experiment"]))
-    given |= {"overrides": tuple(given["overrides"]), "redraw": None}
+    given |= {"overrides": tuple(given["overrides"]), "redraw": None, "new": ""}
     for name in ("arms", "seeds"):
         given[name] = None if given[name] is None else tuple(given[name].split(","))
     return Options(**given)
@@ -113,7 +155,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 def _gallery(given: Mapping[str, Any]) -> Options:
     """Options of ``--gallery``, which shows all reports. Raises ConfigError for what would choose some."""
     for name, value in given.items():
-        if name not in ("gallery", "root") and value not in (None, [], False):
+        if name not in ("gallery", "root") and value not in (None, [], False, "local"):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
             raise ConfigError("command line", "--gallery", f"shows all reports, so leave {what} out")
     return Options(gallery=True, root=given["root"])

@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from lit_memory.run.store import check_store, find_tracker
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
+from lit_memory.util.code import digest
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
@@ -48,6 +49,8 @@ class Receipt:
     """What the command says of the plan."""
     text: str
     """``Report.text``."""
+    code: dict[str, str] = field(default_factory=dict)
+    """File of the user -> digest, of those that define what the runs use."""
 
 
 def inputs(options: Options) -> str:
@@ -85,7 +88,8 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
         return
     parent = tracker.parent(sweep.name, sweep.scale, {})
     shown = {"lines": lines, "text": report.text}
-    made = Receipt(inputs, parent, ids, str(folder.relative_to(sweep.root)), digests(folder), **shown)
+    code = {source["file"]: source["digest"] for spec in sweep.specs for source in spec.code.values()}
+    made = Receipt(inputs, parent, ids, str(folder.relative_to(sweep.root)), digests(folder), **shown, code=code)
     files.write(path_of(sweep.options, sweep.root), json.dumps(asdict(made), indent=1).encode())
 
 
@@ -103,13 +107,21 @@ def valid(options: Options, root: Path, now: str, warn: Callable[[str], None]) -
     except (ValueError, TypeError):  # damaged, or of another version
         return None
     folder = root / receipt.folder
-    if receipt.inputs != now or digests(folder) != receipt.digests:
+    if receipt.inputs != now or digests(folder) != receipt.digests or not unchanged(receipt.code):
         return None
     check_store(root, StoreURI.of_environment())
     tracker = find_tracker(root, warn, False)
     if tracker is None or not tracker.finished({**receipt.runs, "": receipt.parent}) or tracker.running(location(root)):
         return None
     return receipt, tracker
+
+
+def unchanged(code: Mapping[str, str]) -> bool:
+    """Whether the files of the user have their digests; nothing is imported."""
+    try:
+        return all(digest(Path(file)) == before for file, before in code.items())
+    except ValueError:  # gone, or no Python any more: the plan will tell
+        return False
 
 
 def digests(folder: Path) -> dict[str, str]:

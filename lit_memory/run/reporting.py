@@ -1,15 +1,14 @@
 """The report of a sweep: what it needs to know of the plan and of the runs, and where it goes."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
 from lit_memory.plan.errors import ConfigError, first_line
-from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.measured import evidence, metrics, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
@@ -22,8 +21,10 @@ from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.scores import read_scores
+from lit_memory.run.selection import SETTLED, Selection, chosen
+from lit_memory.run.summary import of_report
 from lit_memory.run.sweep import Sweep
-from lit_memory.run.worklist import WorkList
+from lit_memory.run.worklist import WorkList, with_starts
 from lit_memory.util import files
 from lit_memory.util.provenance import provenance
 
@@ -45,15 +46,16 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
     sweep, report = work.sweep, work.sweep.experiment.report
     with checkpoint.lock(sweep.root / "checkpoints" / ".report"):
         work.refresh(tracker)
-        points = best_points(sweep.experiment, sweep.specs, work.runs)
-        shown = [spec for spec in sweep.specs if spec.point == points[spec.arm]]
+        shown = chosen(sweep.experiment, sweep.specs, work.runs)  # before any test is read
         whole = all(work.status(spec) == "finished" for spec in shown)
+        whole = whole and all(work.status(spec) in SETTLED for spec in sweep.specs)
         folder = sweep.report_folders.target(whole)
         files.remove_staged(folder)
-        rows = results_frame(tracker, shown, work.runs, report)
+        every = results_frame(tracker, sweep.specs, work.runs, report)
+        rows = of_runs(every, shown)
         shown_metrics = [*metrics(sweep.experiment, shown), *TIMES]
         curves = validations(tracker, shown, work.runs, report) if report.curves and report.x != STEP else {}
-        plan = report_plan(work, shown)
+        plan = report_plan(work, shown, every)
         scores = read_scores(tracker, shown, work.runs, sweep.root, report, plan.x_values)
         try:
             results = Results.from_frame(plan, rows[rows["metric"].isin(shown_metrics)], scores)
@@ -62,14 +64,25 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         done = write(replace(results, validations=curves), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
-        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, done.verdict)
+        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, of_report(results, done))
     return done
 
 
-def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
-    """What the report needs to know. shown: the runs of the selected grid points."""
+def of_runs(rows: Any, specs: Sequence[RunSpec]) -> Any:
+    """The rows of a DataFrame of ``results_frame`` that belong to some runs."""
+    points = {(spec.arm, spec.seed): spec.point for spec in specs}
+    found = zip(rows["arm"], rows["seed"], rows["point"], strict=True)
+    return rows[[points.get((arm, seed)) == point for arm, seed, point in found]]
+
+
+def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> ReportPlan:
+    """What the report needs to know.
+
+    shown: the runs of the selected grid points. rows: the DataFrame of all finished runs; None without any.
+    """
     sweep, e = work.sweep, work.sweep.experiment
     settings = {arm: own | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, own in e.arms.items()}
+    selection, values = Selection.of(e, sweep.specs), x_values(e, sweep.specs)
     return ReportPlan(
         experiment=e.experiment,
         evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
@@ -81,8 +94,11 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec]) -> ReportPlan:
         settings=arm_settings(settings, shown),
         arms=list(e.arms),
         seeds=e.seeds,
-        x_values=x_values(e, sweep.specs),
+        x_values=values,
+        select=selection.metric,
+        grid=grid_facts(work, shown, selection, {} if rows is None else tested(rows, e.report.y, values)),
         **stated(e),
+        unchecked=e.unchecked,
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
@@ -98,26 +114,6 @@ def architecture(model: Mapping[str, Any]) -> str:
         case {"name": "xl", "mem_len": 0}:
             return "transformer"
     return model["name"]
-
-
-def best_points(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> dict[str, str]:
-    """Arm -> the grid point with the best mean over seeds of the last validation. Test results play no part.
-
-    Without a finished run, it is the first point of the grid.
-    """
-    task = load_class("task", specs[0].task["name"])
-    metric = f"valid/{task.metrics[0]}"
-    best = min if task.metrics[0] in task.minimized_metrics else max
-    scores: dict[str, dict[str, list[float]]] = {arm: {} for arm in experiment.arms}
-    for spec in specs:
-        run = runs.get(spec.key)
-        if run is not None and run.status == "FINISHED" and metric in run.metrics:
-            scores[spec.arm].setdefault(spec.point, []).append(run.metrics[metric])
-    points = {}
-    for arm, of_points in scores.items():
-        means = {point: mean(values) for point, values in of_points.items()}
-        points[arm] = best(means, key=means.__getitem__) if means else next(experiment.grid_points(arm))[0]
-    return points
 
 
 def train_x(axis: str, specs: Sequence[RunSpec]) -> float | None:
@@ -154,9 +150,52 @@ def deviations(work: WorkList, shown: Sequence[RunSpec]) -> list[str]:
     sweep = work.sweep
     settings = differences(sweep.specs, sweep.paper_specs) if sweep.paper_specs else []
     remarks = [line for run in work.finished for line in run.tags.get("lit.remarks", "").splitlines()]
-    points = {spec.arm: spec.point for spec in shown}
-    chosen = [f"`{arm}`: {point}, chosen on validation data" for arm, point in points.items() if point]
-    return [*settings, *dict.fromkeys(remarks), *chosen]
+    return [*settings, *dict.fromkeys(remarks), *choices(shown)]
+
+
+def choices(shown: Sequence[RunSpec]) -> list[str]:
+    """A line for every arm with a grid: its selected points, and of which seeds if there are several."""
+    seeds: dict[str, dict[str, list[str]]] = {}
+    for spec in shown:
+        if spec.point:
+            seeds.setdefault(spec.arm, {}).setdefault(spec.point, []).append(str(spec.seed))
+    lines = []
+    for arm, points in seeds.items():
+        of_seeds = [f"{p} (seed{'s' * (len(own) > 1)} {', '.join(own)})" for p, own in points.items()]
+        lines.append(f"`{arm}`: {', '.join(of_seeds if len(points) > 1 else points)}, chosen on validation data")
+    return lines
+
+
+def tested(rows: Any, metric: str, values: Sequence[float]) -> dict[tuple[str, str, int], list[float | None]]:
+    """(arm, point, seed) -> the metric of the figure at every x, None where it is not a number."""
+    found: dict[tuple[str, str, int], dict[float, float]] = {}
+    for row in rows[rows["metric"] == metric].itertuples(index=False):
+        found.setdefault((row.arm, row.point, row.seed), {})[row.x] = row.value
+    return {run: [finite(of_x.get(x)) for x in values] for run, of_x in found.items()}
+
+
+def finite(value: float | None) -> float | None:
+    """None for what is not a finite number."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def grid_facts(
+    work: WorkList,
+    shown: Sequence[RunSpec],
+    selection: Selection,
+    tests: Mapping[tuple[str, str, int], Sequence[float | None]],
+) -> list[dict[str, Any]]:
+    """What the report shows of every run of the arms with a grid, see ``ReportPlan.grid``. tests: see ``tested``."""
+    e, facts, selected = work.sweep.experiment, [], {(spec.arm, spec.seed): spec.point for spec in shown}
+    points = {arm: dict(e.grid_points(arm)) for arm in e.arms}
+    for spec in work.sweep.specs:
+        if spec.point:
+            value, loss = map(finite, selection.validated(work.runs.get(spec.key)))
+            own = {"settings": points[spec.arm][spec.point], "valid": value}
+            own |= {"chosen": selected[spec.arm, spec.seed] == spec.point, "valid_loss": loss}
+            own |= {"test": list(tests.get((spec.arm, spec.point, spec.seed), []))}
+            facts.append(run_facts(work, spec) | own)
+    return facts
 
 
 def command(sweep: Sweep) -> str:
@@ -181,6 +220,7 @@ def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     """What the report shows of one run, see ``ReportPlan.runs``."""
     facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
     facts["threads"] = spec.train["threads"]
+    facts["most_steps"] = sum(stage["steps"] for run in with_starts(spec) for stage in run.stages)
     facts["samples"] = build("task", spec.task).test_sizes(spec.train["test_size"])
     run = work.runs.get(spec.key)
     if run is None:

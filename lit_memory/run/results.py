@@ -52,6 +52,13 @@ def collect(metrics: Mapping[str, Any], data: LitData) -> list[tuple[str, Condit
     return rows
 
 
+def columns(rows: Iterable[Row], data: LitData) -> dict[str, float]:
+    """ "result/exact_match at 500" -> value, of the task's metrics at every condition of the test: one number each, as
+    MLflow's table of runs and its charts have them."""
+    conditions, names = {x for x, _ in data.test_conditions}, data.whole_task.metrics
+    return {f"result/{name} at {x:g}": value for name, x, value in rows if name in names and x in conditions}
+
+
 def sample_scores(
     scores: Mapping[tuple[str, Condition], Any], rows: Iterable[Row], data: LitData
 ) -> dict[tuple[str, Condition], Any]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from lit_memory.plan.errors import ConfigError, naming_changes
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
-from lit_memory.plan.measured import check_report, sizes
+from lit_memory.plan.measured import answerable, check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
+from lit_memory.run.launchers.choice import check_launcher
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -39,14 +40,17 @@ class Sweep:
     def prepare(cls, options: Options) -> "Sweep":
         """Read and check the experiment; nothing is written. Raises ConfigError."""
         whole = load(options.experiment)
-        experiment = whole.at(options.scale)
+        experiment = whole.at(options.scale).sweeping(options.overrides)
         if options.jobs is not None and options.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
         root = root_of(options)
         check_store(root, StoreURI.of_environment())
+        check_launcher(options, root, StoreURI.of_environment())
         set_kernel_cache()
         with naming_changes(experiment.file, options.overrides):
             specs = experiment.plan(options.overrides)  # imports torch
+            if options.overrides:
+                experiment = answerable(experiment, specs, options.changes)
             check_report(experiment, specs)
             sized = sizes(experiment, specs)
         arms = select("--arms", options.arms, list(experiment.arms))

@@ -11,6 +11,7 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
 from lit_memory.run.register import NAME as LEASES
 from lit_memory.run.register import Checked, Register
+from lit_memory.run.summary import Summary
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 
@@ -51,6 +53,10 @@ TAG = "lit."
 """Prefix of our tags."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag, by which its pages nest runs."""
+NOTE = "mlflow.note.content"
+"""MLflow's own tag: the description of a run, Markdown."""
+LONGEST_NOTE = 4900
+"""Characters of a description: MLflow takes 5000 in a tag's value."""
 LONGEST_PARAMETER = 6000
 """Characters that MLflow takes."""
 LARGEST_BATCH = 1000
@@ -255,11 +261,18 @@ class Tracker:
         """End a run with the status FINISHED, FAILED or KILLED."""
         self.client.set_terminated(run_id, status)
 
-    def publish(self, run_id: str, folder: Path, verdict: str) -> None:
+    def publish(self, run_id: str, folder: Path, summary: Summary) -> None:
         """Store a report in the parent run, and end that."""
         self.files.add_folder(run_id, folder)
-        self.tag(run_id, {"verdict": verdict})
+        self.tag(run_id, {"verdict": summary.verdict, "modified": summary.modified})
+        self.client.set_tag(run_id, NOTE, summary.note[:LONGEST_NOTE])
+        now = time.time_ns() // 1_000_000
+        self.client.log_batch(run_id, [Metric(name, value, now, 0) for name, value in summary.metrics.items()])
         self.end(run_id, "FINISHED")
+
+    def page(self, experiment: str) -> str:
+        """The address of an experiment in MLflow's pages; without a server, where ``mlflow ui`` shows it."""
+        return self.uri.page(self.experiments.id_of(experiment))
 
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
         """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations.

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch import profilers
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from lit_memory.lit.callbacks.finite import FiniteGuard
 from lit_memory.lit.callbacks.seed import StepSeed
@@ -18,6 +19,7 @@ USELESS = (
     ".*smaller than the logging interval.*",
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # our data is a function of the step
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    "The `srun` command is available on your system.*",  # our launchers start the runs
 )
 """Lightning's warnings that do not concern our runs."""
 PROFILERS = {
@@ -49,7 +51,7 @@ def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callbac
         deterministic=True,
         logger=logger,
         callbacks=[*callbacks, StepSeed(spec.seed), FiniteGuard(spec.arm)],
-        plugins=[VerifiedCheckpoints()],
+        plugins=[VerifiedCheckpoints(), LightningEnvironment()],  # in a job of Slurm, Slurm's would handle signals
         reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
         enable_progress_bar=False,

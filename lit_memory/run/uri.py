@@ -63,6 +63,11 @@ class StoreURI:
         """How to look at the store in a browser: the address of a server, or the command that starts one."""
         return self.shown if self.is_server else f"mlflow ui --backend-store-uri {self.shown}"
 
+    def page(self, experiment_id: str) -> str:
+        """The address of an experiment in MLflow's pages; without a server, where ``mlflow ui`` shows it."""
+        home = self.shown.rstrip("/") if self.is_server else "http://127.0.0.1:5000"
+        return f"{home}/#/experiments/{experiment_id}"
+
     @property
     def endpoint(self) -> tuple[str, int] | None:
         """Host and port of a database whose URI names one host; None for another store. Its settings may name another

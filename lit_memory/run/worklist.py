@@ -107,7 +107,8 @@ class WorkList:
         known = [seconds for seconds in map(self.seconds, todo) if seconds is not None]
         if not known:
             return None
-        return sum(known) / len(known) * len(todo) / min(self.sweep.jobs, len(todo))
+        unknown = (len(todo) - len(known)) * sum(known) / len(known)
+        return (sum(known) + unknown) / min(self.sweep.jobs, len(todo))
 
     def close_stale(self, tracker: "Tracker") -> None:
         """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine."""

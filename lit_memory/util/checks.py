@@ -101,3 +101,9 @@ def type_in_words(kind: Any) -> str:
     if get_origin(kind) is list:
         return f"a list, each {type_in_words(*get_args(kind))}"
     return words.get(kind, str(kind))
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise AssertionError, with or without ``python -O``."""
+    if not condition:
+        raise AssertionError(message)

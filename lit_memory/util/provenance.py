@@ -3,18 +3,23 @@
 import os
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
-"""The folder of the checkout: the default root."""
+_ABOVE = Path(__file__).resolve().parents[2]
+IS_CHECKOUT = (_ABOVE / "run.py").is_file()
+"""Whether the package lies in a folder of its source, and not among installed ones."""
+PROJECT = _ABOVE if IS_CHECKOUT else Path(sysconfig.get_path("data")) / "share" / "lit-memory"
+"""The folder of the project's experiments: the checkout, or where a wheel puts them."""
 
 
 def default_root() -> Path:
-    """The folder of runs, reports and cached data without ``--root``: ``$LIT_MEMORY_ROOT`` or the project's folder."""
-    return Path(os.environ.get("LIT_MEMORY_ROOT") or PROJECT).absolute()
+    """The folder of runs, reports and cached data without ``--root``: ``$LIT_MEMORY_ROOT``, the checkout's folder, or
+    that in which an installed package is called."""
+    return Path(os.environ.get("LIT_MEMORY_ROOT") or (PROJECT if IS_CHECKOUT else Path.cwd())).absolute()
 
 
 def cache_folder() -> Path:
@@ -24,6 +29,8 @@ def cache_folder() -> Path:
 
 def git(*arguments: str) -> str:
     """Output of a git command in the project's folder, "" where there is no git or no repository. Writes nothing."""
+    if not IS_CHECKOUT:
+        return ""  # an environment may lie in a repository of its user
     command = ["git", "--no-optional-locks", "-C", str(PROJECT), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

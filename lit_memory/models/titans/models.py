@@ -149,6 +149,7 @@ class Titans(Diagnosed, NoWeightDecay, TokenRecurrent):
     def __init__(self, config: Any) -> None:
         super().__init__()
         c = self.config = config
+        self.grain = c.chunk
         self.decoder = Stack(c, [self.layer_class(c) for _ in range(c.layers)], RMSNorm(c.width, c.norm_eps))
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
         if c.tie_embeddings and not c.inputs:
@@ -263,6 +264,10 @@ class MAC(Titans):
                 raise FieldError("write_prefix", self.write_prefix, "expected a prefix; set persistent or long_tokens")
 
     layer_class = MACLayer
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.grain = config.window  # a segment of attention begins with a chunk
 
 
 class MAG(Titans):

@@ -1,1 +1,1 @@
-"""Where runs are started."""
+"""Where runs are started: this machine, a Slurm cluster, a Ray cluster."""

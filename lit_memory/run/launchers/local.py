@@ -1,7 +1,4 @@
-"""Child processes on this machine: every run has one, so that a crash or a full memory ends one run only.
-
-Prints nothing; ``LocalLauncher.events`` yields what happens.
-"""
+"""Child processes on this machine: every run has one, so that a crash or a full memory ends one run only."""
 
 import contextlib
 import multiprocessing
@@ -11,14 +8,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 from lit_memory.util.streams import Lenient
@@ -26,58 +24,29 @@ from lit_memory.util.streams import Lenient
 GRACE = 6.5
 """Seconds that children get to end their step, save and close their runs after a signal; with ``outbox.PATIENCE``,
 ten at most."""
-NEWS_SECONDS = 60.0
-"""Seconds after which the progress of a run is news again."""
 PRELOAD = ["lit_memory.run.engine"]
 """What the fork server imports once for all runs."""
+DIED = "the process that starts the runs was killed, or had no memory left"
 LOST = 255
 """What ``multiprocessing`` takes for the exit code of every child of a fork server that has died."""
 
 
-class ServerDied(Exception):
-    """The fork server is gone, which starts the children and hears of their ends; all children have ended."""
+class Sender(Protocol):
+    """Where the messages of a run go: a pipe, or a file."""
 
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM came; all children have ended. No ``Exception``: a library that is being called when the signal
-    comes must not take it for an error of its own."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def send(self, message: dict[str, Any], /) -> None: ...
 
 
 @dataclass
-class Child:
-    """A run in a process of its own, with its latest progress."""
+class Process(Child):
+    """A run in a process of its own."""
 
-    spec: RunSpec
-    process: Any
-    connection: Connection
-    progress: dict[str, Any] = field(default_factory=dict)
-    """The latest of each value that the run has sent, see ``lit.callbacks.progress.Send``."""
-    failure: str = ""
-    started: float = field(default_factory=time.monotonic)
-    age_at_news: float = 0.0
+    process: Any = None
+    connection: Any = None
 
     @property
-    def age(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    def receive(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Keep a message; returns it with ``news``, whether a log should have a line for it: for a new stage or phase,
-        and for the progress every ``NEWS_SECONDS``."""
-        if message["event"] == "failed":
-            self.failure = message["message"]
-        if message["event"] not in ("progress", "testing", "waiting"):
-            return message
-        new = any(message[k] != self.progress.get(k) for k in ("event", "stage") if k in message)
-        news = new or self.age - self.age_at_news >= NEWS_SECONDS
-        if news:
-            self.age_at_news = self.age
-        self.progress = self.progress | message
-        return message | {"news": news}
+    def exitcode(self) -> int | None:
+        return self.process.exitcode
 
     @property
     def dead(self) -> bool:
@@ -104,7 +73,7 @@ class Child:
 
 
 def run_child(
-    spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], connection: Connection
+    spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], connection: Sender
 ) -> None:
     """The work of a child process. Progress and failure go through ``connection``, all other output to the run's log
     file."""
@@ -121,6 +90,7 @@ def run_child(
     os.environ["LIT_MEMORY_ROOT"] = str(root)  # for the caches of tasks
     logged = False
     try:
+        spec.provide_code()
         folder = spec.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("a") as log:
@@ -179,25 +149,11 @@ def without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class LocalLauncher:
-    """Runs specs in child processes, at most ``jobs`` at a time; one that starts from another's weights after that."""
+class LocalLauncher(Launcher):
+    """Child processes of a fork server."""
 
-    def __init__(
-        self,
-        specs: Sequence[RunSpec],
-        jobs: int,
-        root: Path,
-        uri: StoreURI,
-        parents: Mapping[str, str],
-        tags: Mapping[str, str],
-    ) -> None:
-        """root, uri, tags: as in ``engine.run_one``. parents: experiment -> id of the parent run."""
-        self.waiting, self.running, self.total, self.jobs = list(specs), list[Child](), len(specs), jobs
-        self.root, self.uri, self.parents, self.tags = root, uri, parents, tags
-        self.handlers: dict[int, Any] = {}
-        """Signal -> handler before ``events``."""
-        self.signalled = 0
-        """The signal that has come."""
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.context = multiprocessing.get_context("forkserver")
         self.start_fork_server()
 
@@ -209,50 +165,7 @@ class LocalLauncher:
         with this_package_first(), without_ctrl_c():
             forkserver.ensure_running()
 
-    @property
-    def done(self) -> int:
-        """Runs that have ended, well or not."""
-        return self.total - len(self.waiting) - len(self.running)
-
-    def events(self) -> Iterator[tuple[Child, dict[str, Any]]]:
-        """Start everything and yield the messages of the children; the last event of each is "end". Raises
-        Interrupted, and ServerDied."""
-        self.handlers |= {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while self.waiting or self.running:
-                if self.signalled:  # and what was being called has swallowed the exception
-                    raise Interrupted(self.signalled)
-                while len(self.running) < self.jobs and (spec := self.next_ready()):
-                    self.start(spec)
-                    self.waiting.remove(spec)
-                yield from self.receive()
-        except (Interrupted, ServerDied):
-            self.stop()
-            raise
-        finally:
-            for number, handler in self.handlers.items():
-                signal.signal(number, handler)
-
-    def next_ready(self) -> RunSpec | None:
-        """The first spec that waits for no other; None where all do."""
-        left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
-        return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
-
-    def arguments(self, spec: RunSpec) -> tuple[RunSpec, Path, StoreURI, str, Mapping[str, str]]:
-        """The arguments of ``run_one``, without ``send``."""
-        return spec, self.root, self.uri, self.parents[spec.experiment], self.tags
-
-    def interrupt(self, number: int, frame: Any) -> None:
-        """The handler of SIGINT and SIGTERM. A second signal ends this process at once, whatever is being closed by
-        then."""
-        for each in self.handlers:
-            signal.signal(each, signal.SIG_DFL)
-        self.handlers.clear()  # nobody puts back a handler that would break off the closing in the middle
-        self.signalled = number
-        raise Interrupted(number)
-
-    def start(self, spec: RunSpec) -> None:
-        """Start the process of a run. Raises ServerDied."""
+    def start(self, spec: RunSpec) -> Process:
         self.start_fork_server()  # anew where it died while nothing ran
         here, there = self.context.Pipe(duplex=False)
         arguments = (*self.arguments(spec), there)
@@ -260,13 +173,12 @@ class LocalLauncher:
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
-            raise ServerDied from error
+            raise LauncherDied(DIED) from error
         finally:
             there.close()
-        self.running.append(Child(spec, process, here))
+        return Process(spec, process=process, connection=here)
 
-    def receive(self) -> list[tuple[Child, dict[str, Any]]]:
-        """The messages of the children within half a second. Raises ServerDied."""
+    def receive(self) -> list[tuple[Process, dict[str, Any]]]:
         received = []
         ends = [child.process.sentinel for child in self.running if child.process.exitcode is None]
         ready = wait([*(child.connection for child in self.running), *ends], timeout=0.5)
@@ -278,14 +190,14 @@ class LocalLauncher:
             if child.connection.closed:
                 child.process.join()
             if child.process.exitcode == LOST:
-                raise ServerDied
+                raise LauncherDied(DIED)
             if child.dead:
                 self.running.remove(child)
                 received.append((child, {"event": "end"}))
         return received
 
     def stop(self) -> None:
-        """End all children, by force after ``GRACE`` seconds; their last checkpoints are on disk."""
+        """By force after ``GRACE`` seconds."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for child in self.running:
                 child.signal(number)

@@ -1,0 +1,162 @@
+"""The grid of a report: every point that was tried, as a table, as grid.csv and as a figure, and which were chosen."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lit_memory.report.axes import Axis, set_x_axis
+from lit_memory.report.curves import curve_config
+from lit_memory.report.labels import MINIMIZED, label, mean_std, short
+from lit_memory.report.markdown import markdown
+from lit_memory.report.names import Drawn, Name
+from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.series import show_values
+from lit_memory.report.style import SEED_POINT, looks, text_color
+from lit_memory.report.verdict import mean
+
+FILE = "grid.csv"
+RING = {"ls": "", "marker": "o", "ms": 11, "mfc": "none", "mew": 1.2, "zorder": 2.4}
+"""Around the validation of a point that a seed has chosen."""
+
+
+def swept(plan: ReportPlan) -> list[str]:
+    """The keys that grids sweep, in their order."""
+    return list(dict.fromkeys(key for run in plan.grid for key in run["settings"]))
+
+
+def grid_csv(plan: ReportPlan) -> str:
+    """grid.csv: one row for every run of every point. Empty: not measured; nan: measured as not a number."""
+    keys, file = swept(plan), io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    metrics = [f"valid_{plan.select}", *["valid_loss"] * (plan.select != "loss")]
+    tests = [f"{plan.config.y}@{x:.10g}" for x in plan.x_values]
+    writer.writerow(["arm", *(key.rstrip("?") for key in keys), "seed", "status", "chosen", "steps", *metrics, *tests])
+    for run in plan.grid:
+        validated = [run["valid"], *[run["valid_loss"]] * (plan.select != "loss")]
+        tested = run["test"] or [None] * len(plan.x_values)
+        numbers = [("" if value is None else repr(value)) for value in (*validated, *tested)]
+        if run["status"] == "finished":
+            numbers = [number or "nan" for number in numbers]
+        steps = "" if run.get("steps") is None else f"{run['steps']:.0f}"
+        settings = (_value(run, key) for key in keys)
+        writer.writerow([run["arm"], *settings, run["seed"], run["status"], "yes" * run["chosen"], steps, *numbers])
+    return file.getvalue()
+
+
+def _value(run: Mapping[str, Any], key: str) -> str:
+    """A swept value as JSON without quotes; "" in an arm that does not sweep it."""
+    return json.dumps(run["settings"][key]).replace('"', "") if key in run["settings"] else ""
+
+
+def grid_table(plan: ReportPlan) -> str:
+    """Every point with its validation and its test, one per row; "" without a grid."""
+    if not plan.grid:
+        return ""
+    keys, rows = swept(plan), []
+    shown = sorted({0, len(plan.x_values) - 1})
+    for runs in _points(plan):
+        finished = [run for run in runs if run["status"] == "finished"]
+        valid = [run["valid"] for run in finished if run["valid"] is not None]
+        tests = [[run["test"][i] for run in finished if run["test"] and run["test"][i] is not None] for i in shown]
+        counts = f"{len(finished)} of {len(runs)}", f"{sum(run['chosen'] for run in runs)} of {len(runs)}"
+        settings = (_value(runs[0], key) or "–" for key in keys)
+        rows.append([plan.shown(runs[0]["arm"]), *settings, mean_std(valid), *map(mean_std, tests), *counts])
+    names = [key.rstrip("?") for key in keys]
+    header = ["arm", *names, "validation", *(f"test {short(plan.x_values[i])}" for i in shown), "runs", "chosen by"]
+    caption = (
+        f"Tuning: {label(plan.select)} of the last validation, by which every seed chooses a point, and {plan.y_label} "
+        f"of the test,\nmean ± standard deviation over seeds"
+    )
+    return f"{caption}\n\n{markdown(header, rows)}"
+
+
+def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
+    """The runs of every point of every arm."""
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in plan.grid:
+        points.setdefault((run["arm"], run["point"]), []).append(run)
+    yield from points.values()
+
+
+def draw_grid(axes: Any, results: Results) -> Drawn:
+    """The last validation against every swept key, one panel for each and one line per arm: the mean over seeds of the
+    best that the other keys allow. Dots are seeds; rings are what they chose."""
+    plan, keys = results.plan, swept(results.plan)
+    config = curve_config(plan, plan.select)
+    panels, drawn = _panels(axes, len(keys)), Drawn([], [], [])
+    for key, panel in zip(keys, panels, strict=True):
+        draw_key(panel, plan, key, drawn)
+        panel.set_xlabel(label(key.rstrip("?").rpartition(".")[2]))
+    show_values(axes.yaxis, replace(plan, config=config))
+    axes.set_ylabel(f"{axes.get_ylabel()}, validation")
+    handles = drawn.handles[: len(drawn.handles) // len(keys)]
+    return drawn._replace(handles=handles, ends=drawn.ends if len(keys) == 1 else [])
+
+
+def _panels(axes: Any, count: int) -> list[Any]:
+    """``axes`` and others beside it, with the same y axis."""
+    places = axes.figure.add_gridspec(1, count)
+    axes.set_subplotspec(places[0])
+    others = [axes.figure.add_subplot(places[i], sharey=axes) for i in range(1, count)]
+    for other in others:
+        other.tick_params(labelleft=False)
+    return [axes, *others]
+
+
+def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
+    """The validations against one swept key; handles and ends of the lines go to ``drawn``."""
+    runs = [run for run in plan.grid if key in run["settings"]]
+    axis, places = _axis(key, [run["settings"][key] for run in runs])
+    tuned = [run["arm"] for run in plan.grid]
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        own = [run for run in runs if run["arm"] == arm and run["valid"] is not None]
+        groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
+        curve = [(place, mean(list(group.values()))) for place, group in groups.items() if group]
+        if arm in tuned:
+            line = axis.curve(*zip(*curve, strict=True)) if curve else ([], [])
+            drawn.handles.extend(axes.plot(*line, **look, label=plan.shown(arm)))
+        for place, group in groups.items():
+            axes.plot([axis.position(place)] * len(group), list(group.values()), color=look["color"], **SEED_POINT)
+        rings = [(axis.position(_place(places, run["settings"][key])), run["valid"]) for run in own if run["chosen"]]
+        axes.plot(*zip(*rings, strict=True) if rings else ([], []), mec=look["color"], **RING)
+        if curve:
+            x, y = curve[-1]
+            drawn.ends.append(Name(plan.shown(arm), axis.position(x), y, text_color(look["color"])))
+    shown = [place for _, place in places]
+    if _are_numbers([value for value, _ in places]):
+        set_x_axis(axes, axis, shown, None)
+    else:
+        axes.set_xticks(shown, [json.dumps(value).replace('"', "") for value, _ in places])
+        axes.set_xlim(-0.3, len(places) - 0.7)
+
+
+def _axis(key: str, values: Sequence[Any]) -> tuple[Axis, list[tuple[Any, float]]]:
+    """The axis of a swept key, and (value, x) of its values: numbers by their size, on a logarithmic axis where they
+    are rates or span a decade; anything else in the order of the grid."""
+    different = [value for i, value in enumerate(values) if value not in values[:i]]
+    if not _are_numbers(different):
+        return Axis(False), [(value, float(i)) for i, value in enumerate(different)]
+    different.sort()
+    above = [value for value in different if value > 0]
+    log = different[0] >= 0 and bool(above) and (above[-1] >= 10 * above[0] or key.endswith(".lr"))
+    return Axis.of(different, log), [(value, float(value)) for value in different]
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(type(value) in (int, float) for value in values)
+
+
+def _place(places: Sequence[tuple[Any, float]], value: Any) -> float:
+    return next(place for other, place in places if other == value)
+
+
+def _best_of_seeds(plan: ReportPlan, runs: Sequence[Mapping[str, Any]], key: str, value: Any) -> dict[int, float]:
+    """Seed -> the best validation of the points with this value of a key."""
+    best, found = min if plan.select in MINIMIZED else max, dict[int, float]()
+    for run in runs:
+        if run["settings"][key] == value:
+            found[run["seed"]] = best(found.get(run["seed"], run["valid"]), run["valid"])
+    return found

@@ -1,0 +1,68 @@
+"""Which launcher a command asks for, with its settings, checked before anything starts."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.run.launchers.base import Launcher
+from lit_memory.run.launchers.remote import check_shared
+from lit_memory.run.options import Options
+from lit_memory.run.uri import StoreURI
+from lit_memory.util.checks import nearest
+from lit_memory.util.names import load
+
+LAUNCHERS = {
+    "local": "lit_memory.run.launchers.local:LocalLauncher",
+    "slurm": "lit_memory.run.launchers.slurm:SlurmLauncher",
+    "ray": "lit_memory.run.launchers.ray:RayLauncher",
+}
+PACKAGES = {"slurm": "submitit", "ray": "ray"}
+"""Launcher -> the package that its extra, of its own name, installs."""
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """The launcher's part of the file of ``--launch``. Raises ConfigError."""
+    if options.launch is None:
+        return {}
+    path = Path(options.launch)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        raise ConfigError(str(path), "", f"{reason}; expected a YAML file like 'slurm: {{partition: gpu}}'") from None
+    if not isinstance(content, Mapping) or not all(isinstance(part, Mapping) for part in content.values()):
+        raise ConfigError(str(path), "", "expected launchers with their settings, like 'slurm: {partition: gpu}'")
+    for name in content:
+        if name not in PACKAGES:
+            raise ConfigError(str(path), str(name), f"unknown launcher; {nearest(str(name), list(PACKAGES))}")
+    if options.launcher not in content:
+        raise ConfigError(str(path), "", f"has no settings for --launcher {options.launcher}; expected such a part")
+    return dict(content[options.launcher])
+
+
+def check_launcher(options: Options, root: Path, uri: StoreURI) -> None:
+    """Raise ConfigError for a launcher that cannot be used."""
+    name = options.launcher
+    if name not in LAUNCHERS:
+        raise ConfigError("command line", "--launcher", f"{name}: unknown; {nearest(name, list(LAUNCHERS))}")
+    settings = settings_of(options)
+    if name == "local":
+        return
+    if find_spec(PACKAGES[name]) is None:
+        install = f"pip install 'lit-memory[{name}]'"
+        raise ConfigError("command line", "--launcher", f"{name}: needs the package {PACKAGES[name]}; {install}")
+    check_shared(root, uri, "--launcher")
+    load(LAUNCHERS[name]).check(settings, options.launch or "command line")
+
+
+def make_launcher(options: Options, specs: Sequence[RunSpec], jobs: int, *rest: Any) -> Launcher:
+    """The launcher of ``options``. rest: as in ``Launcher``."""
+    launcher = load(LAUNCHERS[options.launcher])
+    if options.launcher == "local":
+        return launcher(specs, jobs, *rest)
+    return launcher(specs, options.jobs or max(1, len(specs)), *rest, settings=settings_of(options))

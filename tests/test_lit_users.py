@@ -1,0 +1,123 @@
+"""Lightning as people use it: tuners, schedulers and callbacks of their own, pairs of tensors, pretrained weights."""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from lightning.pytorch.tuner import Tuner
+from test_lit import small
+from test_lit_plain import S, V, samples
+from torch.utils.data import DataLoader, TensorDataset
+
+import lit_memory
+from lit_memory.lit.plain import as_batch
+from lit_memory.recurrence import state_tensors, unroll
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:.*is not saved together with"),
+]
+
+
+class Rates(Callback):
+    """Keeps the rate with which every step was made."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+def module(cls=lit_memory.LitRMT, **options):
+    return cls(**small(cls), vocab_size=V, segment_len=S, **options)
+
+
+def trained(lit, *callbacks, steps=6, **options):
+    rates = Rates()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | options
+    options |= {"enable_model_summary": False, "accelerator": "cpu", "max_steps": steps}
+    trainer = L.Trainer(callbacks=[rates, *callbacks], **options)
+    trainer.fit(lit, DataLoader(samples(8), batch_size=4))
+    return [rate for step in rates.rates for rate in step]
+
+
+def test_lr_find_trains_at_the_rates_that_it_records(tmp_path):
+    """Every step is made at its own rate, and the suggestion becomes that of the module."""
+    rates = []
+
+    class Recording(lit_memory.LitRMT):  # the tuner switches callbacks off
+        def on_before_optimizer_step(self, optimizer):
+            rates.extend(group["lr"] for group in optimizer.param_groups)
+
+    lit = module(Recording, lr=1e-3)
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=1, **options)
+    data = DataLoader(samples(160), batch_size=4)
+    found = Tuner(trainer).lr_find(lit, data, min_lr=1e-5, max_lr=1e-1, num_training=30, early_stop_threshold=None)
+    assert rates == pytest.approx(found.results["lr"])
+    assert len(set(found.results["lr"])) == len(found.results["lr"]) >= 29
+    assert lit.hparams["lr"] == found.suggestion() in found.results["lr"]
+
+
+def test_a_scheduler_of_the_user():
+    """``configure_optimizers`` of a subclass may return one; without it, the rates are the module's own."""
+
+    class Mine(lit_memory.LitRMT):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    assert trained(module(Mine, lr=0.1)) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert trained(module(lr=0.1, schedule="linear", final_lr=0.0), steps=4) == pytest.approx([0.1, 0.075, 0.05, 0.025])
+
+
+def test_stochastic_weight_averaging():
+    """From its first epoch on, the rate is that of the callback."""
+    average = StochasticWeightAveraging(swa_lrs=0.5, swa_epoch_start=2, annealing_epochs=1)
+    rates = trained(module(lr=0.1), average, steps=-1, max_epochs=5)
+    assert rates[:4] == [0.1] * 4 and rates[-1] == 0.5
+
+
+def test_pairs_train():
+    """A ``TensorDataset`` of ids and labels; labels that are shifted already are told."""
+    ids_BT = torch.stack([sample["input_ids"] for sample in samples(8)])
+    labels_BT = torch.stack([sample["labels"] for sample in samples(8)])
+    lit = module(lr=0.01)
+    before = [p.detach().clone() for p in lit.parameters()]
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_steps=2, enable_model_summary=False, **options)
+    trainer.fit(lit, DataLoader(TensorDataset(ids_BT, labels_BT), batch_size=4))
+    assert any(not torch.equal(p, old) for p, old in zip(lit.parameters(), before, strict=True))
+    pair, named = as_batch((ids_BT, labels_BT), S), as_batch({"input_ids": ids_BT, "labels": labels_BT}, S)
+    assert torch.equal(pair.targets_BT, named.targets_BT) and torch.equal(pair.ids_BT, named.ids_BT)
+    shifted_BT = torch.cat([ids_BT[:, 1:], torch.zeros_like(ids_BT[:, :1])], dim=1)
+    with pytest.raises(ValueError, match=r"^labels=the token at t \+ 1 as label t: expected the token at t"):
+        as_batch((ids_BT, shifted_BT), S)
+    with pytest.raises(ValueError, match=r"^batch=tuple: expected .* or a pair \(input_ids, labels\)$"):
+        as_batch((ids_BT,), S)
+
+
+def test_a_constant_sequence_is_not_shifted():
+    """Where all tokens are equal nobody can tell."""
+    ids_BT = torch.ones(2, 5, dtype=torch.long)
+    assert as_batch((ids_BT, ids_BT), None).targets_BT[:, 1:].eq(1).all()
+
+
+def test_from_pretrained(tmp_path):
+    """Settings of the module and flags of the model, in one call; the weights are those of the folder."""
+    model = module().model
+    model.save_pretrained(tmp_path / "mine", segment_len=S)
+    lit = lit_memory.LitRMT.from_pretrained(tmp_path / "mine", lr=0.5, segment_len=S)
+    assert lit.hparams["lr"] == 0.5 and lit.hparams["width"] == model.config.width and lit.model.training
+    ids_BT = torch.randint(V, (2, 3 * S), generator=torch.Generator().manual_seed(0))
+    found, known = (unroll(m.eval(), ids_BT, S) for m in (lit.model, model))
+    assert torch.equal(found.hidden_BTD, known.hidden_BTD)
+    assert all(torch.equal(a, b) for a, b in zip(state_tensors(found.state), state_tensors(known.state), strict=True))
+    before = lit.train().model.decoder.tokens.weight.detach().clone()
+    trained(lit, steps=1)
+    assert not torch.equal(lit.model.decoder.tokens.weight, before)
