@@ -42,6 +42,8 @@ OUTSIDE = {
     "memory": "torch",
     "recurrence": "torch",
     "memory/kernels.py": "numba numpy",
+    "memory/associative_kernels.py": "numpy",
+    "memory/associative_rows.py": "numpy",
     "models": "torch",
     "text": "numpy",
     "tasks": "torch numpy",
@@ -85,7 +87,11 @@ LATE = {
     "memory/scan.py": "mamba_ssm",
     "plan/trainer.py": "lightning",
 }
-OPTIONAL = {"memory/kernels.py": "numba"}
+OPTIONAL = {
+    "memory/kernels.py": "numba",
+    "memory/associative_kernels.py": "numba",
+    "memory/associative_rows.py": "numba",
+}
 """Files that need an optional package -> that package. Others import them inside a function, where it is installed."""
 PURE = ("memory/", "models/", "recurrence/", "tasks/", "text/", "plan/", "report/")
 CLOCKS = {"time", "datetime", "random"}

@@ -227,12 +227,14 @@ def test_empty_memory():
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=flag_name)
-@pytest.mark.parametrize("start", ["used", "empty"])
+@pytest.mark.parametrize("start", ["used", "empty", "empty, and the first key is 0"])
 def test_write_slow_twin(start, flags):
     """Every flag: the state and all gradients equal those of the token-by-token twin (fp64, 1e-10)."""
     inputs = random_inputs()
-    if start == "empty":
+    if start != "used":
         inputs[:2] = [torch.zeros_like(t).requires_grad_() for t in inputs[:2]]
+    if "0" in start:
+        inputs[2].data[:, 0] = 0
     weights = torch.randn(2, 5, 2, **DOUBLE), torch.randn(2, 5, **DOUBLE)
 
     def outcome(state):

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lit_memory.memory import compiled
+from lit_memory.memory.associative_compiled import CompiledChunk
+from lit_memory.models import armt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import (
     LayerMajor,
@@ -447,9 +450,20 @@ def test_diagonal_refused(build, tokens, name):
 # --- the layer-major schedule
 
 
+@pytest.fixture(params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """ARMT's memory through numba's loops, in chunks of 4 segments, or as where numba is not installed."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(armt_segments, "CHUNK", 4)
+    monkeypatch.setattr(armt_segments, "WORTH", 0)
+    monkeypatch.setattr(compiled, "installed", lambda: request.param == "compiled")
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
 )
+@pytest.mark.usefixtures("way")
 def test_layer_major_equals_sequential(layer_major, tokens, options):
     """Hidden states, final state and all gradients equal the sequential schedule's, with masks and ``bptt`` as well,
     over several chunks of a layer."""
@@ -462,6 +476,7 @@ def test_layer_major_equals_sequential(layer_major, tokens, options):
 
 
 @pytest.mark.parametrize("name", LAYER_MAJOR)
+@pytest.mark.usefixtures("way")
 def test_layer_major_in_single_precision(build, tokens, name):
     """The same to 1e-5 in fp32, where no denominator comes near 0."""
     floor = {"denom_floor": 0.3, "value_std": 0.05} if name == "armt" else {}
@@ -483,11 +498,33 @@ def test_layer_major_in_single_precision(build, tokens, name):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("way")
 def test_layer_major_with_flags(build, tokens, flags):
     """Every branch of the backward pass by hand, with samples that end."""
     ids = tokens(3, 10 * N)
     mask = torch.arange(10 * N) < torch.tensor([10 * N, 4 * N, 0])[:, None]
     agrees(build("armt", **flags), ids, 1e-10, mask_BT=mask)
+
+
+@pytest.mark.parametrize(("installed", "worth"), [(True, 0), (True, 1 << 30), (False, 0)])
+def test_layer_major_is_compiled_where_it_pays(build, tokens, installed, worth, monkeypatch):
+    """A short input, and a machine without numba, takes the plain operations."""
+    pytest.importorskip("numba")
+    seen = []
+    monkeypatch.setattr(armt_segments, "WORTH", worth)
+    monkeypatch.setattr(compiled, "installed", lambda: installed)
+    monkeypatch.setattr(armt_segments, "CompiledChunk", lambda *given: seen.append(1) or CompiledChunk(*given))
+    unroll(build("armt"), tokens(2, 3 * N), N, schedule="layer")
+    assert bool(seen) == (installed and not worth)
+
+
+@pytest.mark.parametrize("part", ["to_query", "to_key", "to_value"])
+@pytest.mark.usefixtures("way")
+def test_layer_major_passes_nan_on(build, tokens, part):
+    """A channel that is not a number is none that is zero: the guard of a run has to see it."""
+    model = build("armt")
+    model.layers[0].get_submodule(part).weight.data[0, 0] = torch.nan
+    assert unroll(model, tokens(2, 3 * N), N, schedule="layer").hidden_BTD[:, -1].isnan().all()
 
 
 def agrees(model, ids, tol, **options):

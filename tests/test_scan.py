@@ -309,9 +309,9 @@ def test_w1(way):
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_says_that_numba_is_missing(build, name, installed, monkeypatch):
-    """Of the models with a compiled scan, on a CPU alone; the command prints the line once for all runs."""
+    """Of the models with a compiled part, on a CPU alone; the command prints the line once for all runs."""
     monkeypatch.setattr(compiled, "installed", lambda: installed)
-    for device, told in (("cpu", not installed and name in ("mamba", "rwkv")), ("cuda", False)):
+    for device, told in (("cpu", not installed and name in ("armt", "mamba", "rwkv")), ("cuda", False)):
         messages, module = [], SimpleNamespace(device=torch.device(device), model=build(name))
         Progress(messages.append, None, "loss").on_fit_start(None, module)
         assert [m["event"] for m in messages] == ["warning"] * told

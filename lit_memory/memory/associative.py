@@ -15,7 +15,7 @@ Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the
 value width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,9 +145,8 @@ def write(
     if update == "sequential":
         flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps}
         flags |= {"denom_floor": denom_floor, "use_denom": use_denom}
-        for token in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
-            state = write(state, *token, **flags)
-        return state
+        in_turn = _write_row_by_row if gamma == "clip" and use_denom else _write_at_once
+        return in_turn(state, phi_BMK, v_BMD, beta_BM1, **flags)
     A_BKD, z_BK = state
     old_BMD = phi_BMK @ A_BKD  # v-bar: what the memory recalls under the keys now
     if not use_denom:
@@ -182,3 +181,64 @@ def gammas(
         found.append(gammas(z_BK, phi, beta, gamma=gamma, beta_on_z=beta_on_z, eps=eps))
         z_BK = z_BK + (found[-1] * phi).sum(1)
     return torch.cat(found, dim=1)
+
+
+def _write_row_by_row(
+    state: AssociativeState, phi_BMK: Tensor, v_BMD: Tensor, beta_BM1: Tensor, **flags: Any
+) -> AssociativeState:
+    """``write`` of one token after another."""
+    for token in zip(phi_BMK.split(1, 1), v_BMD.split(1, 1), beta_BM1.split(1, 1), strict=True):
+        state = write(state, *token, **flags)
+    return state
+
+
+def _write_at_once(
+    state: AssociativeState,
+    phi_BMK: Tensor,
+    v_BMD: Tensor,
+    beta_BM1: Tensor,
+    *,
+    gamma: str,
+    gamma_detach: bool,
+    beta_on_z: bool,
+    eps: float,
+    denom_floor: float,
+    use_denom: bool,
+) -> AssociativeState:
+    """``_write_row_by_row`` where everything is linear in what the earlier tokens wrote: gamma is not clipped.
+
+    What token i adds, delta_i = beta_i (v_i - A_(i-1)^T phi_i / den_i), holds the earlier ones by A_(i-1) = A + sum
+    over j < i of phi_j delta_j^T: a triangular system of M equations. So do the denominators.
+    """
+    A_BKD, z_BK = state
+    earlier_BMM, den_BM1 = (phi_BMK @ phi_BMK.mT).tril(-1), torch.ones_like(beta_BM1)
+    if use_denom:
+        known_BM1, weight_BM1 = overlap(z_BK, phi_BMK, eps), beta_BM1 if beta_on_z else torch.ones_like(beta_BM1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not gamma_detach):
+            gamma_BM1 = torch.ones_like(beta_BM1)
+            if gamma == "raw":
+                gamma_BM1 = _raw_gammas(z_BK, phi_BMK, known_BM1, earlier_BMM, weight_BM1, eps)
+        added_BMK = gamma_BM1 * weight_BM1 * phi_BMK
+        den_BM1 = known_BM1 + earlier_BMM @ (gamma_BM1 * weight_BM1)
+        if denom_floor:
+            before_BMK = z_BK.unsqueeze(1) + F.pad(added_BMK[:, :-1].cumsum(1), (0, 0, 1, 0))
+            den_BM1 = torch.maximum(den_BM1, denom_floor * phi_BMK.norm(dim=-1, keepdim=True) * length(before_BMK))
+        z_BK = z_BK + added_BMK.sum(1)
+    share_BM1 = beta_BM1 / den_BM1
+    alone_BMD = beta_BM1 * v_BMD - share_BM1 * (phi_BMK @ A_BKD)
+    delta_BMD = torch.linalg.solve_triangular(share_BM1 * earlier_BMM, alone_BMD, upper=False, unitriangular=True)
+    return AssociativeState(A_BKD + phi_BMK.mT @ delta_BMD, z_BK)
+
+
+def _raw_gammas(
+    z_BK: Tensor, phi_BMK: Tensor, known_BM1: Tensor, earlier_BMM: Tensor, weight_BM1: Tensor, eps: float
+) -> Tensor:
+    """The raw gammas of tokens that are written one after another. known: their overlap with z. weight: of gamma, in
+    z."""
+    mass_BM1 = phi_BMK.square().sum(-1, keepdim=True)
+    written_BM1 = (weight_BM1 * mass_BM1).cumsum(1) - weight_BM1 * mass_BM1  # 0 before the first key that is not
+    first_BM1 = (z_BK == 0).all(-1)[:, None, None] & (written_BM1 == 0)
+    share_BM1 = (weight_BM1 / (mass_BM1 + eps)).masked_fill(first_BM1, 0)
+    given_BM1 = known_BM1 + earlier_BMM @ weight_BM1
+    den_BM1 = torch.linalg.solve_triangular(earlier_BMM * share_BM1.mT, given_BM1, upper=False, unitriangular=True)
+    return (1 - den_BM1 / (mass_BM1 + eps)).masked_fill(first_BM1, 1)

@@ -14,7 +14,7 @@ after s and e_m the gradients of what they found,
 The equations are those of ``associative.py``, which is the slow twin.
 
 Shape suffixes: B batch, S segments, R rows that read, M rows that are written together, C channels, K features, D value
-width.
+width, E = C + D + 1.
 """
 
 from typing import NamedTuple
@@ -73,16 +73,18 @@ class Write(NamedTuple):
     raw_gamma_BM1: Tensor | None
     gamma_BM1: Tensor | None
     key_BMC: Tensor
+    live_B11: Tensor | None
 
 
 class Chunk:
     """Memory (A, z) while S segments read and write it. Calls of the backward pass are those of the forward pass from
     the end.
 
-    queries_BSRC: channels of the queries of every segment. written: rows that a segment writes.
+    queries_SBRC: channels of the queries of every segment. written: rows that a segment writes.
     """
 
-    def __init__(self, A_BKD: Tensor, z_BK: Tensor, queries_BSRC: Tensor, written: int, flags: Flags) -> None:
+    def __init__(self, A_BKD: Tensor, z_BK: Tensor, queries_SBRC: Tensor, written: int, flags: Flags) -> None:
+        queries_BSRC = queries_SBRC.transpose(0, 1)
         batch, segments, rows, _ = queries_BSRC.shape
         self.flags, self.A_BKD, self.z_BK = flags, A_BKD, z_BK
         self.queries_BSRC = queries_BSRC
@@ -102,16 +104,21 @@ class Chunk:
 
     # forward
 
-    def recall(self, s: int) -> Tensor:
-        """y (B, R, D) of the queries of segment s."""
+    def recall(self, s: int, x_BRD: Tensor) -> Tensor:
+        """x + y, y what the queries of segment s recall."""
         self.reads.append(self._read(self.phi[s], self._with_factors(self.found[s], self.phi[s])))
-        return self.reads[-1].y_BRD
+        return x_BRD + self.reads[-1].y_BRD
 
-    def write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None = None) -> None:
-        """Write rows together, or one after another. live_B11: 0 for samples that write nothing, 1 for the others."""
-        for rows in zip(*(x.split(self.group, 1) for x in (key_BMC, v_BMD, beta_BM1)), strict=True):
-            key, value, beta = rows
-            self._write(key, value, beta, live_B11)
+    def write(self, rows_BME: Tensor, live_B: Tensor | None = None) -> None:
+        """Write rows together, or one after another. live_B: 0 for samples that write nothing, 1 for the others.
+
+        rows_BME: key, value, and the logit of beta. They may be overwritten.
+        """
+        live_B11 = None if live_B is None else live_B[:, None, None]
+        channels, width = self.queries_BSRC.shape[-1], self.A_BKD.shape[2]
+        for rows in rows_BME.split(self.group, 1):
+            key_BMC, value_BMD, logit_BM1 = rows.split([channels, width, 1], dim=-1)
+            self._write(key_BMC, value_BMD, logit_BM1.sigmoid(), live_B11)
 
     def _write(self, key_BMC: Tensor, v_BMD: Tensor, beta_BM1: Tensor, live_B11: Tensor | None) -> None:
         flags, z_BK = self.flags, self.z_BK
@@ -129,7 +136,7 @@ class Chunk:
             gamma = raw * beta_BM1 if flags.beta_on_z else raw
             gamma = gamma if live_B11 is None else gamma * live_B11
             self.z_BK = z_BK + (gamma * phi_BMK).sum(1)
-        self.writes.append(Write(old, missing_BMD, beta_BM1, raw, gamma, key_BMC))
+        self.writes.append(Write(old, missing_BMD, beta_BM1, raw, gamma, key_BMC, live_B11))
 
     def state(self) -> tuple[Tensor, Tensor]:
         """(A, z) after the last write."""
@@ -176,20 +183,19 @@ class Chunk:
         self.dphi: list[Tensor] = []
 
     def recall_backward(self, s: int, dy_BRD: Tensor) -> None:
-        """dy: gradient of y of segment s."""
+        """dy: gradient of what ``recall`` returned for segment s."""
         phi_BRK = self.phi[s]
         dfound_BRD, dphi_BRK = self._read_backward(self.reads.pop(), phi_BRK, dy_BRD)
         self.dphi.append(self._factors_backward(dfound_BRD, dphi_BRK))
 
-    def write_backward(self, live_B11: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of key, value and beta of the last rows that were written together or one after another."""
+    def write_backward(self) -> Tensor:
+        """Gradient (B, M, E) of the rows of the last call of ``write``."""
         count = self.deltas_BND.shape[1] // (self.segments * self.group)
-        parts = [self._write_backward(live_B11) for _ in range(count)][::-1]
-        key, value, beta = (torch.cat(grads, dim=1) if count > 1 else grads[0] for grads in zip(*parts, strict=True))
-        return key, value, beta
+        return torch.cat([self._write_backward() for _ in range(count)][::-1], dim=1)
 
-    def _write_backward(self, live_B11: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _write_backward(self) -> Tensor:
         saved, flags = self.writes.pop(), self.flags
+        live_B11 = saved.live_B11
         self.written -= self.group
         phi_BMK = self.keys_BNK.narrow(1, self.written, self.group)
         ddelta_BMD, dphi_BMK = self._later(phi_BMK)
@@ -213,7 +219,8 @@ class Chunk:
         dfound_BMD, dread_BMK = self._read_backward(saved.old, phi_BMK, -dv_BMD, doverlap)
         dphi_BMK = torch.baddbmm(dphi_BMK if dread_BMK is None else dphi_BMK + dread_BMK, dfound_BMD, self.A_BKD.mT)
         dphi_BMK = self._factors_backward(dfound_BMD, dphi_BMK)
-        return dpfp_backward(dphi_BMK, saved.key_BMC, flags.nu, flags.normalize_phi), dv_BMD, dbeta_BM1
+        dkey_BMC = dpfp_backward(dphi_BMK, saved.key_BMC, flags.nu, flags.normalize_phi)
+        return torch.cat([dkey_BMC, dv_BMD, dbeta_BM1 * saved.beta_BM1 * (1 - saved.beta_BM1)], dim=-1)
 
     def finish_backward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of A, z and the channels of all queries."""
@@ -221,7 +228,8 @@ class Chunk:
         dA_BKD = torch.baddbmm(self.dA_BKD, self.asked_BNK.mT, self.dfound_BND)
         dfound_BSRD = self.dfound_BND.unflatten(1, (self.segments, -1)).narrow(2, 0, self.rows).flatten(1, 2)
         dphi_BSRK = torch.cat(self.dphi[::-1], dim=1).baddbmm_(dfound_BSRD, self.A_BKD.mT).unflatten(1, shape)
-        return dA_BKD, self.dz_BK, dpfp_backward(dphi_BSRK, self.queries_BSRC, self.flags.nu, self.flags.normalize_phi)
+        dqueries_BSRC = dpfp_backward(dphi_BSRK, self.queries_BSRC, self.flags.nu, self.flags.normalize_phi)
+        return dA_BKD, self.dz_BK, dqueries_BSRC.transpose(0, 1)
 
     def _later(self, phi_BMK: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the factors of the rows behind ``written``: by the state after the chunk, and by all reads after

@@ -24,12 +24,12 @@ def installed() -> bool:
 
 def missing() -> str:
     """The line that tells the user that numba is missing; "" where it is installed."""
-    advice = "pip install 'lit-memory[fast]' makes a training step of Mamba and RWKV two to three times faster on a CPU"
+    advice = "pip install 'lit-memory[fast]' makes a training step of ARMT, Mamba and RWKV faster on a CPU"
     return "" if installed() else f"numba is not installed: {advice}"
 
 
 def applies(state: Tensor) -> bool:
-    """Whether a scan from this state can run compiled: on a CPU in fp32 or fp64, outside of vmap and torch.compile."""
+    """Whether a recurrence from this state can run compiled: on a CPU in fp32 or fp64, no vmap, no torch.compile."""
     transformed = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
     return (
         state.device.type == "cpu" and state.dtype in (torch.float32, torch.float64) and not transformed and installed()

@@ -4,7 +4,7 @@ Only the memory goes on from segment to segment. So the loop recalls, makes quer
 attends, feeds forward and writes at the memory rows alone. What the token rows do with their attention and feed-forward
 is left to the caller, for all segments at once. The slow twin is ``ARMTLayer.forward``, segment after segment.
 
-Shape suffixes: B batch, S segments, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
+Shape suffixes: S segments, B batch, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
 a key, D width, H heads of queries, keys and values together, P head width.
 """
 
@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lit_memory.memory import compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Chunk, Flags
+from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, activation
 from lit_memory.models.decoder import Block
@@ -35,26 +37,32 @@ class Shape(NamedTuple):
     rotary: int
     base: float
     eps: float
+    compiled: bool
+    """Whether the memory runs through compiled loops."""
 
 
 class Given(NamedTuple):
     """Tensors that enter a chunk.
 
-    x_BSAD: rows that recall. queries_BSAC: channels of their queries. Where memory rows do not recall, their queries,
-    keys and values (B, S, M, H*P) and their residual (B, S, M, D), which for a parallel block has the feed-forward, are
-    known beforehand. hidden_BSMR: True where a memory row may not look. live_BS: 0 for a sample that has ended.
+    x_SBAD: rows that recall. queries_SBAC: channels of their queries. Where memory rows do not recall, their queries,
+    keys and values (S, B, M, H*P) and their residual (S, B, M, D), which for a parallel block has the feed-forward, are
+    known beforehand. hidden_SBMR: True where a memory row may not look. live_SB: 0 for a sample that has ended.
     """
 
-    x_BSAD: Tensor
-    queries_BSAC: Tensor
+    x_SBAD: Tensor
+    queries_SBAC: Tensor
     A_BKD: Tensor
     z_BK: Tensor
-    qkv_BSME: Tensor | None
-    residual_BSMD: Tensor | None
-    hidden_BSMR: Tensor | None
-    live_BS: Tensor | None
+    qkv_SBME: Tensor | None
+    residual_SBMD: Tensor | None
+    hidden_SBMR: Tensor | None
+    live_SB: Tensor | None
 
 
+CHUNK, CHUNK_FLOATS = 16, 1 << 23
+"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
+WORTH = 1 << 18
+"""Floats of A, over all segments, below which numba's start costs more than its loops save."""
 WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
 
 
@@ -80,26 +88,24 @@ class Cell:
         )
         self.key_value_beta = Linear(kvb, kvbb)
         self.attention = MemoryAttention(shape.heads, shape.kv_heads, shape.memory_tokens)
-        self.tokens = given.x_BSAD.shape[2] - (shape.memory_tokens if given.qkv_BSME is None else 0)
+        self.tokens = given.x_SBAD.shape[2] - (shape.memory_tokens if given.qkv_SBME is None else 0)
         rows = self.tokens + shape.memory_tokens
-        self.rotation = Rotation.of(rows, shape.rotary, shape.base, given.x_BSAD)
-        self.memory = Chunk(given.A_BKD, given.z_BK, given.queries_BSAC, shape.memory_tokens, shape.flags)
+        self.rotation = Rotation.of(rows, shape.rotary, shape.base, given.x_SBAD)
+        chunk = CompiledChunk if shape.compiled else Chunk
+        self.memory = chunk(given.A_BKD, given.z_BK, given.queries_SBAC, shape.memory_tokens, shape.flags)
         self.parallel = shape.family == "gpt_neox"
-        self.feeds = not (self.parallel and given.qkv_BSME is not None)
-        self.betas: list[Tensor] = []
-        self.x = given.x_BSAD.unbind(1)
-        self.known_qkv, self.residual, self.hidden = (
-            None if x is None else x.unbind(1) for x in (given.qkv_BSME, given.residual_BSMD, given.hidden_BSMR)
+        self.feeds = not (self.parallel and given.qkv_SBME is not None)
+        self.x = given.x_SBAD.unbind()
+        self.known_qkv, self.residual, self.hidden, self.live = (
+            None if x is None else x.unbind()
+            for x in (given.qkv_SBME, given.residual_SBMD, given.hidden_SBMR, given.live_SB)
         )
-
-    def live(self, s: int) -> Tensor | None:
-        return None if self.given.live_BS is None else self.given.live_BS[:, s, None, None]
 
     def forward(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
         """Recalled token rows, their rotated queries, keys and values (B, T, H, P), and the memory rows that leave the
         block, of segment s."""
         shape = self.shape
-        rows = self.x[s] + self.memory.recall(s)
+        rows = self.memory.recall(s, self.x[s])
         qkv = self.qkv.forward(self.norm.forward(rows))
         if self.known_qkv is not None:
             qkv = torch.cat([qkv, self.known_qkv[s]], dim=1)
@@ -112,18 +118,13 @@ class Cell:
         memory = residual + attended
         if self.feeds:
             memory = memory + self.ff.forward(residual if self.parallel else memory)
-        key, value, beta = self.key_value_beta.forward(memory).split([shape.channels, memory.shape[-1], 1], dim=-1)
-        self.betas.append(beta.sigmoid())
-        self.memory.write(key, value, self.betas[-1], self.live(s))
+        self.memory.write(self.key_value_beta.forward(memory), None if self.live is None else self.live[s])
         return rows[:, : self.tokens], qkv[:, : self.tokens], memory
 
     def backward(self, s: int, drows: Tensor, dqkv_tokens: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
         """Gradients of what segment s was given: rows, and queries, keys and values and residual of memory rows."""
         shape, tokens = self.shape, self.tokens
-        beta = self.betas.pop()
-        dkey, dvalue, dbeta = self.memory.write_backward(self.live(s))
-        dlogit = dbeta * beta * (1 - beta)
-        dmemory = dmemory + self.key_value_beta.backward(torch.cat([dkey, dvalue, dlogit], dim=-1))
+        dmemory = dmemory + self.key_value_beta.backward(self.memory.write_backward())
         dresidual, dattended = dmemory, dmemory
         if self.feeds:
             dfed = self.ff.backward(dmemory)
@@ -134,7 +135,7 @@ class Cell:
         if self.rotation is not None:
             self.rotation.turn_(dqkv[:, :, : shape.heads + shape.kv_heads], back=True)
         dqkv = dqkv.flatten(2)
-        asking = self.given.x_BSAD.shape[2]
+        asking = self.given.x_SBAD.shape[2]
         dx = self.norm.backward(self.qkv.backward(dqkv[:, :asking]))
         if asking > tokens:
             dx[:, tokens:] += dresidual
@@ -160,9 +161,9 @@ class Segments(torch.autograd.Function):
     def forward(ctx, shape: Shape, *tensors):
         given, weights = Given(*tensors[: len(Given._fields)]), tensors[len(Given._fields) :]
         cell = Cell(shape, given, weights)
-        tokens, qkv, memory = zip(*(cell.forward(s) for s in range(given.x_BSAD.shape[1])), strict=True)
+        tokens, qkv, memory = zip(*(cell.forward(s) for s in range(len(given.x_SBAD))), strict=True)
         ctx.cell = cell  # and not ``save_for_backward``: what the parts keep are lists
-        return torch.stack(tokens, 1), torch.stack(qkv, 1), torch.stack(memory, 1), *cell.memory.state()
+        return torch.stack(tokens), torch.stack(qkv), torch.stack(memory), *cell.memory.state()
 
     @staticmethod
     @once_differentiable
@@ -172,30 +173,32 @@ class Segments(torch.autograd.Function):
         if cell is None:
             raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
         cell.memory.begin_backward(dA, dz)
-        given = enumerate(zip(dtokens.unbind(1), dqkv.unbind(1), dmemory.unbind(1), strict=True))
+        given = enumerate(zip(dtokens, dqkv, dmemory, strict=True))
         parts = [cell.backward(s, *part) for s, part in reversed(list(given))][::-1]
-        dx, dqkv_memory, dresidual = (torch.stack(part, 1) for part in zip(*parts, strict=True))
+        dx, dqkv_memory, dresidual = (torch.stack(part) for part in zip(*parts, strict=True))
         dA, dz, dqueries = cell.memory.finish_backward()
-        apart = cell.given.qkv_BSME is not None
+        apart = cell.given.qkv_SBME is not None
         known = (dqkv_memory, dresidual) if apart else (None, None)
         return None, dx, dqueries, dA, dz, *known, None, None, *cell.weight_grads()
 
 
-def shape_of(c: Any) -> Shape:
+def shape_of(c: Any, compiled: bool) -> Shape:
     """The ``Shape`` of a layer, from the configuration of its model."""
     flags = Flags(*(getattr(c, name) for name in Flags._fields))
     sizes = c.memory_tokens, c.memory_dim, c.family, c.heads, c.kv_heads or c.heads
-    return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps)
+    return Shape(flags, *sizes, c.rotary_dims, c.rotary_base, c.norm_eps, compiled)
 
 
-def chunk_size(c: Any, rows: int) -> int:
-    """Segments of a chunk, for a segment of ``rows``.
+def chunk_size(rows_BRD: Tensor, A_BKD: Tensor, compiled: bool) -> int:
+    """Segments of a chunk.
 
-    A read through as many factors as a quarter of the K features costs about as much as one through the matrix, which
-    a chunk saves, as it saves a write of the matrix with every segment.
+    The compiled loops hold A of all segments of a chunk on the way back. For the others a read through as many factors
+    as a quarter of the K features costs about as much as one through the matrix, which a chunk saves, as it saves a
+    write of the matrix with every segment.
     """
-    reads = rows + c.memory_tokens if c.recall_on_mem_rows else rows
-    return max(1, 2 * c.nu * c.memory_dim // (4 * reads))
+    if compiled:
+        return min(CHUNK, max(1, CHUNK_FLOATS // A_BKD.numel()))
+    return max(1, A_BKD.shape[1] // (4 * rows_BRD.shape[1]))
 
 
 def bounds(total: int, cuts: frozenset[int], size: int) -> list[tuple[int, int]]:
@@ -211,62 +214,65 @@ def bounds(total: int, cuts: frozenset[int], size: int) -> list[tuple[int, int]]
 class Masks(NamedTuple):
     """``hidden`` and ``live`` of ``Given``, for all segments."""
 
-    hidden_BSMR: Tensor | None
-    live_BS: Tensor | None
+    hidden_SBMR: Tensor | None
+    live_SB: Tensor | None
 
     @classmethod
-    def of(cls, rows_BSRD: Tensor, mask_BST: Tensor | None, memory_tokens: int) -> "Masks":
-        """mask_BST: True at real tokens."""
-        segments, rows, m = *rows_BSRD.shape[1:3], memory_tokens
-        if mask_BST is not None:
-            seen = attention_mask(F.pad(mask_BST.flatten(0, 1), (0, m), value=True), m)[:, 0]
-            return cls(~seen.unflatten(0, mask_BST.shape[:2]), mask_BST.any(2).to(rows_BSRD.dtype))
+    def of(cls, rows_SBRD: Tensor, mask_SBT: Tensor | None, memory_tokens: int) -> "Masks":
+        """mask_SBT: True at real tokens."""
+        segments, rows, m = len(rows_SBRD), rows_SBRD.shape[2], memory_tokens
+        if mask_SBT is not None:
+            seen = attention_mask(F.pad(mask_SBT.flatten(0, 1), (0, m), value=True), m)[:, 0]
+            return cls(~seen.unflatten(0, mask_SBT.shape[:2]), mask_SBT.any(2).to(rows_SBRD.dtype))
         if m == 1:
             return cls(None, None)
-        ahead_MR = torch.ones(m, rows, dtype=torch.bool, device=rows_BSRD.device).triu(rows - m + 1)
-        return cls(ahead_MR.expand(1, segments, m, rows), None)
+        ahead_MR = torch.ones(m, rows, dtype=torch.bool, device=rows_SBRD.device).triu(rows - m + 1)
+        return cls(ahead_MR.expand(segments, 1, m, rows), None)
 
     def part(self, begin: int, end: int) -> "Masks":
-        return Masks(*(None if x is None else x[:, begin:end] for x in self))
+        return Masks(*(None if x is None else x[begin:end] for x in self))
 
 
-def read_chunk(layer: Any, x_BSRD: Tensor, state: AssociativeState, masks: Masks) -> tuple[list[Tensor], Any]:
+def read_chunk(
+    layer: Any, x_SBRD: Tensor, state: AssociativeState, masks: Masks, loops: bool
+) -> tuple[list[Tensor], Any]:
     """``Segments`` on the rows of a layer: token rows after their recall, their queries, keys and values, memory rows
     after the block; and the state."""
     c, block = layer.config, layer.block
-    qkv, residual, asking = None, None, x_BSRD
+    qkv, residual, asking = None, None, x_SBRD
     if not c.recall_on_mem_rows:
-        asking, memory = x_BSRD.split([x_BSRD.shape[2] - c.memory_tokens, c.memory_tokens], dim=2)
+        asking, memory = x_SBRD.split([x_SBRD.shape[2] - c.memory_tokens, c.memory_tokens], dim=2)
         qkv = block.attention.qkv(block.norm1(memory))
         residual = memory + block.feed_forward(memory) if block.parallel else memory
     key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
     bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
     given = Given(asking, layer.to_query(asking), *state, qkv, residual, *masks)
-    *rows, A_BKD, z_BK = Segments.apply(shape_of(c), *given, *weights_of(block), key_value_beta, bias)
+    *rows, A_BKD, z_BK = Segments.apply(shape_of(c, loops), *given, *weights_of(block), key_value_beta, bias)
     return rows, AssociativeState(A_BKD, z_BK if c.use_denom else state.z_BK)
 
 
 def read_layer(
     layer: Any,
-    rows_BSRD: Tensor,
+    rows_SBRD: Tensor,
     state: AssociativeState,
-    mask_BST: Tensor | None,
+    mask_SBT: Tensor | None,
     cuts: frozenset[int],
     keep: int,
 ) -> tuple[Tensor, AssociativeState]:
     """``LayerMajor.read_layer`` for a layer of ARMT."""
-    c, total = layer.config, rows_BSRD.shape[1]
-    masks, parts = Masks.of(rows_BSRD, mask_BST, c.memory_tokens), []
-    for begin, end in bounds(total, cuts, chunk_size(c, rows_BSRD.shape[2])):
+    c, total, done = layer.config, len(rows_SBRD), []
+    masks = Masks.of(rows_SBRD, mask_SBT, c.memory_tokens)
+    loops = compiled.applies(state.A_BKD) and total * state.A_BKD.numel() >= WORTH
+    ranges = bounds(total, cuts, chunk_size(rows_SBRD[0], state.A_BKD, loops))
+    for (begin, end), part in zip(ranges, rows_SBRD.split([end - begin for begin, end in ranges]), strict=True):
         state = detach(state) if begin in cuts else state
-        rows, state = read_chunk(layer, rows_BSRD[:, begin:end], state, masks.part(begin, end))
-        parts.append(rows)
-    if not keep:
-        return rows_BSRD[:, :0], state
-    tokens, qkv, memory = (torch.cat(part, dim=1)[:, total - keep :] for part in zip(*parts, strict=True))
-    mask = None if mask_BST is None else mask_BST[:, total - keep :].flatten(0, 1)
-    done = finish_rows(layer, tokens.flatten(0, 1), qkv.flatten(0, 1), mask)
-    return torch.cat([done.unflatten(0, tokens.shape[:2]), memory], dim=2), state
+        (tokens, qkv, memory), state = read_chunk(layer, part, state, masks.part(begin, end), loops)
+        unread = min(max(total - keep - begin, 0), end - begin)
+        if unread < end - begin:
+            real = None if mask_SBT is None else mask_SBT[begin + unread : end].flatten(0, 1)
+            rows = finish_rows(layer, tokens[unread:].flatten(0, 1), qkv[unread:].flatten(0, 1), real)
+            done.append(torch.cat([rows.unflatten(0, memory[unread:].shape[:2]), memory[unread:]], dim=2))
+    return torch.cat(done) if done else rows_SBRD[:0], state
 
 
 def finish_rows(layer: Any, x_BTD: Tensor, qkv_BTHP: Tensor, mask_BT: Tensor | None) -> Tensor:

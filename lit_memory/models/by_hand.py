@@ -25,18 +25,24 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
         self.inputs: list[Tensor] = []
+        self.again: list[Tensor] = []
         self.grads: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.inputs.append(x)
+    def forward(self, x: Tensor, keep: bool = True) -> Tensor:
+        """keep: without, ``backward`` has to be given x, which is cheap to compute again."""
+        if keep:
+            self.inputs.append(x)
         return F.linear(x, self.weight, self.bias)
 
-    def backward(self, dy: Tensor) -> Tensor:
+    def backward(self, dy: Tensor, x: Tensor | None = None) -> Tensor:
         self.grads.append(dy)
+        if x is not None:
+            self.again.append(x)
         return torch.matmul(dy, self.weight)
 
     def weight_grads(self) -> Weights:
-        dy, x = torch.stack(self.grads[::-1]).flatten(0, -2), torch.stack(self.inputs).flatten(0, -2)
+        inputs = self.inputs or self.again[::-1]
+        dy, x = torch.stack(self.grads[::-1]).flatten(0, -2), torch.stack(inputs).flatten(0, -2)
         return dy.mT @ x, None if self.bias is None else dy.sum(0)
 
 
@@ -109,17 +115,19 @@ class FeedForward:
         up = self.up.forward(x)
         if self.gate is None:
             self.saved.append((up,))
-            return self.down.forward(self.act.forward(up))
+            return self.down.forward(self.act.forward(up), keep=False)
         gate = self.gate.forward(x)
-        opened = self.act.forward(gate)
-        self.saved.append((up, gate, opened))
-        return self.down.forward(opened * up)
+        self.saved.append((up, gate))
+        return self.down.forward(self.act.forward(gate) * up, keep=False)
 
     def backward(self, dy: Tensor) -> Tensor:
-        dinner, (up, *gated) = self.down.backward(dy), self.saved.pop()
+        up, *gated = self.saved.pop()
         if self.gate is None:
+            dinner = self.down.backward(dy, self.act.forward(up))
             return self.norm.backward(self.up.backward(self.act.backward(dinner, up)))
-        gate, opened = gated
+        (gate,) = gated
+        opened = self.act.forward(gate)
+        dinner = self.down.backward(dy, opened * up)
         dx = self.up.backward(dinner * opened) + self.gate.backward(self.act.backward(dinner * up, gate))
         return self.norm.backward(dx)
 
@@ -155,22 +163,26 @@ class MemoryAttention:
 
     def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None) -> Tensor:
         """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
-        batch, rows, g, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.kv_heads, self.count
-        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
-        q = (
-            q.narrow(2, rows - m, m).reshape(batch * g, -1, q.shape[-1]) * q.shape[-1] ** -0.5
-        )  # queries that share keys
-        k, v = (x.reshape(batch * g, rows, -1) for x in (k, v))
+        batch, rows, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.count
+        q, k, v = self._heads(qkv_BRHK)
         score = torch.bmm(q, k.mT)
         if hidden_BMR is not None:
             score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
         p = score.softmax(-1)
-        self.saved.append((q, k, v, p))
+        self.saved.append((qkv_BRHK, p))
         return torch.bmm(p, v).view(batch, self.heads, m, -1).transpose(1, 2).flatten(2)
+
+    def _heads(self, qkv_BRHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled queries of the last rows, those that share keys side by side, and keys and values: (B*G, ..., K)."""
+        rows, g = qkv_BRHK.shape[1], self.kv_heads
+        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
+        k, v = (x.reshape(-1, rows, x.shape[-1]) for x in (k, v))
+        return q.narrow(2, rows - self.count, self.count).reshape(len(k), -1, k.shape[-1]) * k.shape[-1] ** -0.5, k, v
 
     def backward(self, dy_BMD: Tensor) -> Tensor:
         """Gradient of all queries, keys and values, (B, R, H + 2G, K)."""
-        (q, k, v, p), h, g, m = self.saved.pop(), self.heads, self.kv_heads, self.count
+        (qkv_BRHK, p), h, g, m = self.saved.pop(), self.heads, self.kv_heads, self.count
+        q, k, v = self._heads(qkv_BRHK)
         batch, (_, rows, width) = len(dy_BMD), k.shape
         dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
         dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)

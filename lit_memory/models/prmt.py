@@ -123,32 +123,32 @@ class PRMT(KeyValueCache, LayerMajor):
         written = self.pass_memory(state, Piece(opened, self.front))
         return tuple(new.to(old.dtype) for new, old in zip(written, state, strict=True))
 
-    def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
-        m, total = self.config.memory_tokens, rows_BSRD.shape[1]
-        tokens_BSTD = rows_BSRD[:, :, m : rows_BSRD.shape[2] - m]
-        real_BST = mask_BST
-        if real_BST is None:  # one mask for all samples and segments
-            real_BST = tokens_BSTD.new_ones(1, 1, tokens_BSTD.shape[2], dtype=torch.bool).expand(1, total, -1)
-        qkv_BSTE = layer.block.attention.qkv(layer.block.norm1(tokens_BSTD))
-        write_mask = attention_mask(F.pad(real_BST.flatten(0, 1), (m, m), value=True), m).unflatten(
-            0, real_BST.shape[:2]
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        m, total = self.config.memory_tokens, len(rows_SBRD)
+        tokens_SBTD = rows_SBRD[:, :, m : rows_SBRD.shape[2] - m]
+        real_SBT = mask_SBT
+        if real_SBT is None:  # one mask for all samples and segments
+            real_SBT = tokens_SBTD.new_ones(1, 1, tokens_SBTD.shape[2], dtype=torch.bool).expand(total, 1, -1)
+        qkv_SBTE = layer.block.attention.qkv(layer.block.norm1(tokens_SBTD))
+        write_mask = attention_mask(F.pad(real_SBT.flatten(0, 1), (m, m), value=True), m).unflatten(
+            0, real_SBT.shape[:2]
         )
         known, written = [], []
-        for s, (qkv_BTE, mask) in enumerate(zip(qkv_BSTE.unbind(1), write_mask.unbind(1), strict=True)):
+        for s, (qkv_BTE, mask) in enumerate(zip(qkv_SBTE.unbind(), write_mask.unbind(), strict=True)):
             state = detach(state) if s in cuts else state
-            new, known_BME = layer.write_rows(state.to(rows_BSRD.dtype), qkv_BTE, mask)
+            new, known_BME = layer.write_rows(state.to(rows_SBRD.dtype), qkv_BTE, mask)
             known.append(known_BME)
             written.append(new)
             new = new.to(state.dtype)
-            state = new if mask_BST is None else select_state(mask_BST[:, s].any(1), new, state)
+            state = new if mask_SBT is None else select_state(mask_SBT[s].any(1), new, state)
         if not keep:
-            return rows_BSRD[:, :0], state
+            return rows_SBRD[:0], state
         last = slice(total - keep, total)
-        real_BT = real_BST[:, last].flatten(0, 1)[: None if mask_BST is not None else 1]
+        real_BT = real_SBT[last].flatten(0, 1)[: None if mask_SBT is not None else 1]
         mask = attention_mask(F.pad(real_BT, (m, 0), value=True), real_BT.shape[1])
-        parts = (tokens_BSTD[:, last], torch.stack(known[last], 1), qkv_BSTE[:, last])
+        parts = (tokens_SBTD[last], torch.stack(known[last]), qkv_SBTE[last])
         rows_BTD = layer.token_rows(*(part.flatten(0, 1) for part in parts), mask)
-        rows_BSTD = F.pad(
+        rows_SBTD = F.pad(
             rows_BTD.unflatten(0, parts[0].shape[:2]), (0, 0, m, 0)
         )  # the next layer overwrites read rows
-        return torch.cat([rows_BSTD, torch.stack(written[last], 1)], dim=2), state
+        return torch.cat([rows_SBTD, torch.stack(written[last])], dim=2), state

@@ -3,7 +3,7 @@
 Cell (segment s, layer l) needs the output of (s, l-1), and of (s-1, l) the state alone. With all segments' rows of
 layer l-1 at hand, a layer computes segment after segment only what its state needs; see ``LayerMajor``.
 
-Shape suffixes: B batch, S segments, T tokens, R rows, D width.
+Shape suffixes: S segments, B batch, T tokens, R rows, D width.
 """
 
 from torch import Tensor
@@ -16,22 +16,22 @@ GROUP_ROWS = 1 << 15
 
 
 def layer_major(
-    model: LayerMajor, ids_BST: Tensor, state: State, mask_BST: Tensor | None, cuts: frozenset[int], keep: int
+    model: LayerMajor, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
 ) -> tuple[list[Tensor], State]:
     """Hidden states (B, T, D) of the last ``keep`` segments, and the state after the last one.
 
-    ids_BST: the segments, which all have the same shape. cuts: segments before which no gradient leaves the state.
+    ids_SBT: the segments, which all have the same shape. cuts: segments before which no gradient leaves the state.
     """
-    rows = model.embed(ids_BST.flatten(0, 1)).unflatten(0, ids_BST.shape[:2])
+    rows = model.embed(ids_SBT.flatten(0, 1)).unflatten(0, ids_SBT.shape[:2])
     states = []
     for i, (layer, layer_state) in enumerate(zip(model.layers, state, strict=True)):
-        wanted = keep if i + 1 == len(model.layers) else ids_BST.shape[1]
-        rows, layer_state = model.read_layer(layer, rows, layer_state, mask_BST, cuts, wanted)
+        wanted = keep if i + 1 == len(model.layers) else len(ids_SBT)
+        rows, layer_state = model.read_layer(layer, rows, layer_state, mask_SBT, cuts, wanted)
         states.append(layer_state)
     if not keep:
         return [], tuple(states)
     hidden = model.finish(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-    return list(hidden.unbind(1)), tuple(states)
+    return list(hidden.unbind()), tuple(states)
 
 
 def group_size(ids_BT: Tensor) -> int:

@@ -135,11 +135,11 @@ class LayerMajor(LayerRecurrent):
         return None
 
     def read_layer(
-        self, layer: Any, rows_BSRD: Tensor, state: State, mask_BST: Tensor | None, cuts: frozenset[int], keep: int
+        self, layer: Any, rows_SBRD: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
     ) -> tuple[Tensor, State]:
         """Rows of the last ``keep`` segments after the layer, and its state after all S segments.
 
-        rows_BSRD: rows of all segments, as ``embed`` gives them. mask_BST: True at real tokens. cuts: segments before
+        rows_SBRD: rows of all segments, as ``embed`` gives them. mask_SBT: True at real tokens. cuts: segments before
         which no gradient leaves the state.
         """
         raise NotImplementedError

@@ -117,13 +117,13 @@ def by_layers(
         first, end = segments[begin].ids_BT, begin + 1
         while end < min(len(segments), begin + group_size(first)) and segments[end].ids_BT.shape == first.shape:
             end += 1
-        ids_BST = torch.stack([segment.ids_BT for segment in segments[begin:end]], dim=1)
+        ids_SBT = torch.stack([segment.ids_BT for segment in segments[begin:end]])
         masks = [segment.mask_BT for segment in segments[begin:end] if segment.mask_BT is not None]
-        mask_BST = torch.stack(masks, dim=1) if masks else None
+        mask_SBT = torch.stack(masks) if masks else None
         inner = frozenset(cut - begin for cut in cuts if begin <= cut < end)
         wanted = int(max(0, min(end - begin, end - skipped)))
         state = with_new_samples(model, detach(state) if begin in cuts else state, first)
-        out, state = layer_major(model, ids_BST, state, mask_BST, inner, wanted)
+        out, state = layer_major(model, ids_SBT, state, mask_SBT, inner, wanted)
         hidden += out
         begin = end
     return hidden, state
