@@ -33,11 +33,7 @@ from lit_memory.models import armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-<<<<<<< HEAD
-from lit_memory.recurrence import LayerMajor, Look, SharedRead, Visible, full_precision, state_options
-=======
-from lit_memory.recurrence import Compiled, LayerMajor, SharedRead, full_precision, state_options
->>>>>>> 43ab4d23d48c79742a83e7aa8ded084bd5ffeb82
+from lit_memory.recurrence import Compiled, LayerMajor, Look, SharedRead, Visible, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -115,11 +111,7 @@ def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
     return attention_mask(mask_BT, mask_BT.shape[1])
 
 
-<<<<<<< HEAD
-class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor):
-=======
-class ARMT(SharedRead, KeyValueCache, LayerMajor, Compiled):
->>>>>>> 43ab4d23d48c79742a83e7aa8ded084bd5ffeb82
+class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
     """Transformer with an associative memory in every layer."""
 
     visible = ("norm", "overlap", "gates", "map")
@@ -207,9 +199,11 @@ class ARMT(SharedRead, KeyValueCache, LayerMajor, Compiled):
             return "its weights are less precise than its state"
         return super().refuses_layer_major()
 
-<<<<<<< HEAD
-    def read_layer(self, layer, rows_BSRD, state, mask_BST, cuts, keep):
-        return armt_segments.read_layer(layer, rows_BSRD, state, mask_BST, cuts, keep)
+    def uncompiled(self):
+        return compiled.missing()
+
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)
 
     def parts(self, state):
         named = {"A": tuple(layer.A_BKD for layer in state)}
@@ -225,10 +219,3 @@ class ARMT(SharedRead, KeyValueCache, LayerMajor, Compiled):
         keys, gates = zip(*written, strict=True)
         of_layers = {name: tuple(of_layer[name] for of_layer in gates) for name in gates[0]}
         return Look(self.parts(states), keys, of_layers), tuple(states)
-=======
-    def uncompiled(self):
-        return compiled.missing()
-
-    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
-        return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)
->>>>>>> 43ab4d23d48c79742a83e7aa8ded084bd5ffeb82
