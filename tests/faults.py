@@ -110,6 +110,7 @@ def forked(work, *faults, log=None):
     pid = os.fork()
     if not pid:
         code = 1
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started us in the background
         try:
             if log:
                 descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -11,6 +11,7 @@ from lit_memory.plan.experiment import parse as parse_file
 from lit_memory.plan.measured import check_requirement
 from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import (
+    COMPARISON,
     INCOMPLETE,
     INCONCLUSIVE,
     NOT_REPRODUCED,
@@ -133,7 +134,7 @@ SOLVED = {
         ({"expect": ["good[50] > poor[50]"], "verify": ["good[50] < 0.5"]}, NOT_REPRODUCED, "✓✗"),
         ({"requires": ["poor[50] > 0.9"], "verify": ["good[50] < 0.5"]}, NOT_REPRODUCED, "✗✗"),
         ({"verify": ["same[50] >= 0.5"]}, INCONCLUSIVE, "✓"),
-        ({}, INCONCLUSIVE, ""),
+        ({}, COMPARISON, ""),
         ({"expect": ["good[50] > poor[50]"], "requires": ["good[500] > 0"]}, INCOMPLETE, "✓ "),
     ],
 )

@@ -232,6 +232,9 @@ class Spec:
     def folder(self, root):
         return root
 
+    def provide_code(self):
+        pass
+
 if __name__ == "__main__":
     launcher = LocalLauncher([Spec()], 1, Path(sys.argv[1]), StoreURI(""), {"a": ""}, {})
     for child, event in launcher.events():

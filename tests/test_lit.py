@@ -285,7 +285,7 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
         module = make_double(lit, data, **options)
         module.training_step(batch, 0).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
-    assert seen == [(None, "sequential"), (1, "sequential")]
+    assert seen == [(None, "auto"), (1, "auto")]
     assert lit.model_name in ("transformer", "xl") or not torch.equal(
         *gradients
     )  # no memory, and one that is detached anyway

@@ -163,9 +163,8 @@ def test_token_metrics_slow_twin():
     [({"input_ids": torch.ones(1, 2)}, "input_ids"), ({}, ""), ([1, 2], "list"), (torch.ones(2), "Tensor")],
 )
 def test_batches_of_another_kind(batch, shown):
-    with pytest.raises(
-        ValueError, match=f"^batch={shown}: expected a Batch, or a dictionary with input_ids and labels$"
-    ):
+    expected = r"expected a Batch, a dictionary with input_ids and labels, or a pair \(input_ids, labels\)"
+    with pytest.raises(ValueError, match=f"^batch={shown}: {expected}$"):
         as_batch(batch, None)
 
 

@@ -29,7 +29,7 @@ def as_batch(batch: AnyBatch, segment_len: int | None) -> Batch:
     """
     if isinstance(batch, Batch):
         return batch
-    if isinstance(batch, list | tuple) and len(batch) == 2:
+    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         batch = {"input_ids": batch[0], "labels": batch[1]}
     if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= set(batch):
         shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__

@@ -83,7 +83,7 @@ def strict(
         return cls(**settings)
     except ValueError as problem:  # from __post_init__
         name = field_name(problem)
-        raise error(name if name in names else "", str(problem)) from None
+        raise error(name if name.partition(".")[0] in names else "", str(problem)) from None
 
 
 @cache
