@@ -297,12 +297,13 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
         with pytest.raises(ValueError, match="schedule='diagonal' is impossible"):
             module.training_step(batch, 0)
     losses = []
-    for options in ({}, {"unroll_schedule": "auto"}, {"checkpoint_segments": 1}):
+    for options in ({}, {"unroll_schedule": "sequential"}, {"checkpoint_segments": 1}):
         torch.manual_seed(0)
         losses.append(make_double(lit, data, **options).training_step(batch, 0))
-    assert torch.allclose(losses[0], losses[1], rtol=1e-10) and torch.equal(losses[0], losses[2])
+    assert all(torch.allclose(losses[0], loss, rtol=1e-10) for loss in losses)
     again = ["CheckpointBackward" in graph_of(loss) for loss in losses]
-    assert again == [False, False, lit.model_name not in ("transformer", "xl")]  # theirs is detached
+    assert again == [False, False, lit.model_name != "transformer"]  # which has no state
+    losses[2].backward()
 
 
 # Optimizer and learning rate

@@ -89,6 +89,8 @@ class Checkpoint(torch.autograd.Function):
         with torch.enable_grad(), as_before(states[0].device, ctx.rng, ctx.autocast):
             results = ctx.run(*states)
         pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
+        if not pairs:  # a state that is detached, as Transformer-XL's
+            return None, None, *(None for _ in (*states, *parameters))
         wanted = [t for t in (*states, *parameters) if t.requires_grad]
         outputs, inner = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(outputs, wanted, inner, allow_unused=True))
