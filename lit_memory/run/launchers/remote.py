@@ -119,7 +119,8 @@ class Remote(Child):
         code, reason = self.job.outcome()
         if code == NOT_SHARED:
             reason = f"the machine that got it does not see {self.path.parent}; expected a root that all machines share"
-        self.failure = self.failure or (reason if code else "")
+        if code and (not self.failure or self.failure.startswith("SystemExit")):  # its answer to the cluster's signal
+            self.failure = reason
         return code
 
     def messages(self) -> list[dict[str, Any]]:
