@@ -66,7 +66,7 @@ def test_the_error_of_a_wrong_name_has_the_nearest(folders, text, hint):
 def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main([name, "--root", str(tmp_path), "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("armt_ablation_gamma (scale cpu): 6 runs: 6 new")
+    assert capsys.readouterr().out.startswith("armt_ablation_gamma (scale cpu): 20 runs: 20 new")
 
 
 @pytest.mark.parametrize(
