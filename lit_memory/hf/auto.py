@@ -21,7 +21,6 @@ from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts
 from lit_memory.registry import MODELS, load_class
 from lit_memory.util import files
 
-
 SIZES = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
 """Hugging Face's names of the sizes that its tools ask for -> ours; None for what an architecture does not have."""
 
@@ -77,7 +76,18 @@ class SegmentCache(Cache):
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     """Any of our models, as ``.model``, behind the interface of a Hugging Face causal language model.
 
-    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours.
+    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours. A call takes:
+
+    attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results. With
+        ``past_key_values`` its last T columns count, and all of them must be real.
+    labels: (B, T); label t+1 is predicted at token t, and -100 is ignored. The loss is the mean cross-entropy.
+    segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
+    past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
+    use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
+    logits_to_keep: only the logits of so many last columns; 0: all.
+    output_hidden_states: also return what the logits are computed from, (B, T, D), as the one of ``hidden_states``.
+    num_items_in_batch: the loss is the sum of the cross-entropies divided by this, for a batch in several parts.
+    inputs_embeds, output_attentions: None, as our models have neither. Raises ValueError for others.
     """
 
     config_class = LitMemoryConfig
@@ -169,19 +179,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds: None = None,
         output_attentions: None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
-        at token t.
-
-        attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results.
-            With ``past_key_values`` its last T columns count, and all of them must be real.
-        segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
-        past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
-        use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
-        logits_to_keep: only the logits of so many last columns; 0: all.
-        output_hidden_states: also return what the logits are computed from, (B, T, D), as the one of ``hidden_states``.
-        num_items_in_batch: the loss is the sum divided by it; default: by the number of labels.
-        inputs_embeds, output_attentions: there are none. Raises ValueError for them.
-        """
+        """Logits (B, T, V), and with ``labels`` the loss; see the class."""
         check_options(input_ids, inputs_embeds, output_attentions)
         assert input_ids is not None
         if past_key_values is None and use_cache:
@@ -256,7 +254,7 @@ def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
 
 
 def token_loss(logits_BTV: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
-    """Cross-entropy of predicting label t+1 at token t: the mean over all labels but -100, or the sum over ``count``."""
+    """Cross-entropy of predicting label t+1 at token t: the mean over labels but -100, or the sum over ``count``."""
     logits_NV, labels_N = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten()
     if count is None:
         return F.cross_entropy(logits_NV, labels_N)
