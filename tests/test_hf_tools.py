@@ -4,8 +4,12 @@ import re
 
 import pytest
 import torch
+import yaml
 from conftest import VOCAB, build_model
-from transformers import AutoModelForCausalLM
+from test_interop import hugging_face
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import lit_memory.hf
 from lit_memory.hf.adapters import backbone_layers, memory_modules, memory_tokens
@@ -13,6 +17,7 @@ from lit_memory.models.decoder import Block
 from lit_memory.registry import MODELS
 
 N = 5
+WORDS = ["<eos>", "<unk>", *(f"w{i}" for i in range(2, VOCAB))]
 REASON = "needs the extra peft"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing. is deprecated"),  # peft asks for it
@@ -204,3 +209,63 @@ def test_trainer_on_lora(train, tmp_path, monkeypatch):
     arguments = TrainingArguments(str(tmp_path / "run"), learning_rate=0.1, **options)
     Trainer(model=tuned, args=arguments, train_dataset=samples(8)).train()
     assert not torch.equal(tokens, before)
+
+
+# Folders: tokenizer and model card
+
+
+def save_words(folder):
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def test_the_tokenizer_goes_along(tmp_path):
+    """From a pretrained decoder to the model around it, and to what is made of that; or as an argument."""
+    hugging_face("gpt2", vocab_size=VOCAB).save_pretrained(tmp_path / "decoder")
+    tokenizer = save_words(tmp_path / "decoder")
+    model = lit_memory.ARMT.from_pretrained(tmp_path / "decoder", memory_tokens=2, memory_dim=4)
+    model.save_pretrained(tmp_path / "mine")
+    model = lit_memory.ARMT.from_pretrained(tmp_path / "mine")
+    model.save_pretrained(tmp_path / "mine")
+    model.save_pretrained(tmp_path / "again")
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "given", tokenizer=tokenizer)
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "named", tokenizer=tmp_path / "mine")
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "none")
+    for folder in ("mine", "again", "given", "named"):
+        found = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert found("w3 w4 w2").input_ids == [3, 4, 2] and found.chat_template == tokenizer.chat_template
+    assert not (tmp_path / "none" / "tokenizer.json").exists()
+    model.source = tmp_path / "gone"
+    with pytest.warns(UserWarning, match=r"gone: the tokenizer's folder is gone; save it to .*last yourself$"):
+        model.save_pretrained(tmp_path / "last")
+    assert lit_memory.ARMT.from_pretrained(tmp_path / "last").memory.equal(model.memory)
+
+
+def test_a_pipeline(tmp_path):
+    """``pipeline("text-generation")`` on a folder that has all that it needs."""
+    save_words(tmp_path)
+    shell = shell_of(tmp_path)
+    pipe = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    (found,) = pipe("w3 w4 w5", max_new_tokens=2 * N, do_sample=False, return_full_text=False)
+    new = shell.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=2 * N, do_sample=False, eos_token_id=0)[0, 3:]
+    assert found["generated_text"].split() == [WORDS[i] for i in new]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_card(tmp_path, name):
+    """Both ways of saving write it; one that is there stays."""
+    shell = shell_of(tmp_path / "ours", name)
+    shell.save_pretrained(tmp_path / "theirs")
+    text = (tmp_path / "ours" / "README.md").read_text()
+    assert text.replace("/ours", "") == (tmp_path / "theirs" / "README.md").read_text().replace('"theirs"', '"ours"')
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["tags"] == ["lit-memory", name] and head["pipeline_tag"] == "text-generation"
+    count = sum(p.numel() for p in shell.model.parameters())
+    assert f"| parameters | {count:,} |" in text and "5 tokens at a time" in text
+    (tmp_path / "ours" / "README.md").write_text("my own words")
+    shell.model.save_pretrained(tmp_path / "ours")
+    assert (tmp_path / "ours" / "README.md").read_text() == "my own words"

@@ -15,6 +15,7 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
 from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
@@ -122,9 +123,10 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """``PreTrainedModel.save_pretrained``, and the file that ``auto_map`` names."""
+        """``PreTrainedModel.save_pretrained``, with the file that ``auto_map`` names and a model card."""
         super().save_pretrained(save_directory, *args, **options)
         files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
+        write_card(self.model, self.config.arch, Path(save_directory), self.config.segment_len)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

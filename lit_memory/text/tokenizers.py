@@ -31,6 +31,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")
 BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
+FETCHED += ["chat_template*"]
 FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
 UNKNOWN = len(SPECIALS)
 """Id of ``<unk>``, which only tokenizers of words have."""
