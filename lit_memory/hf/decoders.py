@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
 from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
+from lit_memory.models.decoder import ROTATED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
 from lit_memory.util.checks import FieldError, fits
@@ -102,6 +103,22 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
         names, values = ", ".join(family.dropouts), preview(map(str, rates))
         raise ValueError(f"{names} are {values}: expected the same rate for all; pass dropout=")
     return {**settings, "dropout": rates.pop()}
+
+
+def described(config: Any, family: Family) -> dict[str, Any]:
+    """All config fields of a Hugging Face decoder but its dropout, from its configuration alone, without the values
+    that are ours by default. Raises FieldError for a setting that our decoder does not compute."""
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    width, settings = config.hidden_size, decoder_settings(config, family, 0.0)
+    settings |= {"family": family.name, "vocab_size": config.vocab_size, "width": width}
+    settings |= {"ff_mult": inner / width if inner else 4.0}
+    if family.name == "gpt2":
+        settings["positions"] = config.n_positions
+    if family.name == "llama":
+        settings |= {"kv_heads": config.num_key_value_heads, "qkv_bias": family.model_type == "qwen2"}
+    usual = {"tie_embeddings": family.name == "gpt2", "kv_heads": config.num_attention_heads, "qkv_bias": False}
+    usual |= {"rotary_fraction": ROTATED[family.name], "dropout": 0.0}
+    return {name: value for name, value in settings.items() if usual.get(name) != value}
 
 
 def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> None:

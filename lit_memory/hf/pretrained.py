@@ -211,7 +211,7 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     folder, name = Path(source), str(source)
     if folder.is_dir():
         return folder
-    if isinstance(source, Path) or folder.exists() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+    if not on_the_hub(source):
         raise FileNotFoundError(
             f"{name}: no such folder; expected one with config.json and weights, or a name on the Hugging Face hub"
         )
@@ -225,6 +225,12 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
             f"{name}: no such folder, and nothing of that name in reach on the Hugging Face hub ({kind}); "
             "check the name"
         ) from error
+
+
+def on_the_hub(source: str | os.PathLike[str]) -> bool:
+    """Whether a source can be a name on the Hugging Face hub, which nobody asks here."""
+    path = isinstance(source, Path) or Path(source).exists()
+    return not path and bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", str(source)))
 
 
 def read_settings(arch: Any, settings: Any) -> tuple[Any, dict[str, Any]]:

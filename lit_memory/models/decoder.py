@@ -31,6 +31,9 @@ from lit_memory.models.attention import attention_mask, rotate, split_heads
 from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 from lit_memory.util.fields import added
 
+ROTATED = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}
+"""Family -> the share of a head that is rotated by default."""
+
 
 @dataclass
 class BackboneConfig:
@@ -104,7 +107,7 @@ class BackboneConfig:
     def rotary_dims(self) -> int:
         """Channels of a head that are rotated. An odd number is rounded up, at its own frequencies (as in Hugging
         Face)."""
-        default = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}[self.family]
+        default = ROTATED[self.family]
         share = default if self.rotary_fraction is None or self.family == "gpt2" else self.rotary_fraction
         return int(self.head_width * share)
 
