@@ -1,4 +1,4 @@
-"""Decoders of the GPT-2, GPT-NeoX, Llama and Qwen2 families: their weights and settings into our architectures.
+"""Decoders of GPT-2, GPT-NeoX, Llama, Qwen2, Qwen3 and Gemma: their weights and settings into our architectures.
 
 Reference: Hugging Face transformers 5.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
 from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
-from lit_memory.models.decoder import ROTATED
+from lit_memory.models.backbone import GATED, ROTATED, TIED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
 from lit_memory.util.checks import FieldError, fits
@@ -78,6 +78,24 @@ FAMILIES = {
         dropouts=(),
         settings={"hidden_act": ("silu",), "use_sliding_window": (False,)},
     ),
+    "qwen3": Family(
+        model_type="qwen3",
+        name="llama",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
+    ),
+    "gemma": Family(
+        model_type="gemma",
+        name="gemma",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={
+            "hidden_act": ("gelu_pytorch_tanh",),
+            "attention_bias": (False,),
+            "use_bidirectional_attention": (None, False),
+        },
+    ),
 }
 
 
@@ -96,6 +114,9 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
     if rope := getattr(config, "rope_parameters", None):
         settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None, math.inf))
         settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0, 1.0)
+    head_dim = getattr(config, "head_dim", None)
+    usual = head_dim is None or head_dim * config.num_attention_heads == config.hidden_size
+    settings["head_dim"] = None if usual else head_dim
     rates = {getattr(config, name) for name in family.dropouts} or {0.0}
     if dropout is not None:
         rates = {dropout}
@@ -114,11 +135,13 @@ def described(config: Any, family: Family) -> dict[str, Any]:
     settings |= {"ff_mult": inner / width if inner else 4.0}
     if family.name == "gpt2":
         settings["positions"] = config.n_positions
-    if family.name == "llama":
+    if family.name in GATED:
         settings |= {"kv_heads": config.num_key_value_heads, "qkv_bias": family.model_type == "qwen2"}
-    usual = {"tie_embeddings": family.name == "gpt2", "kv_heads": config.num_attention_heads, "qkv_bias": False}
+        settings["qk_norm"] = family.model_type == "qwen3"
+    usual = {"tie_embeddings": family.name in TIED, "kv_heads": config.num_attention_heads}
+    usual |= {"qkv_bias": False, "qk_norm": False, "head_dim": None}
     usual |= {"rotary_fraction": ROTATED[family.name], "dropout": 0.0}
-    return {name: value for name, value in settings.items() if usual.get(name) != value}
+    return {name: value for name, value in settings.items() if name not in usual or usual[name] != value}
 
 
 def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> None:
@@ -143,11 +166,8 @@ def _check_settings(config: Any, family: Family, dropout: float | None) -> None:
     supported = {name: (getattr(config, name), values) for name, values in family.settings.items()}
     if rope := getattr(config, "rope_parameters", None):
         supported["rope_type"] = (rope.get("rope_type"), ("default",))
-    if family.name == "llama":
-        head_dim = config.hidden_size // config.num_attention_heads
-        supported["head_dim"] = (getattr(config, "head_dim", None), (None, head_dim))
-        if dropout is None:  # theirs acts on attention weights alone, ours on more
-            supported["attention_dropout"] = (config.attention_dropout, (0.0,))
+    if family.name in GATED and dropout is None:  # theirs acts on attention weights alone, ours on more
+        supported["attention_dropout"] = (config.attention_dropout, (0.0,))
     for name, (value, values) in supported.items():
         if value not in values:
             expected = " or ".join(map(repr, values))
@@ -174,7 +194,7 @@ def build_model(
     needed = {name for theirs in names.values() for name in theirs}
     check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
     cls: Any = load_class("model", arch)
-    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed["heads"]), **fixed}
+    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed), **fixed}
     config = _config(cls, arch, family, fixed, flags)
     if config.wrap_pos and has_memory:  # the table of the source has the positions of the memory as well
         config = replace(config, positions=config.positions - config.rows(0))
@@ -203,8 +223,8 @@ def _tie_head(weights: dict[str, Tensor], family: Family, wanted: bool | None) -
     return same
 
 
-def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads: int) -> dict[str, Any]:
-    """The config fields that the weights decide."""
+def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The config fields that the weights decide. fixed: those that are known."""
     outer = OUTER[family.name]
     first = f"{outer['layers']}.0"
     block = block_names(family.name, weights, f"{first}.{layout.wrapper}")
@@ -215,10 +235,11 @@ def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads:
     sizes = {"vocab_size": vocab_size, "width": width, "ff_mult": ff_width / width}
     if "positions" in outer:
         sizes["positions"] = check_dims(weights, f"{outer['positions']}.weight", 2)[0]
-    if family.name == "llama":
-        key_rows = check_dims(weights, block["attention.qkv.weight"][1], 2)[0]
-        sizes["kv_heads"] = key_rows * heads // width
-        sizes["qkv_bias"] = "attention.qkv.bias" in block
+    if family.name in GATED:
+        query_rows, key_rows = (check_dims(weights, name, 2)[0] for name in block["attention.qkv.weight"][:2])
+        sizes["head_dim"] = None if query_rows == width else query_rows // fixed["heads"]
+        sizes["kv_heads"] = key_rows * fixed["heads"] // max(query_rows, 1)
+        sizes |= {"qkv_bias": "attention.qkv.bias" in block, "qk_norm": "attention.q_norm.weight" in block}
     for name, weight in layout.sizes.items():
         sizes[name] = check_dims(weights, weight.format(first), 2)[0]
     return sizes
@@ -259,8 +280,9 @@ def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], s
     have its rows of it."""
     rows = [shape[0]]
     if len(theirs) > 1:
-        key_rows = (shape[0] - config.width) // 2
-        rows = [config.width, key_rows, key_rows]
+        query_rows = config.heads * config.head_width
+        key_rows = (shape[0] - query_rows) // 2
+        rows = [query_rows, key_rows, key_rows]
     transposed = config.family == "gpt2" and ours.endswith(CONV1D)
     for name, count in zip(theirs, rows, strict=True):
         expected = (count, *shape[1:])

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and Mamba into ours.
+"""Models of Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2, Qwen3, Gemma and Mamba into ours.
 
 Reference: Hugging Face transformers 5.
 """
@@ -18,8 +18,8 @@ MODEL_TYPES = (*(family.model_type for family in FAMILIES.values()), "mamba")
 
 
 def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> SegmentRecurrent:
-    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama or Qwen2, its memory freshly initialised,
-    or a Mamba; in eval mode.
+    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama, Qwen2, Qwen3 or Gemma, its memory freshly
+    initialised, or a Mamba; in eval mode.
 
     source: a ``...ForCausalLM`` or ``GPT2LMHeadModel`` (its weights are copied), or a folder with config.json and
         weights.
