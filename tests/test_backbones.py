@@ -1,4 +1,4 @@
-"""Blocks of Qwen3 and Gemma (norms of queries and keys, heads of any width, scaled embeddings) in every architecture.
+"""Blocks of Qwen3 and of Gemma 1 to 3, all their differences at once, in every architecture around a decoder.
 
 Their parity with Hugging Face is in test_interop.py.
 """
@@ -14,6 +14,8 @@ from lit_memory.recurrence import LayerMajor, Rereading, read_on, read_prompts, 
 from lit_memory.recurrence.generate import pack
 
 BLOCKS = {"family": "gemma", "qk_norm": True, "head_dim": 6, "heads": 4, "kv_heads": 2, "rotary_fraction": None}
+BLOCKS |= {"query_scale": 0.6, "score_cap": 2.0, "logit_cap": 3.0, "post_norms": True, "rotary_bases": [10.0, 500.0]}
+BLOCKS |= {"span": 20}
 N = 5
 
 
@@ -55,7 +57,7 @@ def test_layer_by_layer_is_segment_by_segment(name, tokens):
     assert len(found[0]) == len(found[1])
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
     if name == "armt":
-        with pytest.raises(ValueError, match=r"its blocks \(gemma, qk_norm, head_dim\) have no backward pass by hand"):
+        with pytest.raises(ValueError, match=r"blocks \(gemma, head_dim, .*, rotary_bases\) have no backward pass by"):
             unroll(model, ids, N, schedule="layer")
 
 
@@ -75,6 +77,48 @@ def test_a_memory_has_the_scale_of_scaled_embeddings(tokens):
     assert torch.allclose(rows, decoder.tokens.weight[ids] * 4)
     torch.manual_seed(0)
     assert decoder.memory_tokens(500).std().item() == pytest.approx(4 * decoder.tokens.weight.std().item(), rel=0.05)
+
+
+def test_soft_caps():
+    """With a cap that nothing reaches, the attention and the logits are those without one; the mask counts."""
+    model, wide = make("transformer"), make("transformer")
+    q, k, v = (torch.randn(2, heads, N, 6).double() for heads in (4, 2, 2))
+    mask = torch.rand(2, 1, N, N) < 0.6
+    mask |= torch.eye(N, dtype=torch.bool)
+    for given, causal in ((None, True), (None, False), (mask, True)):
+        attention = wide.decoder.layers[0].block.attention
+        attention.cap = 1e6
+        found = attention.mix(q, k, v, given, causal)
+        attention.cap = 0.0
+        assert torch.allclose(found, attention.mix(q, k, v, given, causal), rtol=1e-8, atol=1e-8)
+    hidden = 100 * torch.randn(2, N, 16).double()
+    assert model.logits(hidden).abs().max() <= 3 < (hidden @ model.decoder.head.weight.T).abs().max()
+
+
+def test_segments_within_the_span(tokens):
+    """What a sliding window would cut is refused, by the plan and by the model."""
+    model = make("rmt")
+    model.config.check_segment(20 - 2 * model.config.memory_tokens)
+    with pytest.raises(ValueError, match=r"^span=20: a segment of 17 tokens takes 21 rows; shorten it$"):
+        model.config.check_segment(17)
+    with pytest.raises(ValueError, match=r"^2\d rows in one segment, but span=20: use shorter segments$"):
+        model.step(model.init_state(2), tokens(2, 19))
+    with pytest.raises(ValueError, match=r"^2\d rows in one segment, but span=20: use shorter segments$"):
+        make("transformer").generate(tokens(1, 15), 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rotary_bases": [1.0]}, r"^rotary_bases=\[1\.0\]: expected none, or 4 numbers above 0$"),
+        ({"query_scale": 0.0}, "^query_scale=0.0: expected more than 0$"),
+        ({"post_norms": True}, "^post_norms=True: expected a family of llama or gemma$"),
+        ({"score_cap": -1.0}, "^score_cap=-1.0: expected 0 or more$"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BackboneConfig(**settings)
 
 
 def test_wrong_sizes():

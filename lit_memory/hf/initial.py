@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.hf.bert import SIZES
-from lit_memory.hf.decoders import FAMILIES, described
+from lit_memory.hf.families import FAMILIES, described
 from lit_memory.hf.huggingface import MODEL_TYPES
 from lit_memory.hf.pretrained import BACKBONE, FREE, MODEL_TYPE, architecture, on_the_hub, read_settings
 from lit_memory.hf.reading import check_model_type, errors_from, read_config, read_json

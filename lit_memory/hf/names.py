@@ -67,9 +67,16 @@ INNER = {
     },
 }
 INNER["gemma"] = INNER["llama"]
+INNER["gemma2"] = INNER["gemma"] | {
+    "norm2": ["pre_feedforward_layernorm"],
+    "post1": ["post_attention_layernorm"],
+    "post2": ["post_feedforward_layernorm"],
+}
 """Family -> our module names in a ``Block`` -> Hugging Face's; several of theirs are joined to one matrix."""
 OPTIONAL = ("attention.q_norm", "attention.k_norm")
 """Modules that only some checkpoints of a family have."""
+NORMS = ("norm.weight", "norm1.weight", "norm2.weight", "post1.weight", "post2.weight")
+"""Endings of our names of the norms that Hugging Face's Gemma stores as their difference from 1."""
 CONV1D = ("attention.qkv.weight", "attention.out.weight", "up.weight", "down.weight")
 """Endings of our names of the weights that Hugging Face's GPT-2 stores as (in, out)."""
 
@@ -99,7 +106,8 @@ def block_names(family: str, weights: Collection[str], prefix: str = "") -> dict
     """
     names = {}
     normed = any(name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")) for name in weights)
-    for ours, theirs in INNER[family].items():
+    posts = family == "gemma" and any(name.endswith("feedforward_layernorm.weight") for name in weights)
+    for ours, theirs in INNER["gemma2" if posts else family].items():
         if ours in OPTIONAL and not normed:
             continue
         names[f"{ours}.weight"] = [f"{prefix}{name}.weight" for name in theirs]
@@ -136,7 +144,7 @@ def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if family == "gpt2" and ours.endswith(CONV1D):
         tensor = tensor.mT
-    if family == "gemma" and ours.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
+    if family == "gemma" and ours.endswith(NORMS):
         tensor = tensor + 1
     if family == "gpt_neox" and "attention.qkv" in ours:  # heads are interleaved: (H, 3, K, ...)
         tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)

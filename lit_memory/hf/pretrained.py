@@ -43,6 +43,7 @@ BACKBONE = {f.name for f in fields(BackboneConfig)}
 FREE = ("dropout", "wrap_pos")
 """Fields of ``BackboneConfig`` that a pretrained decoder leaves open."""
 SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
+SAME += ("rotary_bases", "query_scale", "score_cap", "logit_cap")
 """Fields in which a model and its initial weights must agree, although the shapes may fit without."""
 FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 """Files of a model on the Hugging Face hub that are downloaded."""

@@ -33,7 +33,17 @@ class BackboneConfig:
     qkv_bias: bool | None = None
     """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them) and gemma."""
     qk_norm: bool = added(False)
-    """RMS norms of the queries and of the keys of every head, before their rotation (Qwen3)."""
+    """RMS norms of the queries and of the keys of every head, before their rotation (Qwen3, Gemma 3)."""
+    query_scale: float | None = added(None)
+    """Factor of the scores of attention; default: head width ** -0.5 (Gemma 2)."""
+    score_cap: float = added(0.0)
+    """c of the soft cap c tanh(x / c) of the scores of attention; 0: none (Gemma 2)."""
+    logit_cap: float = added(0.0)
+    """The same of the logits (Gemma 2)."""
+    post_norms: bool = added(False)
+    """RMS norms of what attention and feed-forward add as well (Gemma 2)."""
+    span: int = added(0)
+    """Rows that every layer can see: segments must not be longer. 0: no limit (Gemma 2: its sliding window)."""
     ff_mult: float = 4.0
     """Feed-forward width over width, rounded. The paper's "about 500k parameters" fits 2, its code has 4."""
     positions: int = 1024
@@ -44,6 +54,8 @@ class BackboneConfig:
     """Fraction of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, 1 for llama and gemma."""
     rotary_base: float = 10_000.0
     """Channel pair i of n turns by rotary_base^(-i/n) per position ("rope_theta"; not gpt2)."""
+    rotary_bases: list[float] = added([])
+    """``rotary_base`` of every layer, where they differ (Gemma 3)."""
     tie_embeddings: bool | None = None
     """Output head = token embedding; default: yes for gpt2 and gemma, no for the others."""
     dropout: float = 0.0
@@ -76,11 +88,23 @@ class BackboneConfig:
             )
         if not 0 <= self.dropout < 1:
             raise FieldError("dropout", self.dropout, "expected a number from 0 up to, but not including, 1")
-        at_least(0, self, "norm_eps", "init_std", "embedding_std")
+        at_least(0, self, "norm_eps", "init_std", "embedding_std", "score_cap", "logit_cap", "span")
+        if self.query_scale is not None and self.query_scale <= 0:
+            raise FieldError("query_scale", self.query_scale, "expected more than 0")
+        if len(self.rotary_bases) not in (0, self.layers) or not all(base > 0 for base in self.rotary_bases):
+            raise FieldError("rotary_bases", self.rotary_bases, f"expected none, or {self.layers} numbers above 0")
+        if self.post_norms and self.family not in GATED:
+            raise FieldError("post_norms", self.post_norms, f"expected a family of {' or '.join(GATED)}")
 
     @property
     def head_width(self) -> int:
         return self.head_dim or self.width // self.heads
+
+    @property
+    def special(self) -> list[str]:
+        """What its blocks have beyond those of GPT-2, GPT-NeoX, Llama and Qwen2."""
+        names = ("head_dim", "qk_norm", "query_scale", "score_cap", "post_norms", "span", "rotary_bases")
+        return ["gemma"] * (self.family == "gemma") + [name for name in names if getattr(self, name)]
 
     @property
     def ff_width(self) -> int:
@@ -101,6 +125,8 @@ class BackboneConfig:
     def check_segment(self, segment_len: int) -> None:
         """Raise FieldError if a segment does not fit the position table."""
         rows = segment_len if self.wrap_pos else self.rows(segment_len)
+        if self.span and self.rows(segment_len) > self.span:
+            raise FieldError("span", self.span, f"a segment of {segment_len} tokens takes {rows} rows; shorten it")
         if self.family == "gpt2" and rows > self.positions:
             raise FieldError(
                 "positions",

@@ -3,7 +3,7 @@
 Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv
            2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv
            2407.10671 (Qwen2: a Llama with ``qkv_bias``), and 2025, arXiv 2505.09388 (Qwen3: one with ``qk_norm``);
-           Gemma Team 2024, arXiv 2403.08295.
+           Gemma Team 2024, arXiv 2403.08295 (Gemma), 2408.00118 (Gemma 2) and 2025, 2503.19786 (Gemma 3, its text).
 Reference: the Hugging Face implementations; ``lit_memory/hf`` imports their weights.
 
 Deviations
@@ -13,7 +13,9 @@ Deviations
    (Hugging Face computes both in fp32, fp64 models included).
 3. ``embedding_std`` is the init of token and position embeddings; default: that of the other weights, ``init_std``.
 4. Gemma's norms have the weight w where Hugging Face's have 1 + w; the import adds the 1.
-5. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
+5. The sliding windows of Gemma 2 and 3 are not computed: ``span`` refuses segments that are longer, for which they
+   would matter.
+6. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
    only).
 
 Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K
@@ -42,7 +44,12 @@ class Attention(nn.Module):
         self.rows = [n * config.head_width for n in (config.heads, *2 * (config.kv_heads or config.heads,))]
         self.grouped = self.rows[1] < self.rows[0]
         self.rotary, self.base = config.rotary_dims, config.rotary_base
-        self.dropout = config.dropout
+        self.dropout, self.scale, self.cap, self.span = (
+            config.dropout,
+            config.query_scale,
+            config.score_cap,
+            config.span,
+        )
         biased = config.family not in GATED
         self.qkv = nn.Linear(config.width, sum(self.rows), biased if config.qkv_bias is None else config.qkv_bias)
         self.out = nn.Linear(self.rows[0], config.width, biased)
@@ -75,9 +82,30 @@ class Attention(nn.Module):
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
         """Output (B, T, D) of rotated queries and keys. Without mask, row t sees t+1 keys if ``causal``, else all."""
+        if self.span and k_BGSK.shape[2] > self.span:
+            raise ValueError(f"{k_BGSK.shape[2]} rows in one segment, but span={self.span}: use shorter segments")
         drop, causal = self.dropout if self.training else 0.0, causal and mask is None
-        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, enable_gqa=self.grouped)
+        options = {"scale": self.scale, "enable_gqa": self.grouped}
+        attend = capped_attention(self.cap) if self.cap else F.scaled_dot_product_attention
+        y = attend(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, **options)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+def capped_attention(cap: float) -> Callable[..., Tensor]:
+    """``F.scaled_dot_product_attention``, which has no soft cap, with scores cap * tanh(score / cap)."""
+
+    def attend(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, scale=None, enable_gqa=False):
+        heads, rows, keys = q_BHTK.shape[1], q_BHTK.shape[2], k_BGSK.shape[2]
+        k_BHSK, v_BHSK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGSK, v_BGSK))
+        scores = q_BHTK @ k_BHSK.mT * (q_BHTK.shape[3] ** -0.5 if scale is None else scale)
+        scores = cap * torch.tanh(scores / cap)
+        if causal:
+            mask = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return F.dropout(scores.softmax(-1), drop) @ v_BHSK
+
+    return attend
 
 
 TANH = partial(nn.GELU, "tanh")
@@ -106,13 +134,14 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[config.family]()
         self.down = nn.Linear(config.ff_width, config.width, bias=not gated)
         self.gate = nn.Linear(config.width, config.ff_width, bias=False) if gated else None
+        self.post1, self.post2 = (norm(config) if config.post_norms else nn.Identity() for _ in range(2))
         self.dropout = nn.Dropout(config.dropout)
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.norm2(x_BTD)
         up = self.up(x_BTD)
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
-        return self.dropout(self.down(inner))
+        return self.dropout(self.post2(self.down(inner)))
 
     def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """``forward`` that also returns keys and values."""
@@ -121,7 +150,7 @@ class Block(nn.Module):
 
     def join(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         """The block's output, from its input and that of its attention."""
-        y_BTD = x_BTD + self.dropout(attended_BTD)
+        y_BTD = x_BTD + self.dropout(self.post1(attended_BTD))
         return y_BTD + self.feed_forward(x_BTD if self.parallel else y_BTD)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -140,6 +169,15 @@ class Scaled(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * self.embedding_dim**0.5
+
+
+class Capped(nn.Linear):
+    """A head whose logits have a soft cap."""
+
+    cap: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.cap * torch.tanh(super().forward(input) / self.cap)
 
 
 def embedding(config: Any) -> nn.Embedding | Numbers:
@@ -166,7 +204,12 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.norm = norm(config)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = (Capped if config.logit_cap else nn.Linear)(config.width, config.vocab_size, bias=False)
+        if isinstance(self.head, Capped):
+            self.head.cap = config.logit_cap
+        for one, base in zip(self.layers, config.rotary_bases, strict=False):  # none where all have one base
+            for part in (part for part in one.modules() if isinstance(part, Attention)):
+                part.base = base
         self.reset_parameters()
         tie = config.family in TIED if config.tie_embeddings is None else config.tie_embeddings
         if tie and not config.inputs:
