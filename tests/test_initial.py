@@ -21,6 +21,7 @@ from lit_memory.registry import load_class
 from lit_memory.run.build import build
 from lit_memory.tasks.language_modeling import LanguageModeling
 
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 ARMT = load_class("model", "armt")
 WORDS = ["<eos>", "<unk>", "GEN", *(f"w{i}" for i in range(3, 20))]
 
@@ -110,7 +111,9 @@ def test_an_encoder_fills_its_sizes(tmp_path):
     assert found["family"] == "gpt2" and found["positions"] == 20
 
 
-def test_the_whole_command(llama, root, tmp_path, inline, capsys):
+@pytest.mark.slow
+@pytest.mark.usefixtures("inline", "unsaved_figures")
+def test_the_whole_command(llama, root, tmp_path, capsys):
     """From a YAML of a dozen lines to a table, in this process; a dry run before it."""
     path = tmp_path / "tuning.yaml"
     path.write_text(json.dumps(tuning(llama)))
