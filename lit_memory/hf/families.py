@@ -33,6 +33,8 @@ class Family:
     """Hugging Face's dropout rates, which ours has as one."""
     settings: Mapping[str, tuple[Any, ...]]
     """Setting -> the values that our decoder implements."""
+    later_gemma: bool = False
+    """A Gemma after the first one, whose layers are of two kinds."""
 
     @property
     def stem(self) -> str:
@@ -92,13 +94,19 @@ FAMILIES = {
         },
     ),
 }
-GEMMA = {
-    "hidden_activation": ("gelu_pytorch_tanh",),
-    "attention_bias": (False,),
-    "use_bidirectional_attention": (None, False),
-}
 FAMILIES |= {
-    name: Family(model_type=model_type, name="gemma", norm_eps="rms_norm_eps", dropouts=(), settings=GEMMA)
+    name: Family(
+        model_type=model_type,
+        name="gemma",
+        norm_eps="rms_norm_eps",
+        dropouts=(),
+        settings={
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "attention_bias": (False,),
+            "use_bidirectional_attention": (None, False),
+        },
+        later_gemma=True,
+    )
     for name, model_type in (("gemma2", "gemma2"), ("gemma3", "gemma3_text"))
 }
 
@@ -115,7 +123,7 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
         "norm_eps": getattr(config, family.norm_eps),
         "tie_embeddings": config.tie_word_embeddings,
     }
-    if family.settings is GEMMA:
+    if family.later_gemma:
         settings |= _later_gemma(config)
     elif rope := getattr(config, "rope_parameters", None):
         settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None, math.inf))
@@ -169,7 +177,7 @@ def described(config: Any, family: Family) -> dict[str, Any]:
     if family.name in GATED:
         settings |= {"kv_heads": config.num_key_value_heads, "qkv_bias": family.model_type == "qwen2"}
         settings["qk_norm"] = family.model_type in ("qwen3", "gemma3_text")
-        settings["post_norms"] = family.settings is GEMMA
+        settings["post_norms"] = family.later_gemma
     usual = {"tie_embeddings": family.name in TIED, "kv_heads": config.num_attention_heads}
     usual |= {"qkv_bias": False, "qk_norm": False, "head_dim": None, "query_scale": None, "post_norms": False}
     usual |= {"score_cap": 0.0, "logit_cap": 0.0, "span": 0}
@@ -198,7 +206,7 @@ def _check_settings(config: Any, family: Family, dropout: float | None) -> None:
     """Raise FieldError for a setting with which Hugging Face computes something else than our decoder."""
     supported = {name: (getattr(config, name), values) for name, values in family.settings.items()}
     if rope := getattr(config, "rope_parameters", None):
-        kinds = [one.get("rope_type") for one in (_ropes(config) if family.settings is GEMMA else [rope])]
+        kinds = [one.get("rope_type") for one in (_ropes(config) if family.later_gemma else [rope])]
         supported["rope_type"] = (next((kind for kind in kinds if kind != "default"), "default"), ("default",))
     if family.name in GATED and dropout is None:  # theirs acts on attention weights alone, ours on more
         supported["attention_dropout"] = (config.attention_dropout, (0.0,))
