@@ -7,7 +7,7 @@ Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.lit.describe import KeywordSignature, settings
+from lit_memory.lit.devices import EpochMeans, gathered, mean_losses
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
 from lit_memory.lit.optimized import Optimized
@@ -75,6 +76,7 @@ class LitMemory(Optimized):
         self.model: Any = None
         self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
         self.diagnostics: Diagnostics | None = None
+        self.means = EpochMeans()  # of a validation or a test on several devices
         self.token_metrics: dict[int, TokenMetrics] = {}  # dataloader -> metrics where there is no task
         if model.get("vocab_size"):
             self.configure_model()
@@ -99,6 +101,11 @@ class LitMemory(Optimized):
             module = cls(**own, **{f.name: getattr(model.config, f.name) for f in fields(model.config)})
         module.model = model.train()
         return module
+
+    @property
+    def devices(self) -> int:
+        """Devices that train this model together."""
+        return self._trainer.world_size if self._trainer else 1
 
     # The data
 
@@ -130,10 +137,12 @@ class LitMemory(Optimized):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # Cloned: of a slice, torch would save all that it is cut from.
-        checkpoint["carried"] = [tensor.clone() for tensor in self.carried.get(True, [])]
+        own = [tensor.clone() for tensor in self.carried.get(True, [])]
+        checkpoint["carried"] = own if self.devices == 1 else gathered([tensor.cpu() for tensor in own])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.carried = {True: checkpoint.get("carried", [])}
+        carried = checkpoint.get("carried", [])
+        self.carried = {True: carried if self.devices == 1 else carried[self.global_rank]}
 
     def carried_state(self, batch: Batch) -> Any:
         """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
@@ -182,9 +191,18 @@ class LitMemory(Optimized):
 
     def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
         batch = self.as_batch(batch)
-        loss = self.loss(batch)
-        self.log("train/loss", loss, batch_size=len(batch.ids_BT))
+        loss = self.loss(batch) * batch.share
+        self.log_losses({"loss": loss}, batch)
         return loss
+
+    def log_losses(self, losses: Mapping[str, Tensor | None], batch: Batch) -> None:
+        """Log ``train/<name>``, on several devices the means over them. None: the batch has no such loss; all devices
+        name the same losses."""
+        if self.devices > 1:
+            losses = mean_losses(losses, next(loss for loss in losses.values() if loss is not None))
+        for name, loss in losses.items():
+            if loss is not None:
+                self.log(f"train/{name}", loss, batch_size=len(batch.ids_BT))
 
     # Validation and test
 
@@ -243,11 +261,16 @@ class LitMemory(Optimized):
         for name, mean in (means := self.evaluate(batch, task)).items():
             metric = MetricName.parse(name)._replace(split=split, condition=condition)
             if split == "test" or metric.place is None:  # curves along a context are for the test
-                self.log(str(metric), mean.value, batch_size=mean.weight, add_dataloader_idx=False)
+                if self.devices > 1:
+                    self.means.add(str(metric), mean.value, mean.weight)
+                else:
+                    self.log(str(metric), mean.value, batch_size=mean.weight, add_dataloader_idx=False)
         return {name: mean.scores_B for name, mean in means.items() if mean.scores_B is not None}
 
     def log_split(self, split: str) -> None:
         """Log the metrics of a task that follow from its means over the split; without a task, the means of tokens."""
+        if self.devices > 1:
+            self.log_dict(self.means.compute(), batch_size=1)
         for condition, task in self.conditions(split):
             named = [(MetricName.parse(name), value) for name, value in self.trainer.callback_metrics.items()]
             means = {
