@@ -83,6 +83,10 @@ class Rank:
             self.store.compare_set("failure", "", f"rank {self.number}: {line}")
 
 
+ALONE = Rank()
+"""The place of a run on one device."""
+
+
 @dataclass
 class Others:
     """The other ranks of this machine, as rank 0 sees them."""
@@ -162,7 +166,7 @@ def together(spec: RunSpec, root: Path, newest: Path | None, send: "Send") -> It
     """
     world = spec.devices * spec.nodes
     if world == 1:
-        yield Rank()
+        yield ALONE
         return
     own = Rank(0, world, store=distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=JOIN))
     others, patience = Others(own, send), 0.0

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lit_memory.lit.callbacks.finite import FiniteGuard
 from lit_memory.lit.callbacks.seed import StepSeed
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.ranks import Rank
+from lit_memory.run.ranks import ALONE, Rank
 from lit_memory.run.saving import VerifiedCheckpoints
 
 USELESS = (
@@ -32,15 +32,24 @@ PROFILERS = {
 
 
 class Placed(ClusterEnvironment):
-    """Tells Lightning which rank this process is. No other environment is asked: in a job of Slurm, Slurm's would handle
-    signals."""
-
-    creates_processes_externally = True
-    main_address, main_port = "", 0  # the ranks have met before
+    """Tells Lightning which rank this process is. No other environment is asked: in a job of Slurm, Slurm's would
+    handle signals."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
         self.rank = rank
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        raise NotImplementedError("the ranks have met before")
+
+    @property
+    def main_port(self) -> int:
+        raise NotImplementedError("the ranks have met before")
 
     @staticmethod
     def detect() -> bool:
@@ -72,15 +81,15 @@ class OneProcessEach(DDPStrategy):
         """None: Lightning's would run the whole command once more for each device."""
 
 
-def strategy_of(world: int) -> "Strategy | str":
+def strategy_of(world: int) -> Strategy | str:
     """Lightning's strategy for so many devices."""
     if world == 1:
         return "auto"
-    # A curriculum may leave weights out of a step, and frozen ones stay out. No model has buffers that training changes.
+    # Frozen weights, and those that a stage leaves out, have no gradient. No model has buffers that training changes.
     return OneProcessEach(find_unused_parameters=True, broadcast_buffers=False)
 
 
-def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callback, rank: Rank = Rank()) -> L.Trainer:
+def make_trainer(spec: RunSpec, folder: Path, logger: Any, *callbacks: L.Callback, rank: Rank = ALONE) -> L.Trainer:
     """Lightning's Trainer with our epochs, checkpoints and guards.
 
     A Lightning epoch is the stretch between two validations; callbacks end the training. folder: where a profiler
