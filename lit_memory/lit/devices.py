@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, distributed
 
@@ -14,6 +15,15 @@ def gathered(own: Any) -> list[Any]:
     found: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, own)
     return found
+
+
+def stacked(own: Tensor) -> Tensor:
+    """Tensors of one shape, (...), of every device: (devices, ...)."""
+    if not distributed.is_initialized():
+        return own.unsqueeze(0)
+    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(found, own)
+    return torch.stack(found)
 
 
 class EpochMeans:
@@ -48,3 +58,42 @@ def mean_losses(losses: Mapping[str, Tensor | None], own: Tensor) -> dict[str, T
     distributed.all_reduce(sums)
     totals, counts = sums.unbind()
     return {name: total / count if count else None for name, total, count in zip(losses, totals, counts, strict=True)}
+
+
+class OnDevices(L.LightningModule):
+    """Logs means over all devices that train a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = EpochMeans()
+
+    @property
+    def devices(self) -> int:
+        """Devices that train this model together."""
+        return self._trainer.world_size if self._trainer else 1
+
+    @property
+    def synced(self) -> dict[str, bool]:
+        """Options of ``log`` for what every device logs."""
+        return {"sync_dist": self.devices > 1}
+
+    def log_losses(self, losses: Mapping[str, Tensor | None], size: int) -> None:
+        """Log ``train/<name>`` of a batch of ``size`` samples. None: it has no such loss; all devices name the same
+        ones."""
+        if self.devices > 1:
+            losses = mean_losses(losses, next(loss for loss in losses.values() if loss is not None))
+        for name, loss in losses.items():
+            if loss is not None:
+                self.log(f"train/{name}", loss, batch_size=size)
+
+    def log_mean(self, name: str, value: Tensor, weight: int) -> None:
+        """Log a mean over a batch of an evaluation, of ``weight`` in the mean over all batches."""
+        if self.devices > 1:
+            self.means.add(name, value, weight)
+        else:
+            self.log(name, value, batch_size=weight, add_dataloader_idx=False)
+
+    def finish_means(self) -> None:
+        """Log what ``log_mean`` could not log batch by batch, at the end of an evaluation."""
+        if self.devices > 1:
+            self.log_dict(self.means.compute(), batch_size=1, **self.synced)

@@ -91,7 +91,7 @@ class LitLines(LitMemory):
             losses["answer"] = losses["answer"] * batch.share
         total = self.weighted_sum(losses)
         named = {f"{name}_loss": losses.get(name) for name in self.loss_weights}
-        self.log_losses({"loss": total, **named}, batch)
+        self.log_losses({"loss": total, **named}, len(batch.ids_BT))
         return total
 
     # Reading a batch

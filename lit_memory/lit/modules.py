@@ -7,7 +7,7 @@ Shape suffixes: B batch, T tokens, N scored positions, D width, V vocabulary.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.lit.describe import KeywordSignature, settings
-from lit_memory.lit.devices import EpochMeans, gathered, mean_losses
+from lit_memory.lit.devices import OnDevices, gathered
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
 from lit_memory.lit.optimized import Optimized
@@ -30,7 +30,7 @@ from lit_memory.util.checks import FieldError
 from lit_memory.util.metrics import Condition, MetricName
 
 
-class LitMemory(Optimized):
+class LitMemory(Optimized, OnDevices):
     """Trains one segment-recurrent model: cross-entropy, or squared error of numbers, on the scored positions.
 
     It reads ``Batch``es, dictionaries with ``input_ids`` and ``labels``, or pairs of both, from any data source. A
@@ -76,7 +76,6 @@ class LitMemory(Optimized):
         self.model: Any = None
         self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
         self.diagnostics: Diagnostics | None = None
-        self.means = EpochMeans()  # of a validation or a test on several devices
         self.token_metrics: dict[int, TokenMetrics] = {}  # dataloader -> metrics where there is no task
         if model.get("vocab_size"):
             self.configure_model()
@@ -101,11 +100,6 @@ class LitMemory(Optimized):
             module = cls(**own, **{f.name: getattr(model.config, f.name) for f in fields(model.config)})
         module.model = model.train()
         return module
-
-    @property
-    def devices(self) -> int:
-        """Devices that train this model together."""
-        return self._trainer.world_size if self._trainer else 1
 
     # The data
 
@@ -192,17 +186,8 @@ class LitMemory(Optimized):
     def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
         batch = self.as_batch(batch)
         loss = self.loss(batch) * batch.share
-        self.log_losses({"loss": loss}, batch)
+        self.log_losses({"loss": loss}, len(batch.ids_BT))
         return loss
-
-    def log_losses(self, losses: Mapping[str, Tensor | None], batch: Batch) -> None:
-        """Log ``train/<name>``, on several devices the means over them. None: the batch has no such loss; all devices
-        name the same losses."""
-        if self.devices > 1:
-            losses = mean_losses(losses, next(loss for loss in losses.values() if loss is not None))
-        for name, loss in losses.items():
-            if loss is not None:
-                self.log(f"train/{name}", loss, batch_size=len(batch.ids_BT))
 
     # Validation and test
 
@@ -261,16 +246,12 @@ class LitMemory(Optimized):
         for name, mean in (means := self.evaluate(batch, task)).items():
             metric = MetricName.parse(name)._replace(split=split, condition=condition)
             if split == "test" or metric.place is None:  # curves along a context are for the test
-                if self.devices > 1:
-                    self.means.add(str(metric), mean.value, mean.weight)
-                else:
-                    self.log(str(metric), mean.value, batch_size=mean.weight, add_dataloader_idx=False)
+                self.log_mean(str(metric), mean.value, mean.weight)
         return {name: mean.scores_B for name, mean in means.items() if mean.scores_B is not None}
 
     def log_split(self, split: str) -> None:
         """Log the metrics of a task that follow from its means over the split; without a task, the means of tokens."""
-        if self.devices > 1:
-            self.log_dict(self.means.compute(), batch_size=1)
+        self.finish_means()
         for condition, task in self.conditions(split):
             named = [(MetricName.parse(name), value) for name, value in self.trainer.callback_metrics.items()]
             means = {
@@ -280,15 +261,16 @@ class LitMemory(Optimized):
             }
             added = task.summarize(means)
             names = [name for name in task.metrics if name in added]
-            self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names})
+            self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names}, **self.synced)
         for loader, metrics in self.token_metrics.items():
             condition = loader if len(self.token_metrics) > 1 else None
             for name, value in metrics.compute().items():
-                self.log(str(MetricName(name, split, condition)), value)
+                self.log(str(MetricName(name, split, condition)), value, **self.synced)
         self.token_metrics = {}
 
     def on_validation_epoch_start(self) -> None:
-        self.diagnostics = diagnostics_of(self.model) if self.loggers else None
+        first = self.loggers and self.global_rank == 0  # the samples of one device will do
+        self.diagnostics = diagnostics_of(self.model) if first else None
 
     def validation_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         batch = self.as_batch(batch)

@@ -20,6 +20,8 @@ USELESS = (
     ".*does not have many workers.*",
     ".*smaller than the logging interval.*",
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # our data is a function of the step
+    "`broadcast_buffers` is deprecated.*",  # its successor is not in the oldest torch that we allow
+    "It is recommended to use `self.log.*sync_dist=True.*",  # of the diagnostics, which one device computes
     "find_unused_parameters=True was specified in DDP constructor, but did not find any.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
 )

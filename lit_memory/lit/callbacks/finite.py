@@ -7,6 +7,7 @@ import lightning as L
 import torch
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.devices import stacked
 
 
 class NonFinite(FloatingPointError):
@@ -20,10 +21,10 @@ class FiniteGuard(L.Callback):
         self.arm = arm
 
     def on_before_backward(self, trainer, pl_module, loss):
-        losses_R = trainer.strategy.all_gather(loss.detach()).reshape(-1)  # of all devices, which end together
+        losses_R = stacked(loss.detach())  # of all devices, which end together
         if not torch.isfinite(losses_R).all():
             rank = int(torch.isfinite(losses_R).int().argmin())
-            what = f"loss{f' on device {rank}' * (len(losses_R) > 1)} is {losses_R[rank].item()}"
+            what = f"loss{f' on rank {rank}' * (len(losses_R) > 1)} is {losses_R[rank].item()}"
             raise NonFinite(f"{what} at {self.where(trainer)}; lower train.lr or raise model.denom_floor")
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
