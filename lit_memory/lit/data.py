@@ -181,13 +181,13 @@ class LitData(L.LightningDataModule):
         if self.trainer:
             step = self.trainer.global_step
             reader = reader._replace(accumulated=self.trainer.accumulate_grad_batches)
+        if isinstance(self.task, Streamed) and self.task.stream and reader.accumulated > 1:
+            reason = "a batch of a stream continues the one before it, and is read whole; expected 1"
+            raise FieldError("accumulate_grad_batches", reader.accumulated, reason)
         parts = reader.world * reader.accumulated
         if self.batch_size % parts:
             read = f"{reader.world} devices read {reader.accumulated} parts each; expected a multiple of {parts}"
             raise FieldError("batch_size", self.batch_size, read)
-        if isinstance(self.task, Streamed) and self.task.stream and reader.accumulated > 1:
-            reason = "a batch of a stream continues the one before it, and is read whole; expected 1"
-            raise FieldError("accumulate_grad_batches", reader.accumulated, reason)
         samples = self.batch_size * self.epoch_steps
         steps = Steps(self.task, self.seed, "train", self.batch_size, samples, first=step, reader=reader)
         return loader(steps, num_workers=self.workers, timeout=WORKER_SECONDS if self.workers else 0)

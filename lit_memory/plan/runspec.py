@@ -72,17 +72,12 @@ class RunSpec:
 
     @property
     def devices(self) -> int:
-        """Devices of every node that the run takes."""
+        """Devices that the run takes."""
         return devices_of(self.train["trainer"])
 
     @property
-    def nodes(self) -> int:
-        """Machines that the run takes at a time."""
-        return self.train["trainer"].get("num_nodes", 1)
-
-    @property
     def threads(self) -> int:
-        """CPU threads that the run takes on a node: ``train.threads`` for every device."""
+        """CPU threads that the run takes: ``train.threads`` for every device."""
         return self.train["threads"] * self.devices
 
     @property

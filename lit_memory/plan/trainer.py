@@ -18,12 +18,10 @@ def _devices(value: Any) -> bool:
     return len(value) == 1 or (bool(value) and all(type(n) is int for n in value) and len(set(value)) == len(value))
 
 
-WHOLE = "a whole number of at least 1"
 FREE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "devices": (_devices, "a number of devices, or a list of different ones"),
-    "num_nodes": (_count, WHOLE),
     "strategy": (lambda value: value == "ddp", "ddp"),
-    "accumulate_grad_batches": (_count, WHOLE),
+    "accumulate_grad_batches": (_count, "a whole number of at least 1"),
     "detect_anomaly": (lambda value: type(value) is bool, "true or false"),
     "profiler": (lambda value: value in PROFILERS, f"one of {', '.join(PROFILERS)}"),
 }
@@ -59,6 +57,7 @@ OURS = {
 }
 """Arguments that the engine decides -> the field of ``train`` that stands for each, "" where none does."""
 REFUSED = {
+    "num_nodes": "the devices of a run are those of one machine; --launcher starts many runs on many machines",
     "sync_batchnorm": "no model has batch normalisation; leave it out",
     "max_time": "the result would depend on the clock; train.steps bounds the training",
     "benchmark": "cuDNN would choose its kernels by the clock, and they change the last bits of a result",
@@ -78,19 +77,14 @@ loops over segments call other methods."""
 
 
 def devices_of(arguments: Mapping[str, Any]) -> int:
-    """Devices of every node of a run."""
+    """Devices of a run."""
     devices = arguments.get("devices", 1)
     return len(devices) if isinstance(devices, list) else devices
 
 
-def world_of(arguments: Mapping[str, Any]) -> int:
-    """Devices of a run, on all its nodes."""
-    return devices_of(arguments) * arguments.get("num_nodes", 1)
-
-
 def parts_of(arguments: Mapping[str, Any]) -> int:
     """Parts in which the batch of an optimizer step is read: devices, times batches that are accumulated."""
-    return world_of(arguments) * arguments.get("accumulate_grad_batches", 1)
+    return devices_of(arguments) * arguments.get("accumulate_grad_batches", 1)
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:

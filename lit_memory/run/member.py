@@ -15,13 +15,13 @@ from lit_memory.run.trainer import silence_lightning
 from lit_memory.run.training import training
 
 
-def take_part(spec: RunSpec, root: Path, newest: Path | None, rank: Rank, address: tuple[str, int]) -> None:
-    """Train and test with the other ranks. address: of the store of rank 0."""
+def take_part(spec: RunSpec, root: Path, newest: Path | None, rank: Rank, port: int) -> None:
+    """Train and test with the other ranks. port: of the store of rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides
     silence_lightning()
     spec.provide_code()
-    rank.join(*address)
+    rank.join(port)
     try:
         with training(spec, root, None, lambda: None, lambda message: None, rank, newest) as done:
             if rank.next() == "test":

@@ -29,6 +29,7 @@ from lit_memory.util.child import child_environment
 if TYPE_CHECKING:
     from lit_memory.lit.callbacks.progress import Send
 
+HOST = "127.0.0.1"
 JOIN = timedelta(minutes=10)
 """Most time until all ranks have started."""
 STEP = timedelta(minutes=30)
@@ -50,16 +51,12 @@ class Rank:
 
     number: int = 0
     world: int = 1
-    local: int = 0
-    """Number among the ranks of this machine."""
-    node: int = 0
-    """Number of this machine."""
     store: Any = None
     """None for a run on one device."""
 
-    def join(self, address: str, port: int) -> None:
+    def join(self, port: int) -> None:
         """Meet the other ranks, in the store of rank 0."""
-        self.store = distributed.TCPStore(address, port, timeout=STEP)
+        self.store = distributed.TCPStore(HOST, port, timeout=STEP)
         self.meet()
 
     def meet(self) -> None:
@@ -89,7 +86,7 @@ ALONE = Rank()
 
 @dataclass
 class Others:
-    """The other ranks of this machine, as rank 0 sees them."""
+    """The other ranks, as rank 0 sees them."""
 
     own: Rank
     send: "Send"
@@ -100,8 +97,8 @@ class Others:
         """Start them, and wait until they have joined. arguments: of ``member.take_part``, before its rank."""
         store = self.own.store
         for number in range(1, self.own.world):
-            rank = Rank(number, self.own.world, local=number)
-            self.processes.append(started((*arguments, rank, ("127.0.0.1", store.port))))
+            rank = Rank(number, self.own.world)
+            self.processes.append(started((*arguments, rank, store.port)))
         threading.Thread(target=self.watch, daemon=True).start()
 
     def lost(self) -> str:
@@ -164,11 +161,10 @@ def together(spec: RunSpec, root: Path, newest: Path | None, send: "Send") -> It
 
     newest: the checkpoint to go on from. Raises RankLost where another rank ends before the block does.
     """
-    world = spec.devices * spec.nodes
-    if world == 1:
+    if spec.devices == 1:
         yield ALONE
         return
-    own = Rank(0, world, store=distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=JOIN))
+    own = Rank(0, spec.devices, store=distributed.TCPStore(HOST, 0, is_master=True, timeout=JOIN))
     others, patience = Others(own, send), 0.0
     try:
         others.start(spec, root, newest)

@@ -95,7 +95,9 @@ def training(
     training."""
     torch.set_num_threads(spec.train["threads"])
     module, data = build(spec, root)
-    if spec.train["precision"] == "64-true":  # else Lightning would read the weights of a checkpoint in single precision
+    if (
+        spec.train["precision"] == "64-true"
+    ):  # else Lightning would read the weights of a checkpoint in single precision
         module.double()
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
