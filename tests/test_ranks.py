@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_lit import all_data, all_modules, make_data, make_double
 from torch import distributed
 
+from lit_memory.lit import LIT_DATA, LIT_MODULES
 from lit_memory.lit.callbacks.finite import NonFinite
 from lit_memory.lit.callbacks.seed import StepSeed
 from lit_memory.lit.modules import LitMemory
@@ -31,6 +33,9 @@ STAGED = (
 )
 
 
+HANGS = 60.0
+
+
 class Fork:
     """``subprocess.Popen`` of a member as a fork of this process: imports would take most of the time."""
 
@@ -46,7 +51,7 @@ class Fork:
     def poll(self):
         return self.process.exitcode
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float = HANGS):
         self.process.join(timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired("fork", timeout)
@@ -157,6 +162,7 @@ def test_a_loss_that_is_nan_on_one_rank_ends_all(train, monkeypatch):
         train("nan", TWO)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_on_all_ranks(train, two, monkeypatch):
     """It comes to rank 0 between two validations, and to the others, which leave the answer to it."""
 
@@ -169,3 +175,38 @@ def test_sigterm_saves_on_all_ranks(train, two, monkeypatch):
         train("terminated", *STAGED, TWO)
     again = train("terminated", *STAGED, TWO)
     assert same(again.checkpoint["state_dict"], two.checkpoint["state_dict"]) and again.rows == two.rows
+
+
+# The parts of a batch
+
+
+def gradients(module, *batches):
+    """Loss and gradients, as the mean over the devices that read these batches has them."""
+    module.zero_grad()
+    torch.manual_seed(0)
+    total = torch.stack([module.loss(batch) * batch.share for batch in batches]).mean()
+    total.backward()
+    return {"": total.detach()} | {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def check_parts(lit, data):
+    samples = make_data(data)
+    module, batch = make_double(lit, samples), samples.task.batch(0, "train", 0, 3)
+    parts = [batch.part(k, 2) for k in range(2)]
+    assert [len(part.ids_BT) for part in parts] == [2, 1] and sum(part.share for part in parts) == pytest.approx(2)
+    found, expected = gradients(module, *parts), gradients(module, batch)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@all_modules
+def test_the_parts_of_a_batch_have_its_gradients(lit):
+    check_parts(lit, LIT_DATA["associative_retrieval"])
+
+
+@all_data
+def test_the_parts_of_a_batch_of_any_task_have_its_gradients(data):
+    check_parts(LIT_MODULES["rmt"], data)

@@ -73,7 +73,7 @@ class OnDevices(L.LightningModule):
         return self._trainer.world_size if self._trainer else 1
 
     @property
-    def synced(self) -> dict[str, bool]:
+    def synced(self) -> dict[str, Any]:
         """Options of ``log`` for what every device logs."""
         return {"sync_dist": self.devices > 1}
 
