@@ -19,6 +19,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
+from lit_memory.util.child import child_environment
 from lit_memory.util.streams import Lenient
 
 GRACE = 6.5
@@ -127,8 +128,7 @@ def this_package_first() -> Iterator[None]:
     one, would run in place of this one.
     """
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    paths = [str(Path(__file__).resolve().parents[3]), before["PYTHONPATH"]]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+    os.environ |= child_environment(os.environ)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from lit_memory.util.checks import nearest
 
 SETTINGS = {"address": None, "num_cpus": None, "num_gpus": None, "resources": None, "max_retries": 3}
 """Settings of ``launch: {ray: …}``. address: of the cluster, "auto" for one of this machine; None starts one. num_cpus,
-num_gpus: of a run; None is its threads, and one GPU where it takes any. max_retries: starts after lost nodes."""
+num_gpus: of a run; None is its threads, and the GPUs that it takes. max_retries: starts after lost nodes."""
 
 
 class Task:
@@ -71,8 +71,8 @@ class RayLauncher(RemoteLauncher):
 
         cpus, gpus = self.settings["num_cpus"], self.settings["num_gpus"]
         options = {
-            "num_cpus": spec.train["threads"] if cpus is None else cpus,
-            "num_gpus": int(spec.train["accelerator"] == "cuda") if gpus is None else gpus,
+            "num_cpus": spec.threads if cpus is None else cpus,
+            "num_gpus": spec.devices * (spec.train["accelerator"] == "cuda") if gpus is None else gpus,
             "resources": self.settings["resources"],
             "max_retries": self.settings["max_retries"],
             "name": spec.name,

@@ -27,6 +27,7 @@ from lit_memory.run.launchers.base import Child, Launcher
 from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
+from lit_memory.util.child import child_environment
 
 MESSAGES = "messages.jsonl"
 """What a run has sent, one message a line."""
@@ -57,9 +58,7 @@ class Work:
 
     def __call__(self) -> int:
         """Train on this machine; returns the exit code."""
-        env = os.environ | self.environment | {"PYTHONSAFEPATH": "1"}
-        paths = [str(Path(__file__).resolve().parents[3]), env.get("PYTHONPATH")]
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env = child_environment(os.environ | self.environment)
         command = [sys.executable, "-m", "lit_memory.run.launchers.remote"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
         try:

@@ -104,8 +104,8 @@ class SlurmLauncher(RemoteLauncher):
         self.executor = executor_of(settings, self.root / "checkpoints" / ".slurm")
 
     def submit(self, work: Work, spec: RunSpec) -> Job:
-        gpus = int(spec.train["accelerator"] == "cuda")
-        needs = {"name": spec.name.replace(" ", "_"), "cpus_per_task": spec.train["threads"], "gpus_per_node": gpus}
+        gpus = spec.devices * (spec.train["accelerator"] == "cuda")
+        needs = {"name": spec.name.replace(" ", "_"), "cpus_per_task": spec.threads, "gpus_per_node": gpus}
         self.executor.update_parameters(**{name: n for name, n in needs.items() if name not in self.settings})
         return Job(self.executor.submit(Requeued(work)), self.state)
 
