@@ -403,7 +403,7 @@ BLINDNESS = (
 TO_LMS = [[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]
 TO_LAB = [[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]
 TOGETHER = (  # in some figure of the project
-    "armt prmt rmt rmt_r mamba rwkv transformer xl",
+    "armt prmt rmt rmt_r mamba rwkv deltanet gated_deltanet transformer xl",
     "lmm mac mag mal mamba armt transformer rmt",
     "memreasoner rmt mamba larimar",
     "tarm rmt transformer xl",

@@ -4,7 +4,7 @@ Paper:     Yang et al. 2024, Parallelizing linear transformers with the delta ru
            2406.06484, sections 2.2 and 3 (DeltaNet); Yang et al. 2024, Gated Delta Networks, arXiv 2412.06464, section
            3 (Gated DeltaNet).
 Reference: github.com/fla-org/flash-linear-attention, ``chunk_delta_rule`` and ``chunk_gated_delta_rule``, which are
-    used where they are installed and apply.
+    used where they are installed (the extra ``fla``) and apply.
 
 The memory S maps keys to values. Token t with decay a_t, strength beta_t, key k_t, value v_t and query q_t
 
