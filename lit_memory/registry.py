@@ -43,6 +43,7 @@ MODELS = {
 TASKS = {
     "algorithmic": "lit_memory.tasks.algorithmic:Algorithmic",
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
+    "mqar": "lit_memory.tasks.mqar:MQAR",
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "needle": "lit_memory.tasks.needle:Needle",
     "memreasoner": "lit_memory.tasks.memreasoner:BabiEpisodes",

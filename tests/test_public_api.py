@@ -18,10 +18,10 @@ PUBLIC = """
 ARMT Algorithmic AlgorithmicData AssociativeRetrieval AssociativeRetrievalData BABILong BABILongData BabiData
 BabiEpisodes DNA DNAData DeltaNet GatedDeltaNet LMM LanguageModeling LanguageModelingData Larimar LitARMT LitDeltaNet
 LitGatedDeltaNet LitLMM LitLarimar LitMAC LitMAG LitMAL LitMamba LitMemReasoner LitMemoryConfig LitMemoryForCausalLM
-LitPRMT LitRMT LitRMTR LitRMTXL LitRWKV LitTARM LitTransformer LitXL MAC MAG MAL Mamba MemReasoner MemReasonerData
-Needle NeedleData PRMT Passkey PasskeyData Quadratic QuadraticData RMT RMTR RMTXL RWKV TARM TimeSeries TimeSeriesData
-Transformer VariableTracking VariableTrackingData XL generate load_experiment load_huggingface load_reference
-register_model register_task unroll
+LitPRMT LitRMT LitRMTR LitRMTXL LitRWKV LitTARM LitTransformer LitXL MAC MAG MAL MQAR MQARData Mamba MemReasoner
+MemReasonerData Needle NeedleData PRMT Passkey PasskeyData Quadratic QuadraticData RMT RMTR RMTXL RWKV TARM TimeSeries
+TimeSeriesData Transformer VariableTracking VariableTrackingData XL generate load_experiment load_huggingface
+load_reference register_model register_task unroll
 """
 NAMES = PUBLIC.split()
 

@@ -64,9 +64,9 @@ def delta_rule(
     kernels = _kernels() if _suits_kernels(q_BTHK, state_BHKV) else None
     if kernels is not None:
         return with_kernels(kernels, *inputs, state_BHKV, log_decay_BTH)
-    dtype = state_BHKV.dtype
-    log_decay_BTH = None if log_decay_BTH is None else log_decay_BTH.to(dtype)
-    return by_chunks(*(t.to(dtype) for t in inputs), state_BHKV, log_decay_BTH)
+    q, k, v, beta = (t.to(state_BHKV.dtype) for t in inputs)
+    log_decay_BTH = None if log_decay_BTH is None else log_decay_BTH.to(state_BHKV.dtype)
+    return by_chunks(q, k, v, beta, state_BHKV, log_decay_BTH)
 
 
 def by_chunks(
