@@ -171,6 +171,15 @@ def test_the_length_of_the_training_leaves_no_empty_axis(xs, train_x, log_x, sho
 FIVE = [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_sweep_of_five_seeds_that_has_just_begun(done):
+    """An arm without a finished seed, or with one, has no band, and the figure is drawn."""
+    plan, frame = make_plan(seeds=FIVE), make_frame(seeds=FIVE)
+    figure = line_figure(plan, frame[(frame["arm"] == "gamma") | (frame["seed"] < done)])
+    texts = [" ".join(text.get_text().split()) for text in figure.findobj(lambda part: hasattr(part, "get_text"))]
+    assert f"no_gamma ({done} of 5 seeds)" in texts
+
+
 @pytest.mark.parametrize(("xs", "part"), [(XS, 1), ([50], 0)], ids=["band", "bar"])
 @pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (0.2 - 0.5553, 0.8 + 0.5553))])
 def test_five_seeds_have_the_interval_of_their_mean(xs, part, y, ends):
