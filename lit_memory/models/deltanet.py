@@ -25,6 +25,7 @@ Shape suffixes: B batch, T tokens, J kept inputs (taps-1), C channels of queries
 heads, K key width of a head, V value width of a head.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -58,7 +59,7 @@ class DeltaConfig(TokenRecurrentConfig):
     """Width of all values over the model's."""
     conv_taps: int = 4
     negative_eigenvalues: bool = False
-    """beta = 2 sigmoid, so that I - beta k k^T can flip a direction (Grazzini et al. 2024, arXiv 2411.12537)."""
+    """beta = 2 sigmoid, so that I - beta k k^T can flip a direction (Grazzi et al. 2024, arXiv 2411.12537)."""
     output_gate: bool = False
     """Multiply the normalised output by SiLU of a projection."""
     ff_mult: float = 8 / 3
@@ -74,21 +75,20 @@ class DeltaConfig(TokenRecurrentConfig):
         super().__post_init__()
         at_least(1, self, "heads", "conv_taps")
         at_least(0, self, "ff_mult", "init_std", "embedding_std")
-        for name in ("expand_k", "expand_v"):
-            width = getattr(self, name) * self.width
-            if width < 1 or width % self.heads:
+        for name, head_width in (("expand_k", self.key_width), ("expand_v", self.value_width)):
+            if head_width < 1 or not math.isclose(getattr(self, name) * self.width, self.heads * head_width):
                 expected = f"expected a share of width={self.width} that heads={self.heads} can split evenly"
                 raise FieldError(name, getattr(self, name), expected)
 
     @property
     def key_width(self) -> int:
         """K, of a head."""
-        return int(self.expand_k * self.width) // self.heads
+        return round(self.expand_k * self.width / self.heads)
 
     @property
     def value_width(self) -> int:
         """V, of a head."""
-        return int(self.expand_v * self.width) // self.heads
+        return round(self.expand_v * self.width / self.heads)
 
     @property
     def channels(self) -> int:
