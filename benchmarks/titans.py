@@ -41,7 +41,8 @@ def layer(settings: Settings, tiny: bool, expand: int) -> Timed:
 def memory(settings: Settings, tiny: bool, expand: int) -> Timed:
     from lit_memory.memory import neural
     from lit_memory.memory.neural_chunk import by_chunk
-    from lit_memory.models.titans.memory import NeuralMemory, unfold_heads
+    from lit_memory.models.parts import unfold_heads
+    from lit_memory.models.titans.memory import NeuralMemory
     from lit_memory.models.titans.models import LMM
 
     parts = NeuralMemory(LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand, conv_taps=0))

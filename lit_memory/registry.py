@@ -32,6 +32,8 @@ MODELS = {
     "memreasoner": "lit_memory.models.episodic.memreasoner:MemReasoner",
     "mamba": "lit_memory.models.mamba:Mamba",
     "rwkv": "lit_memory.models.rwkv:RWKV",
+    "deltanet": "lit_memory.models.deltanet:DeltaNet",
+    "gated_deltanet": "lit_memory.models.deltanet:GatedDeltaNet",
     "lmm": "lit_memory.models.titans.models:LMM",
     "mac": "lit_memory.models.titans.models:MAC",
     "mag": "lit_memory.models.titans.models:MAG",
@@ -41,6 +43,7 @@ MODELS = {
 TASKS = {
     "algorithmic": "lit_memory.tasks.algorithmic:Algorithmic",
     "associative_retrieval": "lit_memory.tasks.associative_retrieval:AssociativeRetrieval",
+    "mqar": "lit_memory.tasks.mqar:MQAR",
     "babilong": "lit_memory.tasks.babilong:BABILong",
     "needle": "lit_memory.tasks.needle:Needle",
     "memreasoner": "lit_memory.tasks.memreasoner:BabiEpisodes",

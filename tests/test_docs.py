@@ -33,6 +33,7 @@ PAPERS = {
     "titans": "[Titans](https://arxiv.org/abs/2501.00663)",
     "larimar": "[Larimar, needle in a haystack](https://arxiv.org/abs/2407.01437)",
     "memreasoner": "MemReasoner",
+    "deltanet": "[DeltaNet](https://arxiv.org/abs/2406.06484)",
 }
 """What the names of experiments begin with -> the paper."""
 VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCONCLUSIVE")

@@ -325,8 +325,19 @@ def alone(spec: RunSpec) -> RunSpec:
 
 
 TRAINED = [path for path in reversed(EXPERIMENTS) if path not in LARGE]
+RATES = {"lr", "weight_decay"}
+
+
+def but_for_rates(spec: RunSpec) -> str:
+    """What two runs have in common whose rates differ alone; two steps of one of them are enough."""
+    train = {name: value for name, value in spec.train.items() if name not in RATES}
+    return json.dumps([spec.model, spec.task, train, spec.seed], sort_keys=True)
+
+
 DISTINCT = {
-    spec.key: (f"{path.stem}-{spec.arm}", spec) for path in TRAINED for spec in map(alone, reversed(planned(path)))
+    but_for_rates(spec): (f"{path.stem}-{spec.arm}", spec)
+    for path in TRAINED
+    for spec in map(alone, reversed(planned(path)))
 }
 
 

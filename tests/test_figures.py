@@ -171,6 +171,15 @@ def test_the_length_of_the_training_leaves_no_empty_axis(xs, train_x, log_x, sho
 FIVE = [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_sweep_of_five_seeds_that_has_just_begun(done):
+    """An arm without a finished seed, or with one, has no band, and the figure is drawn."""
+    plan, frame = make_plan(seeds=FIVE), make_frame(seeds=FIVE)
+    figure = line_figure(plan, frame[(frame["arm"] == "gamma") | (frame["seed"] < done)])
+    texts = [" ".join(text.get_text().split()) for text in figure.findobj(lambda part: hasattr(part, "get_text"))]
+    assert f"no_gamma ({done} of 5 seeds)" in texts
+
+
 @pytest.mark.parametrize(("xs", "part"), [(XS, 1), ([50], 0)], ids=["band", "bar"])
 @pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (0.2 - 0.5553, 0.8 + 0.5553))])
 def test_five_seeds_have_the_interval_of_their_mean(xs, part, y, ends):
@@ -403,7 +412,7 @@ BLINDNESS = (
 TO_LMS = [[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]
 TO_LAB = [[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]
 TOGETHER = (  # in some figure of the project
-    "armt prmt rmt rmt_r mamba rwkv transformer xl",
+    "armt prmt rmt rmt_r mamba rwkv deltanet gated_deltanet transformer xl",
     "lmm mac mag mal mamba armt transformer rmt",
     "memreasoner rmt mamba larimar",
     "tarm rmt transformer xl",

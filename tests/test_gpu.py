@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from test_delta import delta_inputs, values_and_gradients
 
-from lit_memory.memory import scan
+from lit_memory.memory import delta, scan
 from lit_memory.recurrence import LayerRecurrent, map_state, unroll
 from lit_memory.registry import MODELS
 
@@ -68,3 +69,24 @@ def test_mamba_kernel_slow_twin(monkeypatch):
         found.append([*out, *torch.autograd.grad(loss, inputs)])
     for a, b in zip(*found, strict=True):
         assert (a - b).abs().max() <= 1e-5 * max(1.0, b.abs().max().item())
+
+
+@pytest.mark.parametrize("decays", [False, True], ids=["plain", "gated"])
+def test_delta_kernels_slow_twin(decays, monkeypatch):
+    """The reference's kernels in bf16, with a state that is not zero: values, final state and all gradients are those
+    of our chunks in fp32, up to bf16's rounding."""
+    pytest.importorskip("fla", reason="needs flash-linear-attention")
+    inputs = delta_inputs(150, decays, torch.bfloat16, H=4, K=32, V=64, device="cuda")
+    inputs[4] = inputs[4].detach().float().requires_grad_()
+    if decays:
+        inputs[5] = inputs[5].detach().float().requires_grad_()
+    kernels, seen = delta._kernels(), []
+    assert kernels is not None
+    spies = delta.Kernels(*(lambda f=f, **options: seen.append(1) or f(**options) for f in kernels))
+    monkeypatch.setattr(delta, "_kernels", lambda: spies)
+    fast = values_and_gradients(delta.delta_rule, inputs)
+    monkeypatch.setattr(delta, "_kernels", lambda: None)
+    slow = values_and_gradients(delta.delta_rule, inputs)
+    assert seen == [1]
+    for a, b in zip(fast, slow, strict=True):
+        assert (a.float() - b.float()).norm() <= 0.02 * b.float().norm()

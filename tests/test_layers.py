@@ -85,6 +85,7 @@ LATE = {
     "text/tokenizers.py": "huggingface_hub tokenizers transformers",
     "registry.py": "torch",
     "util/provenance.py": "torch",
+    "memory/delta.py": "fla",
     "memory/scan.py": "mamba_ssm",
     "plan/trainer.py": "lightning",
 }

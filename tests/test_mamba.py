@@ -1,5 +1,5 @@
-"""Mamba against its specification (spec 8), and what it shares with RWKV: any segmentation, and masked tokens that are
-skipped."""
+"""Mamba against its specification (spec 8), and what it shares with RWKV and DeltaNet: any segmentation, and masked
+tokens that are skipped."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from lit_memory.memory.scan import selective_scan
 from lit_memory.models.mamba import DELTA, Mamba
 from lit_memory.recurrence import state_tensors, unroll
 
-TOKEN_RECURRENT = ["mamba", "rwkv"]
+TOKEN_RECURRENT = ["mamba", "rwkv", "deltanet", "gated_deltanet"]
 CUTS = [[23], [1, 22], [2, 2, 19], [7, 1, 1, 9, 5], [3] * 7 + [2]]
 
 

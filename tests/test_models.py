@@ -586,6 +586,24 @@ FLIPS: list[tuple[list[str], dict[str, object], dict[str, object]]] = [
             "wd_all": False,
         },
     ),
+    (
+        ["deltanet", "gated_deltanet"],
+        {},
+        {
+            "heads": 4,
+            "expand_k": 0.5,
+            "expand_v": 2.0,
+            "conv_taps": 2,
+            "negative_eigenvalues": True,
+            "ff_mult": 2.0,
+            "norm_eps": 0.5,
+            "tie_embeddings": True,
+            "init_std": 0.5,
+            "embedding_std": 0.5,
+        },
+    ),
+    (["deltanet"], {}, {"output_gate": True}),
+    (["gated_deltanet"], {}, {"output_gate": False}),
     (["rwkv"], {}, {"heads": 4, "ff_mult": 4.0, "norm_eps": 0.5, "embedding_std": 0.5, "zero_init": True}),
     (
         TITANS,
@@ -732,6 +750,9 @@ INVALID = [
     *[("rwkv", field, 0) for field in ("layers", "width", "heads", "ff_mult")],
     *[("rwkv", field, -1.0) for field in ("vocab_size", "norm_eps", "embedding_std", "ff_mult")],
     ("rwkv", "width", 15),
+    *[("deltanet", field, 0) for field in ("layers", "width", "heads", "conv_taps", "expand_k", "expand_v")],
+    *[("deltanet", field, -1) for field in ("vocab_size", "norm_eps", "ff_mult", "init_std", "embedding_std")],
+    *[("deltanet", field, 0.7) for field in ("expand_k", "expand_v")],
     *[("lmm", field, 0) for field in ("layers", "width", "chunk", "memory_depth", "memory_expand", "memory_heads")],
     *[
         ("lmm", field, -1)

@@ -10,7 +10,7 @@ import lit_memory
 
 PACKAGE = Path(lit_memory.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "fla": "flash-linear-attention"}
 """Import name -> name on PyPI, where they differ by more than case, "_" and "-"."""
 
 

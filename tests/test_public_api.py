@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PUBLIC = """
 ARMT Algorithmic AlgorithmicData AssociativeRetrieval AssociativeRetrievalData BABILong BABILongData BabiData
-BabiEpisodes DNA DNAData LMM LanguageModeling LanguageModelingData Larimar LitARMT LitLMM LitLarimar LitMAC LitMAG
-LitMAL LitMamba LitMemReasoner LitMemoryConfig LitMemoryForCausalLM LitPRMT LitRMT LitRMTR LitRMTXL LitRWKV LitTARM
-LitTransformer LitXL MAC MAG MAL Mamba MemReasoner MemReasonerData Needle NeedleData PRMT Passkey PasskeyData
-Quadratic QuadraticData RMT RMTR RMTXL RWKV TARM TimeSeries TimeSeriesData Transformer VariableTracking
-VariableTrackingData XL generate load_experiment load_huggingface load_reference register_model
-register_task unroll
+BabiEpisodes DNA DNAData DeltaNet GatedDeltaNet LMM LanguageModeling LanguageModelingData Larimar LitARMT LitDeltaNet
+LitGatedDeltaNet LitLMM LitLarimar LitMAC LitMAG LitMAL LitMamba LitMemReasoner LitMemoryConfig LitMemoryForCausalLM
+LitPRMT LitRMT LitRMTR LitRMTXL LitRWKV LitTARM LitTransformer LitXL MAC MAG MAL MQAR MQARData Mamba MemReasoner
+MemReasonerData Needle NeedleData PRMT Passkey PasskeyData Quadratic QuadraticData RMT RMTR RMTXL RWKV TARM TimeSeries
+TimeSeriesData Transformer VariableTracking VariableTrackingData XL generate load_experiment load_huggingface
+load_reference register_model register_task unroll
 """
 NAMES = PUBLIC.split()
 

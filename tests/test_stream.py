@@ -122,7 +122,21 @@ def module_of(name, **options):
     return module
 
 
-CARRIERS = ["transformer", "xl", "rmt", "rmt_xl", "rmt_r", "prmt", "armt", "tarm", "mamba", "rwkv", "mac"]
+CARRIERS = [
+    "transformer",
+    "xl",
+    "rmt",
+    "rmt_xl",
+    "rmt_r",
+    "prmt",
+    "armt",
+    "tarm",
+    "mamba",
+    "rwkv",
+    "deltanet",
+    "gated_deltanet",
+    "mac",
+]
 
 
 @pytest.mark.parametrize("name", CARRIERS)
@@ -189,7 +203,7 @@ def test_a_checkpoint_holds_the_memory(name):
     assert all(map(torch.equal, again.carried[True], module.carried[True]))
     fresh = module_of(name)
     fresh.carried = {True: list(state_tensors(map_state(torch.clone, fresh.model.init_state(2))))}
-    if name not in ("transformer", "rwkv", "mamba"):
+    if name not in ("transformer", "rwkv", "mamba", "deltanet", "gated_deltanet"):
         assert not torch.equal(fresh.training_step(second, 0), module.training_step(second, 0))
     fresh.on_load_checkpoint({})  # of another version, or of windows
     assert fresh.carried == {True: []}

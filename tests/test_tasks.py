@@ -30,6 +30,10 @@ TASK_CASES = {
         {"mode": "rewrite", "pairs": 12, "vary": 0.5, "queries": 3},
         {"mode": "rewrite", "pairs": 40, "key_size": 2, "value_size": 3, "legacy_ids": True},
     ],
+    "mqar": [
+        {"vocabulary": 64, "length": 32, "pairs": 8, "segment_len": 8, "test_pairs": [4, 8]},
+        {"vocabulary": 8192, "length": 64, "pairs": 4, "filler": "random"},
+    ],
     "babilong": [
         {"task": "qa1", "segments": 8, "segment_len": 48, "books": 2, "vocab_size": 512, "test_segments": [2, 8]},
         {

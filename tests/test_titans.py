@@ -17,7 +17,7 @@ from lit_memory.lit import LIT_MODULES
 from lit_memory.lit.diagnostics import written_segments
 from lit_memory.memory.neural import Gates, NeuralState, by_token, recall
 from lit_memory.models.attention import rotate
-from lit_memory.models.titans.memory import L2_EPS, l2_normalized
+from lit_memory.models.parts import L2_EPS, l2_normalized
 from lit_memory.models.titans.models import LMM, MAC, MAL
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.tasks.batch import Batch

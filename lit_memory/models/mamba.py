@@ -33,12 +33,21 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import selective_scan
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
+from lit_memory.models.parts import causal_conv
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence import Compiled, NoWeightDecay, Visible, full_precision, state_options
 from lit_memory.util.checks import at_least
 
 DELTA = (1e-3, 0.1)
 """Range of Delta at init (section 3.6), in which it is log-uniform."""
+
+
+@torch.no_grad()
+def draw_delta_(bias: Tensor) -> None:
+    """Biases whose softplus is log-uniform in ``DELTA``."""
+    low, high = map(math.log, DELTA)
+    delta = nn.init.uniform_(bias, low, high).exp()
+    bias.copy_(delta + (-torch.expm1(-delta)).log())  # softplus^-1
 
 
 class MambaState(NamedTuple):
@@ -71,25 +80,15 @@ class MambaLayer(nn.Module):
         """Torch's init for projections, the last one divided by sqrt(layers); Delta of a zero input is in ``DELTA``."""
         self.out_proj.weight.div_(math.sqrt(self.config.layers))
         nn.init.uniform_(self.dt_proj.weight, -(self.config.rank**-0.5), self.config.rank**-0.5)
-        low, high = map(math.log, DELTA)
-        delta_E = nn.init.uniform_(self.dt_proj.bias, low, high).exp()
-        self.dt_proj.bias.copy_(delta_E + (-torch.expm1(-delta_E)).log())  # softplus^-1
+        draw_delta_(self.dt_proj.bias)
 
     def forward(self, rows_BTD: Tensor, state: MambaState, mask_BT: Tensor | None = None, write: bool = True):
         x_BTE, gate_BTE = self.in_proj(self.norm(rows_BTD.to(self.norm.weight.dtype))).chunk(2, dim=-1)
-        window_BSE = torch.cat([state.conv_BJE.to(x_BTE.dtype), x_BTE], dim=1)
-        weight, bias = self.conv1d.weight, self.conv1d.bias
-        x_BE1T = F.conv2d(
-            window_BSE.mT.unsqueeze(2), weight.unsqueeze(2), bias, groups=len(weight)
-        )  # conv1d would copy
-        x_BTE = F.silu(x_BE1T.squeeze(2).mT)
+        x_BTE, conv_BJE = causal_conv(self.conv1d, x_BTE, state.conv_BJE, mask_BT)
+        x_BTE = F.silu(x_BTE)
         y_BTE, ssm_BEN = self.ssm(x_BTE, state.ssm_BEN, mask_BT)
         rows_BTD = rows_BTD + self.out_proj(y_BTE.to(x_BTE.dtype) * F.silu(gate_BTE))
-        if not write:
-            return rows_BTD, state
-        return rows_BTD, MambaState(
-            last_rows(window_BSE, self.config.conv_taps - 1, mask_BT).to(state.conv_BJE.dtype), ssm_BEN
-        )
+        return rows_BTD, MambaState(conv_BJE, ssm_BEN) if write else state
 
     def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Algorithm 2 in the state's precision: outputs (B, T, E) and the state after the last token."""

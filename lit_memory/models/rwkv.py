@@ -30,7 +30,8 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import decayed_attention
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig, last_rows
+from lit_memory.models.parts import last_rows
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence import Compiled, Visible, state_options
 from lit_memory.util.checks import FieldError, at_least
 

@@ -4,17 +4,18 @@ The transformers of this package remember from segment to segment, these models 
 piece of the sequence: any segmentation gives the same hidden states (in Titans, any that cuts between chunks), and
 masked tokens are skipped.
 
-Shape suffixes: B batch, T tokens, S kept rows and then T new ones, D width, C channels, V vocabulary.
+Shape suffixes: S segments, B batch, T tokens, R rows of a segment, D width.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence import Divisible, LayerRecurrent
+from lit_memory.recurrence import Divisible, LayerMajor, LayerRecurrent, detach
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -57,12 +58,14 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
 
-def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
-    """The last ``count`` real rows of ``count`` kept rows and then T new ones, whose padding is at the end."""
-    if mask_BT is None:
-        return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment alive
-    rows_BC = mask_BT.sum(1, keepdim=True) + torch.arange(count, device=mask_BT.device)
-    return window_BSC.gather(1, rows_BC.unsqueeze(-1).expand(-1, -1, window_BSC.shape[2]))
+def real_first(mask_BT: Tensor) -> Tensor:
+    """The order of rows in which real tokens come first."""
+    return mask_BT.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def in_order(rows: Tensor, order_BT: Tensor) -> Tensor:
+    """Rows (B, T, ...) in another order."""
+    return rows.gather(1, order_BT.view(*order_BT.shape, *[1] * (rows.dim() - 2)).expand_as(rows))
 
 
 class TokenRecurrent(Divisible, LayerRecurrent):
@@ -73,9 +76,9 @@ class TokenRecurrent(Divisible, LayerRecurrent):
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if mask_BT is None:
             return super().step(state, ids_BT, None, write)
-        order_BT = mask_BT.logical_not().to(torch.uint8).argsort(dim=1, stable=True)  # real tokens first
-        hidden_BTD, state = super().step(state, ids_BT.gather(1, order_BT), mask_BT.gather(1, order_BT), write)
-        return hidden_BTD.gather(1, order_BT.argsort(1).unsqueeze(-1).expand_as(hidden_BTD)), state
+        order_BT = real_first(mask_BT)
+        hidden_BTD, state = super().step(state, in_order(ids_BT, order_BT), in_order(mask_BT, order_BT), write)
+        return in_order(hidden_BTD, order_BT.argsort(1)), state
 
     def embed(self, ids_BT, write=True):
         rows_BTD = self.decoder.tokens(ids_BT)
@@ -84,3 +87,34 @@ class TokenRecurrent(Divisible, LayerRecurrent):
     def finish(self, rows_BTD, write=True):
         norm = self.decoder.norm
         return norm(rows_BTD.to(norm.weight.dtype))
+
+
+class ReadsAhead(TokenRecurrent, LayerMajor):
+    """A ``TokenRecurrent`` model of which a layer reads many segments as one sequence.
+
+    Mamba, RWKV and Titans do not, as the last digits of their numbers would move.
+    """
+
+    def refuses_layer_major(self) -> str | None:
+        return None
+
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        total, found = len(rows_SBRD), []
+        for begin, end in pairwise(sorted({0, *cuts, total})):
+            state = detach(state) if begin in cuts else state
+            rows_BTD = joined(rows_SBRD[begin:end])
+            if mask_SBT is None:
+                rows_BTD, state = layer(rows_BTD, state)
+            else:
+                mask_BT = joined(mask_SBT[begin:end])
+                order_BT = real_first(mask_BT)
+                rows_BTD, state = layer(in_order(rows_BTD, order_BT), state, in_order(mask_BT, order_BT))
+                rows_BTD = in_order(rows_BTD, order_BT.argsort(1))
+            found.append(rows_BTD.unflatten(1, (end - begin, -1)).transpose(0, 1))
+        rows_SBRD = torch.cat(found) if len(found) > 1 else found[0]
+        return rows_SBRD[total - keep :], state
+
+
+def joined(rows_SBT: Tensor) -> Tensor:
+    """Rows (S, B, T, ...) of all segments as one sequence, (B, S T, ...)."""
+    return rows_SBT.transpose(0, 1).flatten(1, 2)

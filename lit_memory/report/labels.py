@@ -74,7 +74,10 @@ def count(number: float | None) -> str:
 
 
 def mean_interval(metric: str, values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean over seeds, by Student's t; of a share within 0 and 1."""
+    """The 95 % interval of the mean over seeds, by Student's t; of a share within 0 and 1. NaN without seeds, and of
+    one seed."""
+    if len(values) < 2:
+        return math.nan, math.nan
     from lit_memory.report.statistics import LEVEL, student_t
 
     middle, half = mean(values), student_t(1 - LEVEL / 2, len(values)) * std(values) / math.sqrt(len(values))

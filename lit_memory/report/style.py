@@ -12,6 +12,8 @@ ARCHITECTURES = {
     "tarm": ("#446611", "d", 6.5),
     "mamba": ("#D55E00", "X", 7.5),
     "rwkv": ("#11BBEE", "P", 7.5),
+    "deltanet": ("#000066", "D", 5.5),
+    "gated_deltanet": ("#BBBB88", (6, 1, 0), 8.5),
     "transformer": ("#662288", "h", 6.5),
     "xl": ("#3A1FD1", "p", 6.5),
     "lmm": ("#8C8CFF", "<", 6.5),

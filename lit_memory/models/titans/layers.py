@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.attention import rotate
-from lit_memory.models.titans.memory import MemoryState, NeuralMemory, RMSNorm
-from lit_memory.models.token_recurrent import last_rows
+from lit_memory.models.parts import FeedForward, RMSNorm, last_rows
+from lit_memory.models.titans.memory import MemoryState, NeuralMemory
 
 
 class Attention(nn.Module):
@@ -138,20 +138,6 @@ class Fusion(nn.Module):
     def forward(self, a_BTD: Tensor, b_BTD: Tensor) -> Tensor:
         a_BTD, b_BTD = self.norm_a(a_BTD), self.norm_b(b_BTD)
         return a_BTD * b_BTD.sigmoid() if self.fusion == "sigmoid_m" else F.silu(a_BTD * b_BTD)
-
-
-class FeedForward(nn.Module):
-    """Gated feed-forward without biases, after a norm."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.norm = RMSNorm(config.width, config.norm_eps)
-        self.up = nn.Linear(config.width, 2 * config.ff_width, bias=False)
-        self.down = nn.Linear(config.ff_width, config.width, bias=False)
-
-    def forward(self, rows_BTD: Tensor) -> Tensor:
-        gate, up = self.up(self.norm(rows_BTD)).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
 
 
 class LMMLayer(nn.Module):

@@ -22,11 +22,8 @@ from torch.nn import functional as F
 from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
 from lit_memory.memory.neural_chunk import by_chunk
-from lit_memory.models.token_recurrent import last_rows
+from lit_memory.models.parts import RMSNorm, causal_conv, fold_heads, l2_normalized, unfold_heads
 from lit_memory.recurrence import full_precision
-
-L2_EPS = 1e-6
-"""Added to the squared length of queries and keys."""
 
 
 class MemoryState(NamedTuple):
@@ -44,49 +41,6 @@ class MemoryOutput(NamedTuple):
     state: MemoryState
     gates: Gates
     scale_XT1: Tensor | None
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMS norm in the precision of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-def fold_heads(x_BTD: Tensor, heads: int) -> Tensor:
-    """(B, T, D) -> (X, T, K)."""
-    return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1)
-
-
-def unfold_heads(x_XTK: Tensor, heads: int) -> Tensor:
-    """(X, T, K) -> (B, T, D)."""
-    return x_XTK.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
-
-
-class _L2Normalized(torch.autograd.Function):
-    """One node of the graph, which keeps the result and the lengths, in place of five."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        scale = (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
-        return x * scale, scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        y, scale = ctx.saved_tensors
-        along = (grads[0] * y).sum(-1, keepdim=True) + grads[1] * scale
-        return (grads[0] - y * along) * scale
-
-
-def l2_normalized(x: Tensor) -> Tensor:
-    """``x`` with rows of unit length."""
-    return _L2Normalized.apply(x)[0]
 
 
 class NeuralMemory(nn.Module):
@@ -177,7 +131,4 @@ class NeuralMemory(nn.Module):
         """Depthwise convolution over time, and the last inputs, which the next rows need."""
         if self.conv1d is None:
             return qkv_BTC, kept_BJC
-        window_BSC = torch.cat([kept_BJC.to(qkv_BTC.dtype), qkv_BTC], dim=1)
-        weight = self.conv1d.weight
-        out_BCT = F.conv2d(window_BSC.mT.unsqueeze(2), weight.unsqueeze(2), groups=len(weight))  # conv1d would copy
-        return out_BCT.squeeze(2).mT, last_rows(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)
+        return causal_conv(self.conv1d, qkv_BTC, kept_BJC, mask_BT)

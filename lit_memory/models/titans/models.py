@@ -40,9 +40,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_memory.models.parts import RMSNorm
 from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.titans.memory import RMSNorm
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence import Diagnosed, Look, NoWeightDecay, Visible, map_state, state_options, unroll
 from lit_memory.util.checks import FieldError, at_least, one_of
