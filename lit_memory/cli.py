@@ -36,7 +36,6 @@ from lit_memory.run.display import (
 )
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
-from lit_memory.run.launchers.choice import make_launcher
 from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
@@ -232,7 +231,7 @@ class Execution:
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]
-        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
+        self.launcher = sweep.launcher.launcher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
         self.lines = LiveLines(self.launcher, sweep.name, seconds)
 

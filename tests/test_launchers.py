@@ -20,6 +20,7 @@ from servers import free_port
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.run.launchers import choice, remote, slurm
+from lit_memory.run.launchers.choice import Choice
 from lit_memory.run.launchers.remote import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Remote, Work
 from lit_memory.run.options import Options
 from lit_memory.run.uri import StoreURI
@@ -87,16 +88,16 @@ def test_what_ends_a_slurm_job(tmp_path, monkeypatch):
     """Preemption and a time limit do not, as submitit requeues it; their states last a moment."""
     now, states = [100.0], []
     monkeypatch.setattr(slurm.time, "monotonic", lambda: now[0])
-    job = slurm.Job(Submitted(tmp_path), lambda _: states[-1])
+    job = slurm.SlurmJob(Submitted(tmp_path), lambda _: states[-1])
     for state in ("PENDING", "RUNNING", "PREEMPTED", "REQUEUED", "TIMEOUT", "RUNNING", "TIMEOUT"):
         states.append(state)
         assert job.outcome()[0] is None
         now[0] += slurm.PATIENCE - 1
     now[0] += 2
     assert job.outcome() == (1, f"Slurm job 7 ended as TIMEOUT; log: {tmp_path / 'log'}")
-    assert slurm.Job(Submitted(tmp_path), lambda _: "CANCELLED").outcome()[0] == 1
-    assert slurm.Job(Submitted(tmp_path, ("success", 0)), lambda _: "GONE").outcome()[0] == 0
-    failed = slurm.Job(Submitted(tmp_path, ("error", "Traceback …\nMemoryError: too large\n")), lambda _: "FAILED")
+    assert slurm.SlurmJob(Submitted(tmp_path), lambda _: "CANCELLED").outcome()[0] == 1
+    assert slurm.SlurmJob(Submitted(tmp_path, ("success", 0)), lambda _: "GONE").outcome()[0] == 0
+    failed = slurm.SlurmJob(Submitted(tmp_path, ("error", "Traceback …\nMemoryError: too large\n")), lambda _: "FAILED")
     assert failed.outcome() == (1, "Slurm job 7: MemoryError: too large")
 
 
@@ -126,7 +127,7 @@ def test_wrong_settings_are_one_line(name, tmp_path, monkeypatch):
         file.write_text(content)
     options = Options(launcher=launcher, launch=None if content is None else str(file))
     with pytest.raises(ConfigError) as error:
-        choice.check_launcher(options, tmp_path, StoreURI(""))
+        Choice.of(options, tmp_path, StoreURI(""))
     assert re.search(expected if ".*" in expected else re.escape(expected), str(error.value))
     assert "\n" not in str(error.value)
 
@@ -135,7 +136,7 @@ def test_wrong_settings_are_one_line(name, tmp_path, monkeypatch):
 def test_an_extra_that_is_not_installed_is_named(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"--launcher: {launcher}: needs the package .*lit-memory\[{launcher}\]'"):
-        choice.check_launcher(Options(launcher=launcher), tmp_path, StoreURI(""))
+        Choice.of(Options(launcher=launcher), tmp_path, StoreURI(""))
 
 
 def test_sqlite_on_a_network_file_system_is_refused(tmp_path):

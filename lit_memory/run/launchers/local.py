@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
+from lit_memory.run.launchers.base import Child, Launcher, LauncherDied, import_path
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 from lit_memory.util.streams import Lenient
@@ -121,14 +121,11 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def this_package_first() -> Iterator[None]:
-    """New processes import lit_memory from where this one did.
-
-    Python before 3.13 starts the fork server without our ``sys.path``: a copy in the working directory, or an installed
-    one, would run in place of this one.
-    """
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    paths = [str(Path(__file__).resolve().parents[3]), before["PYTHONPATH"]]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+    """New processes import lit_memory from where this one did: Python before 3.13 starts the fork server without our
+    ``sys.path``."""
+    own = import_path()
+    before = {name: os.environ.get(name) for name in own}
+    os.environ |= own
     try:
         yield
     finally:

@@ -7,15 +7,13 @@ starts again on another, where the run goes on from its last checkpoint. A task 
 
 import contextlib
 import logging
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import LauncherDied
-from lit_memory.run.launchers.remote import RemoteLauncher, Work
+from lit_memory.run.launchers.base import LauncherDied, import_path
+from lit_memory.run.launchers.remote import Job, RemoteLauncher, Work
 from lit_memory.util.checks import nearest
 
 SETTINGS = {"address": None, "num_cpus": None, "num_gpus": None, "resources": None, "max_retries": 3}
@@ -23,24 +21,23 @@ SETTINGS = {"address": None, "num_cpus": None, "num_gpus": None, "resources": No
 num_gpus: of a run; None is its threads, and one GPU where it takes any. max_retries: starts after lost nodes."""
 
 
-class Task:
-    """A job of ``RemoteLauncher``."""
+class Task(Job):
+    """A task of Ray."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
-        self.ended: tuple[int | None, str] = (None, "")
 
-    def outcome(self) -> tuple[int | None, str]:
+    def look(self) -> tuple[int | None, str]:
         import ray
         from ray.exceptions import RayError
 
-        if self.ended[0] is None and ray.wait([self.reference], timeout=0)[0]:
-            try:
-                code: Any = ray.get(self.reference)
-                self.ended = code, f"its process ended with code {code}"
-            except RayError as error:
-                self.ended = 1, f"Ray: {type(error).__name__}: {str(error).splitlines()[0]}"
-        return self.ended
+        if not ray.wait([self.reference], timeout=0)[0]:
+            return None, ""
+        try:
+            code: Any = ray.get(self.reference)
+        except RayError as error:
+            return 1, f"Ray: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return code, f"its process ended with code {code}"
 
     def cancel(self) -> None:
         import ray
@@ -59,11 +56,14 @@ class RayLauncher(RemoteLauncher):
         for name in settings:
             if name not in SETTINGS:
                 raise ConfigError(file, f"ray.{name}", f"unknown; {nearest(name, list(SETTINGS))}")
-        connect(settings.get("address"), file)
+        if settings.get("address") is not None:
+            connect(settings["address"], file)
 
-    def __init__(self, *arguments: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, *arguments: Any, settings: Mapping[str, Any]) -> None:
         super().__init__(*arguments)
-        self.settings = SETTINGS | settings
+        self.settings = SETTINGS | dict(settings)
+        if self.settings["address"] is None:
+            connect(None, "command line")
 
     def submit(self, work: Work, spec: RunSpec) -> Task:
         import ray
@@ -92,11 +92,10 @@ def connect(address: str | None, file: str) -> None:
     """Connect to a cluster, or start one. Raises ConfigError that names ``file``."""
     import ray
 
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, (package_folder(), os.environ.get("PYTHONPATH"))))}
     try:
         ray.init(
             address=address,
-            runtime_env={"env_vars": environment},
+            runtime_env={"env_vars": import_path()},
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if address is None else None,
@@ -106,8 +105,3 @@ def connect(address: str | None, file: str) -> None:
         reason = str(error).splitlines()[0]
         message = f"{address}: {reason}; expected the address of a Ray cluster that runs, or none to start one here"
         raise ConfigError(file, "ray.address", message) from None
-
-
-def package_folder() -> str:
-    """The folder from which a worker imports this package; its machine must see it or have it installed."""
-    return str(Path(__file__).resolve().parents[3])

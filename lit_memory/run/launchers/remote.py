@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import Child, Launcher
+from lit_memory.run.launchers.base import Child, Launcher, import_path
 from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
@@ -57,9 +57,7 @@ class Work:
 
     def __call__(self) -> int:
         """Train on this machine; returns the exit code."""
-        env = os.environ | self.environment | {"PYTHONSAFEPATH": "1"}
-        paths = [str(Path(__file__).resolve().parents[3]), env.get("PYTHONPATH")]
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env = os.environ | self.environment | import_path()
         command = [sys.executable, "-m", "lit_memory.run.launchers.remote"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
         try:
@@ -104,12 +102,32 @@ class MessageFile:
             file.write(line.encode())
 
 
+class Job(ABC):
+    """What a cluster has of a run."""
+
+    ended: tuple[int | None, str] = (None, "")
+
+    def outcome(self) -> tuple[int | None, str]:
+        """The exit code, None before the end, and what the cluster says of it; the cluster is asked until then."""
+        if self.ended[0] is None:
+            self.ended = self.look()
+        return self.ended
+
+    @abstractmethod
+    def look(self) -> tuple[int | None, str]:
+        """Ask the cluster for the ``outcome``."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the run, which saves itself, or take it out of the queue; nothing where it has ended."""
+
+
 @dataclass
 class Remote(Child):
     """A run on another machine."""
 
     job: Any = None
-    """See ``RemoteLauncher.submit``."""
+    """A ``Job``."""
     path: Path = Path()
     read: int = 0
     """Bytes of the file of messages that have been read."""
@@ -139,9 +157,8 @@ class RemoteLauncher(Launcher):
     """Runs of a cluster, whose machines share the root."""
 
     @abstractmethod
-    def submit(self, work: Work, spec: RunSpec) -> Any:
-        """Hand a run to the cluster; returns a job with ``outcome()``, the exit code (None before the end) and what
-        the cluster says of it, and ``cancel()``."""
+    def submit(self, work: Work, spec: RunSpec) -> Job:
+        """Hand a run to the cluster. Raises LauncherDied."""
 
     def start(self, spec: RunSpec) -> Remote:
         folder, token = spec.folder(self.root), secrets.token_hex(8)

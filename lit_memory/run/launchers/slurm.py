@@ -15,7 +15,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.remote import RemoteLauncher, Work
+from lit_memory.run.launchers.remote import Job, RemoteLauncher, Work
 
 SETTINGS = {"cluster": "slurm", "time": 240, "requeues": 100}
 """Settings of ``launch: {slurm: …}`` with defaults. cluster: "slurm", or "local" for processes of this machine.
@@ -49,20 +49,14 @@ class Requeued:
         return DelayedSubmission(Requeued(self.work))
 
 
-class Job:
-    """A job of ``RemoteLauncher``."""
+class SlurmJob(Job):
+    """A job of submitit."""
 
     def __init__(self, job: Any, state: Callable[[Any], str]) -> None:
         """job: submitit's. state: tells its state."""
         self.job, self.state = job, state
         self.since: float | None = None
         """When it was first seen to have ended without a result."""
-        self.ended: tuple[int | None, str] = (None, "")
-
-    def outcome(self) -> tuple[int | None, str]:
-        if self.ended[0] is None:
-            self.ended = self.look()
-        return self.ended
 
     def look(self) -> tuple[int | None, str]:
         if self.job.paths.result_pickle.exists():
@@ -103,11 +97,11 @@ class SlurmLauncher(RemoteLauncher):
         """Job -> its state, as of the last look."""
         self.executor = executor_of(settings, self.root / "checkpoints" / ".slurm")
 
-    def submit(self, work: Work, spec: RunSpec) -> Job:
+    def submit(self, work: Work, spec: RunSpec) -> SlurmJob:
         gpus = int(spec.train["accelerator"] == "cuda")
         needs = {"name": spec.name.replace(" ", "_"), "cpus_per_task": spec.train["threads"], "gpus_per_node": gpus}
         self.executor.update_parameters(**{name: n for name, n in needs.items() if name not in self.settings})
-        return Job(self.executor.submit(Requeued(work)), self.state)
+        return SlurmJob(self.executor.submit(Requeued(work)), self.state)
 
     def state(self, job: Any) -> str:
         """The state of a job of submitit, at most ``LOOK`` seconds old."""
