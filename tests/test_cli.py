@@ -70,6 +70,8 @@ def test_the_flags_are_frozen():
         "--launcher": None,
         "--launch": None,
         "--root": None,
+        "--detach": 0,
+        "--cancel": 0,
         "--dry-run": 0,
         "--report": 0,
         "--fresh": 0,

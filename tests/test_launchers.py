@@ -21,7 +21,8 @@ from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.run.launchers import choice, remote, slurm
 from lit_memory.run.launchers.choice import Choice
-from lit_memory.run.launchers.remote import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Remote, Work
+from lit_memory.run.launchers.remote import Remote
+from lit_memory.run.launchers.work import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Work
 from lit_memory.run.options import Options
 from lit_memory.run.uri import StoreURI
 

@@ -1,9 +1,10 @@
 """What the command shows, as rich renderables. Prints nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -126,7 +127,7 @@ class LiveLines:
         """Six columns: run, stage, step, loss, metric, time."""
         p, name, took = child.progress, f"{self.name(child.spec)} s{child.spec.seed}", f"{duration(child.age)} so far"
         if not p or p["event"] == "waiting":
-            return (name, "another process trains it" if p else "starting", "", "", "", took)
+            return (name, "another process trains it" if p else child.where or "starting", "", "", "", took)
         if p["event"] == "testing":
             return (name, "testing", *self.test_columns(p), took)
         stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
@@ -135,12 +136,39 @@ class LiveLines:
         left = (self.seconds.get(child.spec.key) or 0) - child.age
         return (name, stage, step, loss, metric, f"{took}, about {duration(left)} left" if left > 0 else took)
 
+    def places(self) -> Iterator[str]:
+        """Where every run is that a cluster has, a line each, and what to do next; nothing where none is left."""
+        for child in self.launcher.running:
+            yield "  ".join(filter(None, dict.fromkeys((*self.line(child), child.where))))
+        for spec in self.launcher.waiting:
+            yield f"{self.name(spec)} s{spec.seed}  waits for another run; the same command hands it over"
+        if self.launcher.left:
+            left = counted(len(self.launcher.running), "run")
+            yield f"{left} submitted; the same command says where, and reports in the end; --cancel ends them"
+
+    def cancelled(self) -> Iterator[str]:
+        """The runs that a cluster has and that are being cancelled."""
+        for child in self.launcher.running:
+            yield f"{self.name(child.spec)} s{child.spec.seed}  cancelled: {child.where}"
+        number = counted(len(self.launcher.running), "run")
+        yield f"{number} cancelled; the same command without --cancel goes on"
+
     def test_columns(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
         """Share of the test that has been read, its speed, and the time that is left."""
         if "share" not in p:
             return ("", "", "")
         left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
         return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
+
+    def live(self, console: Console) -> Live:
+        """All lines, kept up to date in a terminal."""
+        return Live(
+            console=console,
+            refresh_per_second=2,
+            transient=True,
+            get_renderable=lambda: self.renderable(console.width),
+            auto_refresh=console.is_terminal,
+        )
 
     def renderable(self, width: int) -> Group:
         """All lines. A terminal too narrow for them gets no loss, and then no step."""

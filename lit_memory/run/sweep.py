@@ -99,7 +99,7 @@ class Sweep:
     def check_gpu(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError for a run that needs a GPU where there is none."""
         on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
-        if not on_gpu or gpu():
+        if not on_gpu or gpu() or not self.launcher.local:
             return
         where = f"{self.experiment.file} (scale {self.scale}, arm {on_gpu[0].arm})"
         message = "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale"

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.run import checkpoint, journal, lease
+from lit_memory.run.launchers.remote import forget, recorded
 from lit_memory.run.sweep import Sweep
 from lit_memory.util.provenance import PROJECT
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker
 
-STATUSES = ("finished", "to send", "running", "failed", "to resume", "new")
+STATUSES = ("finished", "to send", "running", "submitted", "failed", "to resume", "new")
 
 DONE = ("finished", "to send")
 """Statuses of runs that have nothing left to train."""
@@ -55,7 +56,8 @@ class WorkList:
 
     def status(self, spec: RunSpec) -> str:
         """One of ``STATUSES``. "running" means in another process, "to send" complete on disk, which MLflow does not
-        know yet. All but these and the finished ones are trained."""
+        know yet, "submitted" with a cluster, by this or an earlier command. All but the finished ones and those to send
+        are trained."""
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
@@ -63,6 +65,8 @@ class WorkList:
             return "running"
         if journal.complete(folder) and journal.waits(folder):
             return "to send"
+        if recorded(folder):
+            return "submitted"
         if run is not None and run.status == "FAILED":
             return "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
@@ -111,11 +115,15 @@ class WorkList:
         return (sum(known) + unknown) / min(self.sweep.jobs, len(todo))
 
     def close_stale(self, tracker: "Tracker") -> None:
-        """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine."""
+        """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine. Forget the
+        jobs of finished runs."""
         for run in tracker.running(self.sweep.location):
             key = run.tags["lit.key"]
             if lease.release_dead(tracker.register, key, key_folder(self.sweep.root, key)):
                 tracker.end(run.run_id, "KILLED")
+        for spec in self.specs:
+            if self.status(spec) in DONE:
+                forget(spec.folder(self.sweep.root))
 
     def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
         """Take runs out of plans and reports and remove their checkpoints, so that they start anew."""

@@ -51,6 +51,8 @@ class Choice:
 
     name: str = "local"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    detach: bool = False
+    """Whether runs go on without the command."""
 
     @classmethod
     def of(cls, options: Options, root: Path, uri: StoreURI) -> "Choice":
@@ -60,13 +62,21 @@ class Choice:
             raise ConfigError("command line", "--launcher", f"{name}: unknown; {nearest(name, list(LAUNCHERS))}")
         settings = settings_of(options)
         if name == "local":
+            for flag in ("detach", "cancel"):
+                if getattr(options, flag):
+                    advice = "use nohup or tmux, or --launcher slurm or ray"
+                    message = f"runs of this machine end with their command; {advice}"
+                    raise ConfigError("command line", f"--{flag}", message)
             return cls(name, settings)
+        if options.detach and options.jobs:
+            message = "nobody is left to count them; limit them in the cluster (slurm_array_parallelism, num_cpus)"
+            raise ConfigError("command line", "--jobs", f"--detach: {message}")
         if find_spec(PACKAGES[name]) is None:
             install = f"pip install 'lit-memory[{name}]'"
             raise ConfigError("command line", "--launcher", f"{name}: needs the package {PACKAGES[name]}; {install}")
         check_shared(root, uri, "--launcher")
-        load(LAUNCHERS[name]).check(settings, options.launch or "command line")
-        return cls(name, settings)
+        load(LAUNCHERS[name]).check(settings, options.launch or "command line", options.detach)
+        return cls(name, settings, options.detach)
 
     @property
     def local(self) -> bool:
@@ -76,7 +86,9 @@ class Choice:
     def launcher(self, *arguments: Any) -> Launcher:
         """The launcher of some runs. arguments: as in ``Launcher``."""
         launcher = load(LAUNCHERS[self.name])
-        return launcher(*arguments) if self.local else launcher(*arguments, settings=self.settings)
+        if self.local:
+            return launcher(*arguments)
+        return launcher(*arguments, settings=self.settings, detach=self.detach)
 
 
 LOCAL = Choice()

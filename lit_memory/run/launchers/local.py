@@ -162,7 +162,18 @@ class LocalLauncher(Launcher):
         with this_package_first(), without_ctrl_c():
             forkserver.ensure_running()
 
+    def start_ready(self) -> None:
+        while len(self.running) < self.jobs and (spec := self.next_ready()):
+            self.running.append(self.start(spec))
+            self.waiting.remove(spec)
+
+    def next_ready(self) -> RunSpec | None:
+        """The first spec that waits for no other; None where all do."""
+        left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
+        return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
+
     def start(self, spec: RunSpec) -> Process:
+        """Start a run. Raises LauncherDied."""
         self.start_fork_server()  # anew where it died while nothing ran
         here, there = self.context.Pipe(duplex=False)
         arguments = (*self.arguments(spec), there)
