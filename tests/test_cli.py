@@ -24,7 +24,7 @@ from lit_memory.run.launchers import base
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.base import Child, Interrupted
 from lit_memory.run.launchers.local import LocalLauncher
-from lit_memory.run.options import parse_options, parser
+from lit_memory.run.options import Options, parse_options, parser
 from lit_memory.run.reporting import origin, report_plan
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Run, Tracker
@@ -615,6 +615,7 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     execution = cli.Execution.__new__(cli.Execution)
     execution.console, execution.errors, execution.launcher, execution.failed = Console(), Console(stderr=True), runs, 0
     execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
+    execution.work = SimpleNamespace(sweep=SimpleNamespace(options=Options()))
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
     execution.lines = SimpleNamespace(line=fail, renderable=lambda width: "")
     assert execution.run() == 130

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,16 @@ def test_work_goes_without_its_process_and_with_the_settings_of_mlflow(tmp_path,
     assert there.process is None and there.spec == work.spec
     assert there.environment["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
     assert "SECRET_OF_ANOTHER_PROGRAM" not in there.environment
+
+
+def test_the_end_of_work_waits_for_no_lock_of_its_own_wait(tmp_path, make_spec):
+    """A handler of a cluster's signal ends the run in the middle of ``Popen.wait``, which holds a lock."""
+    work = Work(make_spec(), tmp_path, StoreURI(""), "", {}, "token")
+    work.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with work.process._waitpid_lock:
+        work.end()
+    assert work.process.wait(0) == -signal.SIGTERM
+    work.end()  # of a process that has ended
 
 
 def test_a_machine_that_does_not_see_the_root_says_so(tmp_path, make_spec):
@@ -300,7 +311,8 @@ def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_p
         subprocess.run([*cancel, job], check=True)
         out, _ = run.communicate(timeout=600)
         assert run.returncode == code, out
-        assert ("to resume" in out.splitlines()[0]) == bool(number) and ("ended as CANCELLED" in out) == (not number)
+        ended = re.search(rf"Slurm job {job} (ended as CANCELLED|was ended from outside)", out)
+        assert ("to resume" in out.splitlines()[0]) == bool(number) and bool(ended) == (not number)
     requeued = (root / "checkpoints/.slurm" / job).glob("*_log.err")
     assert any("Requeued job" in path.read_text() for path in requeued)
     found, expected = weights(root), weights(tmp_path / "here")

@@ -31,6 +31,9 @@ class WorkList:
     leases: dict[str, lease.Claim] = field(default_factory=dict)
     """Key -> its lease, where somebody holds it; read if there are runs that are not finished."""
 
+    estimates: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """(experiment, arm) -> ``seconds``, of those that were asked for since the last ``refresh``."""
+
     @property
     def specs(self) -> list[RunSpec]:
         """The runs of the sweep and those that they start from, each once."""
@@ -40,7 +43,7 @@ class WorkList:
         """Read the runs of the sweep, and those that they start from, from MLflow."""
         keys = [spec.key for spec in self.specs]
         found = zip(keys, tracker.find_all(keys), strict=True)
-        self.runs = {key: run for key, run in found if run is not None}
+        self.runs, self.estimates = {key: run for key, run in found if run is not None}, {}
         leases = lease.newest(*tracker.register.read()) if len(self.finished) < len(keys) else {}
         self.leases = {key: claim for key, claim in leases.items() if not claim.free}
 
@@ -97,6 +100,12 @@ class WorkList:
     def seconds(self, spec: RunSpec) -> float | None:
         """Estimated seconds of a run: the mean of the same arm's runs here, or in the report that came with the
         project. None where neither is known."""
+        arm = spec.experiment, spec.arm
+        if arm not in self.estimates:
+            self.estimates[arm] = self._estimate(spec)
+        return self.estimates[arm]
+
+    def _estimate(self, spec: RunSpec) -> float | None:
         same_arm = [s for s in self.sweep.specs if (s.experiment, s.arm) == (spec.experiment, spec.arm)]
         known = [self.runs[s.key].metrics for s in same_arm if s.key in self.runs]
         measured = [metrics["seconds"] for metrics in known if "seconds" in metrics]

@@ -5,7 +5,6 @@ then Python's, whatever the cluster's own process does with them. Messages go ba
 so that they outlive the command that started the run; ``remote.py`` reads them.
 """
 
-import contextlib
 import json
 import os
 import pickle
@@ -69,17 +68,27 @@ class Work:
         return self.spec, self.root, self.uri, self.parent, self.tags, self.token
 
     def end(self) -> None:
-        """End the training; its last checkpoint is on disk."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        """End the training; its last checkpoint is on disk.
+
+        A handler of signals may call it while ``__call__`` waits for the process, and holds the lock of ``Popen.wait``.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + GRACE
+            if not ended(self.process.pid):
+                os.kill(self.process.pid, number)
+            while not ended(self.process.pid) and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"process": None}
+
+
+def ended(pid: int) -> bool:
+    """Whether a child process has ended; leaves its exit code to ``Popen``."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # and somebody has heard of it
+        return True
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
