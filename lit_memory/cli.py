@@ -117,7 +117,8 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         sweep.check_files(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        console.print(plan_table(work))
+        table = plan_table(work)
+        console.print(table, highlight=False, soft_wrap=isinstance(table, str))
     note = note_on_stages(sweep)
     if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

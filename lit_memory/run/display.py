@@ -16,6 +16,9 @@ from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.provenance import cores
 
+MANY = 1000
+"""Lines for which a table of rich takes seconds."""
+
 
 def duration(seconds: float) -> str:
     """3 s, 4 min, 2.5 h."""
@@ -77,22 +80,22 @@ def list_table() -> Table:
     return table
 
 
-def plan_table(work: WorkList) -> Table:
-    """The selected runs: arm, seed, sizes, steps, key, status, time."""
-    table = Table(box=None, header_style="bold")
-    for name in ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"):
-        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
+def plan_table(work: WorkList) -> Table | str:
+    """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones."""
+    names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
     for spec in work.sweep.selected:
         seconds = work.seconds(spec)
-        table.add_row(
-            f"{spec.arm} {spec.point}".strip(),
-            str(spec.seed),
-            *sizes_shown(work.sweep, spec),
-            steps_shown(spec),
-            spec.key[:8],
-            work.status(spec),
-            duration(seconds) if seconds else "?",
-        )
+        last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
+        rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])
+    if len(rows) >= MANY:
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
+        return escape("\n".join(lines))
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

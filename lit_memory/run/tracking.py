@@ -11,6 +11,7 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
 from lit_memory.run.register import NAME as LEASES
 from lit_memory.run.register import Checked, Register
-from lit_memory.run.search import TAG, Run, finished_among, of_keys, search
+from lit_memory.run.search import PAGE, TAG, Run, finished_among, of_keys, search
 from lit_memory.run.summary import Summary
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
@@ -102,6 +103,8 @@ class Tracker:
         self.files = Artifacts(self.client, root, self.artifacts)
         self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
+        self.histories: dict[tuple[str, str], list[Metric]] = {}
+        """(run id, metric) -> what ``read_ahead`` has read."""
         self.twins: dict[str, str] = {}
         """Run id -> what of a run is there twice: two processes without a lease trained it."""
 
@@ -247,6 +250,17 @@ class Tracker:
         """The address of an experiment in MLflow's pages; without a server, where ``mlflow ui`` shows it."""
         return self.uri.page(self.experiments.id_of(experiment))
 
+    def read_ahead(self, runs: Sequence[Run], prefixes: tuple[str, ...]) -> None:
+        """Read the metrics of many runs for ``results``, in one call per metric where a database is behind the client;
+        a server has no such call."""
+        self.histories = {}
+        bulk = getattr(self.client._tracking_client.store, "get_metric_history_bulk", None)
+        for name in {name for run in runs for name in run.metrics if name.startswith(prefixes)} if bulk else ():
+            ids = [run.run_id for run in runs if name in run.metrics]
+            for i in range(0, len(ids), PAGE):
+                for found in bulk(ids[i : i + PAGE], name, sys.maxsize):
+                    self.histories.setdefault((found.run_id, name), []).append(found)
+
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
         """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations.
 
@@ -255,7 +269,7 @@ class Tracker:
         rows: list[Row] = []
         for name in run.metrics:
             if name.startswith(prefix):
-                history = self.client.get_metric_history(run.run_id, name)
+                history = self.histories.get((run.run_id, name)) or self.client.get_metric_history(run.run_id, name)
                 first = {m.step: m for m in sorted(history, key=lambda m: m.timestamp, reverse=True)}
                 if len(first) < len(history):
                     self.twins.setdefault(run.run_id, "rows")

@@ -40,10 +40,12 @@ class WorkList:
         return list({run.key: run for spec in self.sweep.specs for run in with_starts(spec)}.values())
 
     def refresh(self, tracker: "Tracker") -> None:
-        """Read the runs of the sweep, and those that they start from, from MLflow."""
+        """Read the runs of the sweep, and those that they start from, from MLflow. A finished one stays as it is."""
         keys = [spec.key for spec in self.specs]
-        found = zip(keys, tracker.find_all(keys), strict=True)
-        self.runs, self.estimates = {key: run for key, run in found if run is not None}, {}
+        known = {key: run for key, run in self.runs.items() if run.status == "FINISHED"}
+        asked = [key for key in keys if key not in known]
+        found = dict(zip(asked, tracker.find_all(asked), strict=True))
+        self.runs, self.estimates = known | {key: run for key, run in found.items() if run is not None}, {}
         leases = lease.newest(*tracker.register.read()) if len(self.finished) < len(keys) else {}
         self.leases = {key: claim for key, claim in leases.items() if not claim.free}
 
@@ -138,7 +140,7 @@ class WorkList:
         """Take runs out of plans and reports and remove their checkpoints, so that they start anew."""
         for spec in specs:
             if spec.key in self.runs:
-                tracker.retire(self.runs[spec.key].run_id)
+                tracker.retire(self.runs.pop(spec.key).run_id)
             checkpoint.clear(spec.folder(self.sweep.root))
             journal.clear(spec.folder(self.sweep.root))
 
