@@ -118,7 +118,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         table = plan_table(work)
-        console.print(table, highlight=False, soft_wrap=isinstance(table, str))
+        console.print(table, highlight=not isinstance(table, str), soft_wrap=isinstance(table, str))
     note = note_on_stages(sweep)
     if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from servers import free_port
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
+from lit_memory.run import checkpoint
 from lit_memory.run.launchers import choice, remote, slurm
 from lit_memory.run.launchers.choice import Choice
 from lit_memory.run.launchers.remote import Remote
@@ -322,19 +324,41 @@ def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_p
 
 
 @pytest.mark.slow
-def test_ray_goes_on_where_a_node_is_lost(tiny, tmp_path, expected):
+def test_ray_goes_on_where_a_node_is_lost(tree, tmp_path, inline):
+    """24 runs are handed over, and one of two nodes dies while it trains some. Another command waits for the end."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    file, root, settings = tmp_path / "tiny.yaml", tmp_path / "root", tmp_path / "launch.yaml"
+    file.write_text(yaml.safe_dump(tree | {"seeds": list(range(12))}))
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     other = nodes.add_node(num_cpus=1)
     try:
-        (tmp_path / "launch.yaml").write_text(f"ray: {{address: '{nodes.address}', num_cpus: 1}}")
-        run = command(tiny, tmp_path / "root", "--launcher", "ray", "--launch", tmp_path / "launch.yaml")
-        wait_until(lambda: list((tmp_path / "root").rglob(MESSAGES)) or run.poll() is not None)
+        settings.write_text(f"ray: {{address: '{nodes.address}', num_cpus: 1}}")
+        flags = ("--launcher", "ray", "--launch", settings)
+        out, _ = command(file, root, *flags, "--detach").communicate(timeout=300)
+        assert "24 runs submitted" in out
+        run = command(file, root, *flags)
+        wait_until(lambda: len(list(root.rglob(MESSAGES))) >= 4 or run.poll() is not None)
         nodes.remove_node(other, allow_graceful=False)
         out, _ = run.communicate(timeout=900)
-        assert run.returncode == 0, out
+        assert run.returncode == 0 and out.count("✓") == 24, out
+        gone, _ = command(file, root, *flags, "train.steps=90000", "--arms", "a", "--detach").communicate(timeout=300)
+        wait_until(lambda: list(root.rglob(MESSAGES)))
+        ended, _ = command(file, root, *flags, "train.steps=90000", "--arms", "a", "--cancel").communicate(timeout=300)
+        assert "12 runs submitted" in gone and "12 runs cancelled" in ended
+        wait_until(lambda: not any(checkpoint.locked(path) for path in (root / "checkpoints").glob("*")))
     finally:
         nodes.shutdown()
-    assert table_of(tmp_path / "root") == expected
+    runs_once(root, 24)
+    assert main([str(file), "--root", str(tmp_path / "here")]) == 0
+    assert table_of(root) == table_of(tmp_path / "here")
+
+
+def runs_once(root, number):
+    """Every key has one FINISHED run, and no row of it is there twice."""
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store:
+        of_keys = "select t.value, count(*) from tags t join runs r using (run_uuid) where t.key = 'lit.key' "
+        keys = store.execute(of_keys + "and r.status = 'FINISHED' group by t.value").fetchall()
+        rows = store.execute("select count(*) from metrics group by run_uuid, key, step").fetchall()
+    assert len(keys) == number and {count for _, count in keys} == {1} and {count for (count,) in rows} == {1}
