@@ -117,8 +117,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         sweep.check_files(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        table = plan_table(work)
-        console.print(table, highlight=not isinstance(table, str), soft_wrap=isinstance(table, str))
+        console.print(plan_table(work), soft_wrap=True)
     note = note_on_stages(sweep)
     if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 that runs what it is told to, in this process."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -53,7 +54,7 @@ class StandIn(RemoteLauncher):
         return [StandInJob(self, len(self.works) - len(works) + i) for i in range(len(works))]
 
     def find(self, record):
-        return StandInJob(self, record["number"])
+        return None if self.outcomes.get(record["number"]) == "forgotten" else StandInJob(self, record["number"])
 
     @classmethod
     def train(cls, number):
@@ -140,6 +141,15 @@ def test_a_lost_job_is_told_once_and_then_submitted_again(cluster, command, root
     assert told.code == 1 and "✗ a seed 0 failed" in told.errors and "job 0 ended as NODE_FAIL" in told.errors
     assert "INCOMPLETE" in told.out and not records(root)
     assert command("--detach").code == 0 and records(root) == [2] and cluster.works[2].spec.arm == "a"
+
+
+def test_a_job_that_the_cluster_has_forgotten_is_submitted_again(cluster, command, root):
+    command("--detach", "--arms", "a")
+    fresh = command("--fresh", "--detach", "--arms", "a")
+    assert fresh.code == 2 and re.search(r"--fresh: a cluster has a-s0-\w+; end it with --cancel first", fresh.errors)
+    cluster.outcomes[0] = "forgotten"
+    again = command("--detach", "--arms", "a")
+    assert again.code == 0 and not again.errors and records(root) == [1]
 
 
 def test_cancel_ends_all_jobs_and_starts_none(cluster, command, root):

@@ -13,13 +13,15 @@ import pytest
 import yaml
 from faults import NOLOAD, train
 
+from benchmarks import budget
 from lit_memory.plan.experiment import load
+from lit_memory.registry import build, model_size
 from lit_memory.run.search import FEW, search
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings(NOLOAD)
 PROJECT = Path(__file__).parents[1]
-GRID = {"train.lr": [round(0.001 * (i + 1), 3) for i in range(10)], "model.memory_dim": [2, 4, 6, 8, 12]}
+GRID = {"train.lr": [round(0.001 * (i + 1), 3) for i in range(10)], "model.memory_dim": [4, 6, 8, 12, 16]}
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
 
 
@@ -114,3 +116,21 @@ def test_a_server_that_is_away_for_a_minute_costs_no_run(tree, tmp_path, postgre
         assert ask.fetchone() == (8, 8)
         ask.execute("select count(*) from metrics group by run_uuid, key, step having count(*) > 1")
         assert ask.fetchall() == []
+
+
+def test_the_budget_is_arithmetic(tree, tmp_path):
+    """By hand: two runs of 6 steps of 4 contexts; one that trains nothing costs nothing, and shares what it starts
+    from."""
+    arms = {"a": {}, "b": {"model.gamma": "off"}, "c": {"train.init": {"run": "a"}, "train.steps": 0}}
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tree | {"arms": arms}))
+    specs = load(file).at().plan()
+    size, length = model_size(specs[0].model)["parameters"], build("task", specs[0].task).tokens
+    assert budget.tokens(specs[0]) == 6 * 4 * length and budget.tokens(specs[2]) == 0
+    runs, free, largest, read, operations, hours, stored = budget.row(specs, 100.0)
+    assert (runs, free, largest, read) == (3, 2, size, 2 * 24 * length)
+    assert operations == pytest.approx(6 * size * read / 1e15) and hours == pytest.approx(operations / 100e-3 / 3600)
+    assert stored == pytest.approx(2 * 2 * 12 * size / 1e9)
+    table = budget.lines([file], "default", 100.0)
+    assert len(table) == 4 and table[2].startswith("| `tiny` | 3 | 2 |") and table[3].startswith("| all | 3 | 2 |")
+    assert budget.lines([file], "paper", 100.0)[2:] == ["| all | 0 | 0 | 0 | 0 | 0 | 0 | 0 |"]

@@ -7,6 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
@@ -80,7 +81,7 @@ def list_table() -> Table:
     return table
 
 
-def plan_table(work: WorkList) -> Table | str:
+def plan_table(work: WorkList) -> Table | Text:
     """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones."""
     names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
     for spec in work.sweep.selected:
@@ -90,7 +91,7 @@ def plan_table(work: WorkList) -> Table | str:
     if len(rows) >= MANY:
         widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
-        return escape("\n".join(lines))
+        return Text("\n".join(lines))
     table = Table(box=None, header_style="bold")
     for name in names:
         table.add_column(name, no_wrap=name in ("arm", "key", "status"))

@@ -255,7 +255,9 @@ class Tracker:
         a server has no such call."""
         self.histories = {}
         bulk = getattr(self.client._tracking_client.store, "get_metric_history_bulk", None)
-        for name in {name for run in runs for name in run.metrics if name.startswith(prefixes)} if bulk else ():
+        if bulk is None:
+            return
+        for name in {name for run in runs for name in run.metrics if name.startswith(prefixes)}:
             ids = [run.run_id for run in runs if name in run.metrics]
             for i in range(0, len(ids), PAGE):
                 for found in bulk(ids[i : i + PAGE], name, sys.maxsize):

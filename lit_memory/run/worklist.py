@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.run import checkpoint, journal, lease
@@ -137,7 +138,12 @@ class WorkList:
                 forget(spec.folder(self.sweep.root))
 
     def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
-        """Take runs out of plans and reports and remove their checkpoints, so that they start anew."""
+        """Take runs out of plans and reports and remove their checkpoints, so that they start anew. Raises ConfigError
+        for one that a cluster has."""
+        for spec in specs:
+            if recorded(spec.folder(self.sweep.root)):
+                message = f"a cluster has {spec.name}; end it with --cancel first"
+                raise ConfigError("command line", "--fresh", message)
         for spec in specs:
             if spec.key in self.runs:
                 tracker.retire(self.runs.pop(spec.key).run_id)

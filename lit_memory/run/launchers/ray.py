@@ -6,7 +6,6 @@ starts again on another, where the run goes on from its last checkpoint. A task 
 it: here an actor on the head node, which ends with the command, or with ``--detach`` does not.
 """
 
-import contextlib
 import logging
 import secrets
 import time
@@ -89,8 +88,9 @@ class Tasks:
     """The tasks of a ``Keeper``, from here."""
 
     def __init__(self, actor: Any, name: str) -> None:
-        """actor: None for one that is gone."""
-        self.actor, self.name, self.looked = actor, name, -LOOK
+        self.actor: Any | None = actor
+        """None when it has ended."""
+        self.name, self.looked = name, -LOOK
         self.known: dict[str, tuple[int | None, str]] = {}
 
     def submit(self, works: Mapping[str, Work], options: Mapping[str, Any], after: str) -> None:
@@ -213,15 +213,15 @@ class RayLauncher(RemoteLauncher):
             self.keepers[self.own] = Tasks(ray.remote(**options)(Keeper).remote(), self.own)
         return self.keepers[self.own]
 
-    def find(self, record: Mapping[str, Any]) -> Task:
+    def find(self, record: Mapping[str, Any]) -> Task | None:
         import ray
 
         name = record["keeper"]
         if name not in self.keepers:
-            actor = None
-            with contextlib.suppress(ValueError):  # it has ended, or the cluster is another one
-                actor = ray.get_actor(name, namespace=NAMESPACE)
-            self.keepers[name] = Tasks(actor, name)
+            try:
+                self.keepers[name] = Tasks(ray.get_actor(name, namespace=NAMESPACE), name)
+            except ValueError:  # it has ended, or the cluster is another one
+                return None
         return Task(self.keepers[name], record["key"])
 
 

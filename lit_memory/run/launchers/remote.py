@@ -137,19 +137,20 @@ class RemoteLauncher(Launcher):
         """
 
     @abstractmethod
-    def find(self, record: Mapping[str, Any]) -> Job:
-        """The job of a ``Job.record``; one that the cluster has forgotten has ended."""
+    def find(self, record: Mapping[str, Any]) -> Job | None:
+        """The job of a ``Job.record``; None where the cluster has forgotten it, and nobody knows how it ended."""
 
     def adopt(self) -> None:
         """Take over the jobs of earlier commands."""
         waiting, self.waiting = self.waiting, []
         for spec in waiting:
             found = recorded(spec.folder(self.root))
-            if found.get("launcher") != self.name:
+            job = self.find(found["job"]) if found.get("launcher") == self.name else None
+            if job is None:
                 self.waiting.append(spec)
                 continue
             begun, path = time.monotonic() - (time.time() - found["time"]), spec.folder(self.root) / MESSAGES
-            self.running.append(Remote(spec, started=begun, job=self.find(found["job"]), path=path, ours=False))
+            self.running.append(Remote(spec, started=begun, job=job, path=path, ours=False))
 
     def start_ready(self) -> None:
         """Hand over all runs that the limit allows; those that start from another's weights wait in the cluster."""

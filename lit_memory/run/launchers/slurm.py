@@ -137,11 +137,13 @@ class SlurmLauncher(RemoteLauncher):
             raise ConfigError("command line", "--launcher", f"slurm: {reason.strip()}") from None
         return [SlurmJob(job, self.state) for job in jobs]
 
-    def find(self, record: Mapping[str, Any]) -> SlurmJob:
+    def find(self, record: Mapping[str, Any]) -> SlurmJob | None:
         import submitit
 
         job_class = submitit.LocalJob if record["cluster"] == "local" else submitit.SlurmJob
-        return SlurmJob(job_class(record["folder"], record["id"]), self.state)
+        job = job_class(record["folder"], record["id"])
+        known = job.paths.result_pickle.exists() or self.state(job) != "GONE"
+        return SlurmJob(job, self.state) if known else None
 
     def state(self, job: Any) -> str:
         """The state of a job of submitit, at most ``LOOK`` seconds old."""
