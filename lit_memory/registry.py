@@ -152,8 +152,9 @@ def discover() -> None:
     """Add the entry points of installed packages, once. Raises RegistrationError for a name that is taken."""
     from importlib.metadata import entry_points
 
+    points = entry_points()  # one scan of all packages
     for kind, registry in REGISTRIES.items():
-        for point in entry_points(group=f"lit_memory.{kind}s"):
+        for point in points.select(group=f"lit_memory.{kind}s"):
             package = point.dist.name if point.dist else "?"
             if registry.get(point.name) == point.value:
                 continue

@@ -68,8 +68,20 @@ LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("mode
 AHEAD = [(name, extra) for name, extra in LAYERED if issubclass(load_class("model", name), LayerMajor)]
 
 
-def _ids(cases):
-    return ["-".join([name, *([extra["family"]] if extra else [])]) for name, extra in cases]
+EVERY_FAMILY = {"transformer", "armt"}
+"""Models whose tests run with every family of backbones; other pairs of a model and a family are slow tests."""
+
+
+def _params(cases):
+    """Parameters of a fixture, with their ids."""
+    return [
+        pytest.param(
+            (name, extra),
+            id="-".join([name, *([extra["family"]] if extra else [])]),
+            marks=[pytest.mark.slow] if extra and name not in EVERY_FAMILY else [],
+        )
+        for name, extra in cases
+    ]
 
 
 def build_model(name: str, defaults: dict | None = None, **overrides):
@@ -95,21 +107,21 @@ def build():
     return build_model
 
 
-@pytest.fixture(params=CASES, ids=_ids(CASES))
+@pytest.fixture(params=_params(CASES))
 def model(request):
     """Every registered model, with a backbone of every family."""
     name, extra = request.param
     return build_model(name, extra)
 
 
-@pytest.fixture(params=LAYERED, ids=_ids(LAYERED))
+@pytest.fixture(params=_params(LAYERED))
 def layered(request):
     """Every registered model whose recurrence lies inside its layers; three layers."""
     name, extra = request.param
     return build_model(name, extra, layers=3)
 
 
-@pytest.fixture(params=AHEAD, ids=_ids(AHEAD))
+@pytest.fixture(params=_params(AHEAD))
 def layer_major(request):
     """Every registered model that allows the layer-major schedule; three layers."""
     name, extra = request.param

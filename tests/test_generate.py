@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import CASES, _ids, build_model
+from conftest import CASES, _params, build_model
 
 from lit_memory.models.key_values import GROWTH
 from lit_memory.recurrence import (
@@ -46,7 +46,7 @@ def keeps(model):
 FAST = [(case, extra) for case, extra in CASES if keeps(build_model(case, extra))]
 
 
-@pytest.fixture(params=[*FAST, *FLAGS.values()], ids=[*_ids(FAST), *FLAGS])
+@pytest.fixture(params=[*_params(FAST), *(pytest.param(case, id=name) for name, case in FLAGS.items())])
 def fast(request):
     """Every registered model that keeps something of the open segment, with its backbones, and flags that matter."""
     name, extra = request.param

@@ -91,6 +91,7 @@ def test_errors_by_hand(table):
     predicted = batch.targets_BT.clone()
     predicted[0, -1] = torch.tensor([1.0, 2.0, 3.0])
     found = {name: value.item() for name, value in task.score(predicted, batch).items()}
+    linear = task.linear(batch.ids_BT[:, :-1].flatten(1)) - batch.targets_BT[:, -1]
     expected = {
         "mse": 5 / 3,
         "mae": 1,
@@ -98,6 +99,8 @@ def test_errors_by_hand(table):
         "season_mae": 4 / 3,
         "repeat_mse": (22**2 * 2 + 18**2) / 3,
         "repeat_mae": 62 / 3,
+        "linear_mse": linear.square().mean().item(),
+        "linear_mae": linear.abs().mean().item(),
     }
     assert found == pytest.approx(expected) and set(found) == set(task.metrics) == set(task.minimized_metrics)
 
@@ -106,6 +109,20 @@ def test_naive_forecasts():
     past = torch.arange(30.0)[None]
     assert repeat_last(past, 3).tolist() == [[29, 29, 29]]
     assert repeat_day(past, 26).tolist() == [[*range(6, 30), 6, 7]]
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_the_linear_forecast_slow_twin(table, center):
+    """It is that of least squares over all windows of the training, and knows the future of a ramp and a wave."""
+    task = make(source=table(200), lookback=24, horizon=3, center=center)
+    batch = task.take("train", range(task.count("train")))
+    past, future = batch.ids_BT[:, :-1].flatten(1).double(), batch.targets_BT[:, -1].double()
+    past = torch.cat([past, torch.ones(len(past), 1)], dim=1).numpy()
+    expected = past @ np.linalg.lstsq(past, future.numpy(), rcond=1e-6)[0]
+    assert np.allclose(task.linear(batch.ids_BT[:, :-1].flatten(1)).numpy(), expected, atol=1e-4)
+    unseen = task.take("test", range(task.count("test")))
+    scores = task.score(torch.zeros_like(unseen.targets_BT), unseen)
+    assert scores["linear_mse"].max() < 1e-5 < scores["season_mse"].min()
 
 
 def test_the_oracle_and_a_blind_solver():

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_memory.memory.associative import dpfp, dpfp_backward, length
+from lit_memory.memory.associative import dpfp, dpfp_backward, gamma_correction, length, overlap
 
 
 class Flags(NamedTuple):
@@ -100,7 +100,6 @@ class Chunk:
         self.written, self.asked = 0, 0
         self.reads: list[Read] = []
         self.writes: list[Write] = []
-        self.gammas: list[Tensor] = []
 
     # forward
 
@@ -132,7 +131,7 @@ class Chunk:
         self.written += self.group
         raw = gamma = None
         if old.den is not None:
-            raw = self._gamma(phi_BMK, old.den.overlap_BR1, z_BK)
+            raw = gamma_correction(z_BK, phi_BMK, old.den.overlap_BR1, flags.gamma, flags.eps)
             gamma = raw * beta_BM1 if flags.beta_on_z else raw
             gamma = gamma if live_B11 is None else gamma * live_B11
             self.z_BK = z_BK + (gamma * phi_BMK).sum(1)
@@ -156,7 +155,7 @@ class Chunk:
         flags, z_BK = self.flags, self.z_BK
         if not flags.use_denom:
             return Read(found_BRD, z_BK, None)
-        overlap_BR1 = (phi_BRK * z_BK.unsqueeze(1)).sum(-1, keepdim=True) + flags.eps
+        overlap_BR1 = overlap(z_BK, phi_BRK, flags.eps)
         den = Denominator(overlap_BR1, overlap_BR1)
         if flags.denom_floor:
             phi_norm_BR1, z_norm_B11 = length(phi_BRK), length(z_BK.unsqueeze(1))
@@ -164,14 +163,6 @@ class Chunk:
             value_BR1 = torch.maximum(overlap_BR1, floor_BR1)
             den = Denominator(overlap_BR1, value_BR1, phi_norm_BR1, z_norm_B11, floor_BR1 > overlap_BR1)
         return Read(found_BRD / den.value_BR1, z_BK, den)
-
-    def _gamma(self, phi_BMK: Tensor, overlap_BM1: Tensor, z_BK: Tensor) -> Tensor:
-        if self.flags.gamma == "off":
-            return torch.ones_like(overlap_BM1)
-        gamma = 1 - overlap_BM1 / (phi_BMK.square().sum(-1, keepdim=True) + self.flags.eps)
-        if self.flags.gamma == "clip":
-            gamma = gamma.clamp(0, 1)
-        return gamma.masked_fill((z_BK == 0).all(-1)[:, None, None], 1.0)
 
     # backward
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import SegmentRecurrent
-from lit_memory.recurrence.reading import prefix_mask, reader
+from lit_memory.recurrence.reading import joined, prefix_mask, reader
 from lit_memory.recurrence.schedules import with_new_samples
 from lit_memory.recurrence.state import State, map_state
 from lit_memory.recurrence.unroll import unroll
@@ -165,10 +165,7 @@ def read_prompts(
     position = Position(state, opened, filled_B, segment_len)
     if last:
         return hidden_BTD.take_along_dim((filled_B - 1)[:, None, None], dim=1), position
-    hidden_BTD = torch.cat([*parts, hidden_BTD], dim=1)  # tokens of full segments, then those of open ones
-    places_BT = torch.arange(total, device=device).expand(batch, -1)
-    places_BT = torch.where(places_BT < written_B[:, None], places_BT, full + places_BT - written_B[:, None])
-    return hidden_BTD.take_along_dim(places_BT.clamp(max=hidden_BTD.shape[1] - 1)[:, :, None], dim=1), position
+    return joined(torch.cat([*parts, hidden_BTD], dim=1), written_B, full, total), position
 
 
 def read_on(model: SegmentRecurrent, position: Position, ids_BT: Tensor) -> tuple[Tensor, Position]:

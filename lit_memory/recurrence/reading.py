@@ -74,10 +74,7 @@ class Rereading:
         if rest_BS.shape[1]:
             mask = prefix_mask(rest_B, rest_BS.shape[1])
             parts.append(self.model.step(state, tail.ids_BS, mask, write=False)[0])
-        hidden_BSD = torch.cat(parts, dim=1)
-        places_BS = torch.arange(int(count_B.max()), device=ids_BS.device).expand(len(ids_BS), -1)
-        places_BS = torch.where(places_BS < cut_B[:, None], places_BS, first + places_BS - cut_B[:, None])
-        return hidden_BSD.take_along_dim(places_BS.clamp(max=hidden_BSD.shape[1] - 1)[:, :, None], dim=1), tail
+        return joined(torch.cat(parts, dim=1), cut_B, first, int(count_B.max())), tail
 
     def close(self, state: State, opened: Tail, live_B: Tensor) -> State:
         """Samples without a token behind the last cut have the state of that."""
@@ -95,6 +92,16 @@ Reader = Incremental | Rereading
 def reader(model: SegmentRecurrent) -> Reader:
     """What reads an open segment of the model piece by piece."""
     return model if isinstance(model, Incremental) else Rereading(model)
+
+
+def joined(hidden_BSD: Tensor, cut_B: Tensor, first: int, total: int) -> Tensor:
+    """Hidden states (B, T, D) of ``total`` tokens in order, from those before a cut and those behind it.
+
+    cut_B: where the sample is cut. first: columns for tokens before the cut; those behind it follow.
+    """
+    places_BT = torch.arange(total, device=cut_B.device).expand(len(cut_B), -1)
+    places_BT = torch.where(places_BT < cut_B[:, None], places_BT, first + places_BT - cut_B[:, None])
+    return hidden_BSD.take_along_dim(places_BT.clamp(max=hidden_BSD.shape[1] - 1)[:, :, None], dim=1)
 
 
 def prefix_mask(lengths_B: Tensor, total: int) -> Tensor | None:

@@ -42,6 +42,8 @@ MINIMIZED = {
     "repeat_mae",
     "season_mse",
     "season_mae",
+    "linear_mse",
+    "linear_mae",
 }
 """Metrics where lower is better; the tasks have them too, but a report imports no task."""
 

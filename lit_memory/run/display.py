@@ -70,14 +70,16 @@ def note_on_twins(twins: Mapping[str, str]) -> str:
 
 
 def list_table() -> Table:
-    """The project's experiments: name, paper and its item, verdict, level of evidence, minutes of all runs on this
-    machine, without those that they start from."""
-    table = Table(box=None, header_style="bold")
-    for name in ("experiment", "paper item", "verdict", "evidence", "minutes"):
-        table.add_column(name, no_wrap=name != "paper item", justify="right" if name == "minutes" else "left")
+    """The project's experiments, a line each: name, verdict, level of evidence, minutes of all runs on this machine,
+    without those that they start from, and, as far as it fits, the paper and its item."""
+    table = Table(box=None, header_style="bold", expand=True)
+    for name in ("experiment", "verdict", "evidence"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("minutes", no_wrap=True, justify="right")
+    table.add_column("paper item", no_wrap=True, ratio=1)
     for name, item, verdict, level, seconds in list_experiments():
-        minutes = seconds / 60 / cores()
-        table.add_row(name, escape(item), verdict or "–", level or "–", f"{minutes:,.0f}" if seconds else "–")
+        minutes = f"{seconds / 60 / cores():,.0f}" if seconds else "–"
+        table.add_row(name, verdict or "–", level or "–", minutes, escape(item))
     return table
 
 

@@ -28,6 +28,7 @@ C channels.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from stat import S_IFREG
 from typing import NamedTuple, Self
 
@@ -51,9 +52,10 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
 
     repeat_mse, repeat_mae: errors of a forecast that repeats the last number.
     season_mse, season_mae: errors of a forecast that repeats the last day.
+    linear_mse, linear_mae: errors of the linear forecast of least squares on the windows of the training.
     """
 
-    metrics = ("mse", "mae", "repeat_mse", "repeat_mae", "season_mse", "season_mae")
+    metrics = ("mse", "mae", "repeat_mse", "repeat_mae", "season_mse", "season_mae", "linear_mse", "linear_mae")
     minimized_metrics = metrics
 
     @dataclass
@@ -151,17 +153,42 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
         }
         return Batch(ids_BTN, targets_BTH, self.segment_len, meta=meta)
 
+    def linear(self, past_BR: Tensor) -> Tensor:
+        """Forecast (B, H) of one linear map from the look-back, the same for all channels."""
+        c = self.config
+        weights_RH = torch.from_numpy(linear_map(c.source, c.lookback, c.horizon, c.center)).to(past_BR)
+        return past_BR @ weights_RH[:-1] + weights_RH[-1]
+
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         past_BR, future_BH = batch.ids_BT[:, :-1].flatten(1), batch.targets_BT[:, -1]
         forecasts = {
             "": predicted_BT[:, -1],
             "repeat_": repeat_last(past_BR, self.config.horizon),
             "season_": repeat_day(past_BR, self.config.horizon),
+            "linear_": self.linear(past_BR),
         }
         errors = {name: forecast_BH - future_BH for name, forecast_BH in forecasts.items()}
         return {f"{name}mse": e.square().mean(1) for name, e in errors.items()} | {
             f"{name}mae": e.abs().mean(1) for name, e in errors.items()
         }
+
+
+@cache
+def linear_map(source: str, lookback: int, horizon: int, center: bool) -> np.ndarray:
+    """The linear map (look-back + 1, H) of least squares from every window of the training to its forecast; its last
+    row is the intercept."""
+    part = TimeSeries(TimeSeries.Config(source, lookback, horizon)).part("train")
+    first, last = part.first - lookback, part.first + part.windows + horizon - 1
+    gram, products = np.zeros((lookback + 1, lookback + 1)), np.zeros((lookback + 1, horizon))
+    for numbers_R in part.numbers_CR[:, first:last].astype(np.float64):
+        windows_BR = np.lib.stride_tricks.sliding_window_view(numbers_R, lookback + horizon)
+        past_BR, future_BH = windows_BR[:, :lookback], windows_BR[:, lookback:]
+        if center:
+            mean_B1 = past_BR.mean(1, keepdims=True)
+            past_BR, future_BH = past_BR - mean_B1, future_BH - mean_B1
+        past_BR = np.concatenate([past_BR, np.ones((len(past_BR), 1))], axis=1)
+        gram, products = gram + past_BR.T @ past_BR, products + past_BR.T @ future_BH
+    return np.linalg.pinv(gram, rcond=1e-10, hermitian=True) @ products  # centred numbers sum to 0: no inverse
 
 
 def repeat_last(past_BR: Tensor, horizon: int) -> Tensor:
