@@ -361,5 +361,6 @@ def runs_once(root, number):
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store:
         of_keys = "select t.value, count(*) from tags t join runs r using (run_uuid) where t.key = 'lit.key' "
         keys = store.execute(of_keys + "and r.status = 'FINISHED' group by t.value").fetchall()
-        rows = store.execute("select count(*) from metrics group by run_uuid, key, step").fetchall()
+        of_runs = "select count(*) from metrics m join tags t using (run_uuid) where t.key = 'lit.key' "
+        rows = store.execute(of_runs + "group by run_uuid, m.key, m.step").fetchall()
     assert len(keys) == number and {count for _, count in keys} == {1} and {count for (count,) in rows} == {1}
