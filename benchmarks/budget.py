@@ -6,7 +6,9 @@ checkpoints with AdamW's two moments, in fp32. What several experiments share is
 """
 
 import argparse
+import json
 import sys
+from functools import cache
 from pathlib import Path
 
 from lit_memory.plan.experiment import load
@@ -26,9 +28,15 @@ def tokens(spec: RunSpec) -> int:
     return sum(count * task.tokens for count, task in contexts)
 
 
+@cache
+def parameters(model: str) -> int:
+    """Of a model section as JSON."""
+    return model_size(json.loads(model))["parameters"]
+
+
 def row(specs: list[RunSpec], tflops: float) -> list[float]:
     """The numbers of ``HEADER`` of some runs."""
-    sizes = [model_size(spec.model)["parameters"] for spec in specs]
+    sizes = [parameters(json.dumps(spec.model)) for spec in specs]
     read = [tokens(spec) for spec in specs]
     operations = sum(6 * size * count for size, count in zip(sizes, read, strict=True))
     keys = {spec.key for spec in specs}

@@ -1,5 +1,6 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
+import contextlib
 import json
 import os
 import re
@@ -617,7 +618,7 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
     execution.work = SimpleNamespace(sweep=SimpleNamespace(options=Options()))
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
-    execution.lines = SimpleNamespace(line=fail, renderable=lambda width: "")
+    execution.lines = SimpleNamespace(line=fail, live=lambda console: contextlib.nullcontext())
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err
 
