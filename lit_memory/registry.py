@@ -243,6 +243,14 @@ def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def initial_settings(cls: type, init: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a model's configuration that ``train.init`` decides (``lit_memory.hf.initial``). Raises
+    FileNotFoundError or ValueError for weights that do not fit, FieldError for a given field that differs."""
+    settings = load("lit_memory.hf.initial:initial_settings")(cls, init)
+    load("lit_memory.hf.initial:check_initial")(settings, given, init)
+    return settings
+
+
 def weights_of(model: Any, parts: Iterable[str]) -> dict[str, Any]:
     """The weights in parts of a model, "encoder" or "decoder.tokens", by name. Raises ValueError for a part that has
     none."""

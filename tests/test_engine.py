@@ -647,23 +647,15 @@ def test_a_run_starts_from_a_decoder_and_an_encoder(make_spec, tmp_path):
         build(dataclasses.replace(spec, model=spec.model | {"encoder_layers": 1}))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            ["model.layers=2"],
-            "init='.*decoder.*': its layers is 1, that of the model 2; expected the same, set model.layers",
-        ),
-        (
-            ["model.vocab_size=65"],
-            "its vocab_size is 64, that of the model 65; expected the same, set model.vocab_size",
-        ),
-        (["train.init=no/where"], "no/where: no such folder"),
-    ],
-)
-def test_pretrained_weights_of_another_model(make_spec, decoder, settings, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        build(make_spec(*GPT2, f"train.init={decoder}", *settings))
+@pytest.mark.parametrize(("name", "value", "theirs"), [("layers", 2, 1), ("vocab_size", 65, 64)])
+def test_pretrained_weights_of_another_model(make_spec, decoder, name, value, theirs):
+    """The plan tells it; a run whose folder has changed since, or whose weights come from the hub, as well."""
+    spec = make_spec(*GPT2, f"train.init={decoder}")
+    expected = f"init='.*decoder.*': its {name} is {theirs}, that of the model {value}; expected the same, set model."
+    with pytest.raises(ValueError, match=expected):
+        build(dataclasses.replace(spec, model=spec.model | {name: value}))
+    with pytest.raises(FileNotFoundError, match="no/where: no such folder"):
+        build(make_spec(*GPT2, "train.init=no/where"))
 
 
 def test_weights_of_a_run_of_another_model(make_spec, tmp_path):

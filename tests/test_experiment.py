@@ -5,7 +5,9 @@ import copy
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,7 +330,17 @@ DISTINCT = {
 }
 
 
-@pytest.mark.parametrize("spec", [pytest.param(spec, id=name) for name, spec in DISTINCT.values() if spec.seed == 0])
+def training() -> Iterator[Any]:
+    """The runs to train, as parameters. Of those with one model and one task all but the first are slow tests."""
+    seen = set()
+    for name, spec in DISTINCT.values():
+        pair = spec.model["name"], spec.task["name"]
+        if spec.seed == 0:
+            yield pytest.param(spec, id=name, marks=[pytest.mark.slow] if pair in seen else [])
+            seen.add(pair)
+
+
+@pytest.mark.parametrize("spec", list(training()))
 def test_every_arm_trains_two_steps(spec, tmp_path):
     """With the engine's own modules, callbacks and trainer, without MLflow."""
     silence_lightning()

@@ -29,8 +29,12 @@ BACKBONES = {
     "neox": "model.gpt_neox.layers",
     "llama": "model.model.layers",
     "qwen2": "model.model.layers",
+    "qwen3": "model.model.layers",
+    "gemma": "model.model.layers",
+    "gemma2": "model.model.layers",
+    "gemma3": "model.model.layers",
 }
-TIED = ("gpt2", "qwen2")  # in the tests; the head may then be missing
+TIED = ("gpt2", "qwen2", "gemma", "gemma2", "gemma3")  # in the tests; the head may then be missing
 SIZES = {
     "vocab_size": 23,
     "hidden_size": 16,
@@ -39,6 +43,8 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+LATER = {"intermediate_size": 40, "num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 5}
+LATER |= {"sliding_window": 16, "pad_token_id": 0, "attn_implementation": "eager"}
 IDS = torch.randint(23, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -55,6 +61,22 @@ def hugging_face(backbone, **settings):
             hf.Qwen2Config,
             {"intermediate_size": 24, "num_key_value_heads": 2, "tie_word_embeddings": True},
         ),
+        "qwen3": (
+            hf.Qwen3ForCausalLM,
+            hf.Qwen3Config,
+            {"intermediate_size": 24, "num_key_value_heads": 1, "head_dim": 8},
+        ),
+        "gemma": (
+            hf.GemmaForCausalLM,
+            hf.GemmaConfig,
+            {"intermediate_size": 40, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0},
+        ),
+        "gemma2": (
+            hf.Gemma2ForCausalLM,
+            hf.Gemma2Config,
+            {**LATER, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        ),
+        "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, {**LATER, "sliding_window_pattern": 2}),
     }[backbone]
     model = model_class(config_class(**{**SIZES, **defaults, **settings}))
     generator = torch.Generator().manual_seed(0)
@@ -91,12 +113,17 @@ def reference_weights(arch, backbone):
 @pytest.fixture
 def exact(monkeypatch):
     """Hugging Face computes rotary tables and RMS norms in fp32 even in an fp64 model; here it does all in fp64."""
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm, GemmaRotaryEmbedding
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm, Gemma2RotaryEmbedding
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm, Gemma3RotaryEmbedding
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
     def table(self, x, position_ids):
         rope, head = self.config.rope_parameters, self.config.hidden_size // self.config.num_attention_heads
+        head = getattr(self.config, "head_dim", None) or head
         dims = int(head * rope.get("partial_rotary_factor", 1.0))
         frequency = 1.0 / rope["rope_theta"] ** (torch.arange(0, dims, 2, dtype=torch.float64) / dims)
         angle = (position_ids[..., None].double() * frequency).repeat(1, 1, 2)
@@ -105,10 +132,28 @@ def exact(monkeypatch):
     def rms(self, x):
         return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
 
-    for module in (GPTNeoXRotaryEmbedding, LlamaRotaryEmbedding, Qwen2RotaryEmbedding):
+    def gemma_rms(self, x):
+        return (1 + self.weight) * x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def table3(self, x, position_ids, layer_type):
+        rope = self.config.rope_parameters[layer_type]
+        frequency = 1.0 / rope["rope_theta"] ** (
+            torch.arange(0, self.config.head_dim, 2).double() / self.config.head_dim
+        )
+        angle = (position_ids[..., None].double() * frequency).repeat(1, 1, 2)
+        return angle.cos(), angle.sin()
+
+    monkeypatch.setattr(Gemma3RotaryEmbedding, "forward", table3)
+    softmax = torch.nn.functional.softmax  # theirs is computed in fp32
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+    rotary = (LlamaRotaryEmbedding, Qwen2RotaryEmbedding, Qwen3RotaryEmbedding)
+    rotary = (*rotary, GemmaRotaryEmbedding, Gemma2RotaryEmbedding)
+    for module in (GPTNeoXRotaryEmbedding, *rotary):
         monkeypatch.setattr(module, "forward", table)
-    for module in (LlamaRMSNorm, Qwen2RMSNorm):
+    for module in (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
         monkeypatch.setattr(module, "forward", rms)
+    for module in (GemmaRMSNorm, Gemma2RMSNorm, Gemma3RMSNorm):
+        monkeypatch.setattr(module, "forward", gemma_rms)
 
 
 def load(weights, arch="armt", backbone="gpt2", n_head=2, **flags):
@@ -219,6 +264,16 @@ SETTINGS = [
         },
     ),
     ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": False, "hidden_size": 24}),
+    ("qwen3", {}),
+    ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True}),
+    ("llama", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 12}),
+    ("gemma", {}),
+    ("gemma", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "rms_norm_eps": 1e-2}),
+    ("gemma", {"tie_word_embeddings": False, "head_dim": 10, "num_hidden_layers": 1}),
+    ("gemma2", {}),
+    ("gemma2", {"attn_logit_softcapping": None, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}),
+    ("gemma3", {}),
+    ("gemma3", {"num_hidden_layers": 3, "query_pre_attn_scalar": 8, "tie_word_embeddings": False}),
 ]
 
 
@@ -234,9 +289,9 @@ def test_logits_are_hugging_faces(backbone, settings):
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float64}
     torch.testing.assert_close(logits(model, 12), expected, rtol=0, atol=1e-11)
     if tied or backbone != "gpt2":  # the same weights as the plain decoder of the reference code
-        flags = {name: getattr(model.config, name) for name in ("norm_eps", "rotary_fraction", "rotary_base")} | {
-            "tie_embeddings": tied
-        }
+        names = ("norm_eps", "rotary_fraction", "rotary_base", "rotary_bases", "query_scale", "score_cap")
+        flags = {name: getattr(model.config, name) for name in (*names, "logit_cap", "span")}
+        flags |= {"tie_embeddings": tied}
         again = load(theirs.state_dict(), "transformer", backbone, theirs.config.num_attention_heads, **flags)
         torch.testing.assert_close(logits(again, 12), logits(model, 12), rtol=0, atol=0)
 
@@ -282,8 +337,9 @@ def test_every_architecture_takes_the_decoder_of_hugging_face(arch, backbone):
     assert theirs.get_input_embeddings().weight.abs().sum() > 0  # copied, not shared
     if arch in ("rmt", "tarm", "armt"):  # a fresh memory has the scale of the imported embeddings
         memory = load_huggingface(theirs, arch, memory_tokens=100).memory
+        scale = 4 if "gemma" in backbone else 1  # the square root of the width
         assert memory.dtype == torch.float64 and memory.std().item() == pytest.approx(
-            theirs.get_input_embeddings().weight.std().item(), rel=0.1
+            scale * theirs.get_input_embeddings().weight.std().item(), rel=0.1
         )
 
 
@@ -444,14 +500,26 @@ def test_precision_and_tying():
 OTHER = {  # settings with which Hugging Face computes something else
     "gpt2": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True},
     "neox": {"use_parallel_residual": False, "hidden_act": "gelu_fast", "attention_bias": False, "hidden_dropout": 0.5},
-    "llama": {"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "head_dim": 4, "attention_dropout": 0.5},
+    "llama": {"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "attention_dropout": 0.5},
     "qwen2": {"hidden_act": "gelu", "use_sliding_window": True, "attention_dropout": 0.5},
+    "qwen3": {"hidden_act": "gelu", "use_sliding_window": True, "attention_bias": True, "attention_dropout": 0.5},
+    "gemma": {"hidden_act": "silu", "attention_bias": True, "use_bidirectional_attention": True},
+    "gemma2": {"hidden_activation": "silu", "attention_bias": True, "attention_dropout": 0.5},
+    "gemma3": {"hidden_activation": "silu", "use_bidirectional_attention": True},
 }
 REFUSED = [(backbone, name, value) for backbone, settings in OTHER.items() for name, value in settings.items()]
 REFUSED += [("gpt2", "activation_function", value) for value in ("gelu", "gelu_fast", "relu")]
+SLIDING = {"rope_type": "default", "rope_theta": 500.0}
+REFUSED += [
+    (
+        "gemma3",
+        "rope_parameters",
+        {"sliding_attention": SLIDING, "full_attention": SLIDING | {"rope_type": "linear", "factor": 8.0}},
+    )
+]
 REFUSED += [
     (backbone, "rope_parameters", {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0})
-    for backbone in ("neox", "llama", "qwen2")
+    for backbone in ("neox", "llama", "qwen2", "qwen3", "gemma", "gemma2")
 ]
 
 

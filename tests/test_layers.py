@@ -51,6 +51,7 @@ OUTSIDE = {
     "plan": "omegaconf yaml",
     "report": "",
     "hf": "torch safetensors transformers",
+    "hf/harness.py": "torch lm_eval tqdm",
     "lit": "torch lightning torchmetrics",
     "run": "torch lightning filelock",
     "run/tracking.py": "mlflow filelock sqlalchemy",
@@ -91,6 +92,7 @@ OPTIONAL = {
     "memory/kernels.py": "numba",
     "memory/associative_kernels.py": "numba",
     "memory/associative_rows.py": "numba",
+    "hf/harness.py": "lm_eval",
 }
 """Files that need an optional package -> that package. Others import them inside a function, where it is installed."""
 PURE = ("memory/", "models/", "recurrence/", "tasks/", "text/", "plan/", "report/")

@@ -3,7 +3,14 @@
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from test_lit import small
 from test_lit_plain import S, V, samples
@@ -121,3 +128,70 @@ def test_from_pretrained(tmp_path):
     before = lit.train().model.decoder.tokens.weight.detach().clone()
     trained(lit, steps=1)
     assert not torch.equal(lit.model.decoder.tokens.weight, before)
+
+
+def test_the_callbacks_of_lightning(tmp_path):
+    """ModelCheckpoint, EarlyStopping and RichProgressBar around a user's own dataloaders, with accumulation."""
+    lit, data = module(lr=0.02), samples(16)
+    keep = ModelCheckpoint(tmp_path / "best", monitor="valid/loss", save_last=True, filename="{epoch}")
+    stop = EarlyStopping("valid/loss", patience=1, min_delta=10.0)  # nothing is that much better
+    trainer = L.Trainer(
+        max_epochs=5,
+        accumulate_grad_batches=2,
+        callbacks=[keep, stop, RichProgressBar()],
+        default_root_dir=tmp_path,
+        logger=CSVLogger(tmp_path, name="csv"),
+        accelerator="cpu",
+        enable_model_summary=False,
+    )
+    trainer.fit(lit, DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
+    assert (trainer.current_epoch, trainer.global_step) == (2, 4)  # of 4 batches per epoch; the second was no better
+    best = lit_memory.LitRMT.load_from_checkpoint(keep.best_model_path)
+    (found,) = trainer.validate(best, DataLoader(data, batch_size=8), verbose=False)
+    assert keep.best_model_score is not None and found["valid/loss"] == pytest.approx(keep.best_model_score.item())
+    metrics = (tmp_path / "csv" / "version_0" / "metrics.csv").read_text()
+    assert "valid/loss" in metrics and "valid/perplexity" in metrics
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_checkpoint_of_the_user_resumes_bit_by_bit(tmp_path):
+    """Stopped after three of six steps and started again from ModelCheckpoint's file: the weights of one training."""
+    whole, half = module(lr=0.05), module(lr=0.05)
+    half.load_state_dict(whole.state_dict())
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    data = DataLoader(samples(12), batch_size=4)  # three batches: a step in the middle of an epoch is warned of
+    L.Trainer(max_steps=6, enable_checkpointing=False, **options).fit(whole, data)
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
+    L.Trainer(max_steps=3, callbacks=[keep], **options).fit(half, data)
+    again = module(lr=0.05)
+    trainer = L.Trainer(max_steps=6, callbacks=[keep], **options)
+    trainer.fit(again, data, ckpt_path=next(tmp_path.glob("*step=3.ckpt")))
+    assert trainer.global_step == 6
+    assert all(torch.equal(t, again.state_dict()[name]) for name, t in whole.state_dict().items())
+    assert not torch.equal(half.model.memory, whole.model.memory)
+
+
+def test_bf16(monkeypatch):
+    """Mixed precision of Lightning: matrix products in bf16, weights and the state of the memory in fp32."""
+    lit, seen = module(lr=0.01), []
+    lit.model.decoder.layers[0].attention.qkv.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    before = [p.detach().clone() for p in lit.parameters()]
+    trained(lit, steps=2, precision="bf16-mixed")
+    assert set(seen) == {torch.bfloat16} and {p.dtype for p in lit.parameters()} == {torch.float32}
+    assert any(not torch.equal(p, old) for p, old in zip(lit.parameters(), before, strict=True))
+    assert {t.dtype for t in state_tensors(lit.model.init_state(2))} == {torch.float32}
+
+
+def test_accumulated_batches_are_one(tmp_path):
+    """Two batches of two are one of four, where all have as many labels."""
+    ids_BT = torch.stack([sample["input_ids"] for sample in samples(4)])
+    data, found = TensorDataset(ids_BT, ids_BT), []
+    for size in (2, 4):
+        torch.manual_seed(0)
+        lit = module(lr=0.01)
+        found.append(lit)
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = L.Trainer(max_steps=1, accumulate_grad_batches=4 // size, enable_model_summary=False, **options)
+        trainer.fit(lit, DataLoader(data, batch_size=size))
+    pairs = zip(found[0].parameters(), found[1].parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)

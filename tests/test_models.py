@@ -449,6 +449,10 @@ def test_tarm_path(build):
 TITANS = ["lmm", "mac", "mag", "mal"]
 # (models, their settings, other values): each flip must be visible in sizes, logits or gradients.
 FLIPS: list[tuple[list[str], dict[str, object], dict[str, object]]] = [
+    (["transformer"], {"window": 0}, {"head_dim": 6, "qk_norm": True}),
+    (["transformer"], {"window": 0, "family": "llama"}, {"family": "gemma", "post_norms": True}),
+    (["transformer"], {"window": 0}, {"query_scale": 0.1, "score_cap": 0.1, "logit_cap": 0.1}),
+    (["transformer"], {"window": 0}, {"rotary_bases": [2.0, 500.0]}),
     (["transformer"], {"window": 0}, {"family": "gpt2", "tie_embeddings": True, "dropout": 0.5, "norm_eps": 0.5}),
     (
         ["transformer"],

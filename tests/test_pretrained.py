@@ -49,7 +49,8 @@ def test_round_trip(model, tmp_path):
             assert type(again) is type(model) and again.config == model.config and equal(again, model)
             assert shared_weights(again) == shared_weights(model) and not again.training
             assert all(parameter.requires_grad for parameter in again.parameters())
-    assert sorted(os.listdir(tmp_path / "new" / "folder")) == ["config.json", "lit_memory_auto.py", "model.safetensors"]
+    written = ["README.md", "config.json", "lit_memory_auto.py", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == written
     model.half().save_pretrained(tmp_path)
     assert equal(type(model).from_pretrained(tmp_path), model)
 

@@ -4,7 +4,7 @@ folders of ``save_pretrained``.
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,15 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
 from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
+from lit_memory.registry import MODELS, load_class
 from lit_memory.util import files
+
+SIZES = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
+"""Hugging Face's names of the sizes that its tools ask for -> ours; None for what an architecture does not have."""
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -34,8 +39,11 @@ class LitMemoryConfig(PreTrainedConfig):
         self, arch: str = "armt", settings: dict[str, Any] | None = None, segment_len: int | None = None, **others: Any
     ) -> None:
         self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
+        known = {f.name: f.default for f in fields(load_class("model", arch).Config)} if arch in MODELS else {}
+        known |= self.settings
         self.vocab_size = self.settings.get("vocab_size")
-        super().__init__(**{**others, "auto_map": AUTO_MAP})
+        sizes = {theirs: known.get(ours) for theirs, ours in SIZES.items()}
+        super().__init__(**{**others, **sizes, "auto_map": AUTO_MAP})
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
@@ -69,13 +77,25 @@ class SegmentCache(Cache):
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     """Any of our models, as ``.model``, behind the interface of a Hugging Face causal language model.
 
-    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours.
+    ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours. A call takes:
+
+    attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results. With
+        ``past_key_values`` its last T columns count, and all of them must be real.
+    labels: (B, T); label t+1 is predicted at token t, and -100 is ignored. The loss is the mean cross-entropy.
+    segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
+    past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
+    use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
+    logits_to_keep: only the logits of so many last columns; 0: all.
+    output_hidden_states: also return what the logits are computed from, (B, T, D), as the one of ``hidden_states``.
+    num_items_in_batch: the loss is the sum of the cross-entropies divided by this, for a batch in several parts.
+    inputs_embeds, output_attentions: None, as our models have neither. Raises ValueError for others.
     """
 
     config_class = LitMemoryConfig
     base_model_prefix = "model"
     _is_stateful = True  # no assisted decoding, which takes tokens back
     supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # the Trainer gives the number of labels of all batches that it accumulates
 
     def __init__(self, config: LitMemoryConfig) -> None:
         super().__init__(config)
@@ -103,9 +123,10 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """``PreTrainedModel.save_pretrained``, and the file that ``auto_map`` names."""
+        """``PreTrainedModel.save_pretrained``, with the file that ``auto_map`` names and a model card."""
         super().save_pretrained(save_directory, *args, **options)
         files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
+        write_card(self.model, self.config.arch, Path(save_directory), self.config.segment_len)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -147,7 +168,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         segment_len: int | None = None,
@@ -155,36 +176,41 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        inputs_embeds: None = None,
+        output_attentions: None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits (B, T, V), and with ``labels`` (B, T; -100 is ignored) the mean cross-entropy of predicting label t+1
-        at token t.
-
-        attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results.
-            With ``past_key_values`` its last T columns count, and all of them must be real.
-        segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
-        past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
-        use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
-        logits_to_keep: only the logits of so many last columns; 0: all.
-        """
+        """Logits (B, T, V), and with ``labels`` the loss; see the class."""
+        check_options(input_ids, inputs_embeds, output_attentions)
+        assert input_ids is not None
         if past_key_values is None and use_cache:
             past_key_values = SegmentCache()
         if past_key_values is not None:
             last = logits_to_keep == 1
             hidden_BTD = self.read(past_key_values, input_ids, attention_mask, segment_len, last)
         else:
-            prompts = pack(input_ids, attention_mask)
-            hidden_BTD = unroll(
-                self.model,
-                prompts.ids_BT,
-                segment_len or self.config.segment_len,
-                mask_BT=prompts.mask(),
-                checkpoint_segments=1 if self.gradient_checkpointing and self.training else None,
-            ).hidden_BTD
-            hidden_BTD = unpacked(hidden_BTD, prompts)
+            hidden_BTD = self.read_all(input_ids, attention_mask, segment_len)
         logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
-        loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        out = CausalLMOutputWithPast(
+            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=(hidden_BTD,) if output_hidden_states else None,
+        )
         return out.to_tuple() if return_dict is False else out
+
+    def read_all(self, input_ids: Tensor, attention_mask: Tensor | None, segment_len: int | None) -> Tensor:
+        """Hidden states (B, T, D) of samples from their beginning."""
+        prompts = pack(input_ids, attention_mask)
+        hidden_BTD = unroll(
+            self.model,
+            prompts.ids_BT,
+            segment_len or self.config.segment_len,
+            mask_BT=prompts.mask(),
+            checkpoint_segments=1 if self.gradient_checkpointing and self.training else None,
+        ).hidden_BTD
+        return unpacked(hidden_BTD, prompts)
 
     def read(
         self,
@@ -227,3 +253,19 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
     """Hidden states in the columns that the tokens had before ``pack``."""
     return hidden_BTD.take_along_dim(prompts.order_BT.argsort(dim=1)[:, :, None], dim=1)
+
+
+def token_loss(logits_BTV: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
+    """Cross-entropy of predicting label t+1 at token t: the mean over labels but -100, or the sum over ``count``."""
+    logits_NV, labels_N = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten()
+    if count is None:
+        return F.cross_entropy(logits_NV, labels_N)
+    return F.cross_entropy(logits_NV, labels_N, reduction="sum") / count
+
+
+def check_options(input_ids: Tensor | None, inputs_embeds: Any, output_attentions: Any) -> None:
+    """Raise ValueError for arguments of Hugging Face's models that ours do not have."""
+    if inputs_embeds is not None or input_ids is None:
+        raise ValueError("inputs_embeds: our models read tokens, some of them more than once; give input_ids")
+    if output_attentions:
+        raise ValueError("output_attentions=True: no attention weights are kept; leave it out")

@@ -1,140 +1,25 @@
-"""Decoders of the GPT-2, GPT-NeoX, Llama and Qwen2 families: their weights and settings into our architectures.
+"""Decoders of Hugging Face: their weights into our architectures. Their settings are in ``families``.
 
 Reference: Hugging Face transformers 5.
 
-Everything is strict: a weight that is missing, surplus or of another shape is an error, and so is a setting that our
-decoder does not compute.
+Everything is strict: a weight that is missing, surplus or of another shape is an error.
 """
 
-import math
 import re
-import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_memory.hf.families import Family
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
 from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
+from lit_memory.models.backbone import GATED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
-from lit_memory.util.checks import FieldError, fits
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of Hugging Face decoders, and the settings with which our decoder computes the same."""
-
-    model_type: str
-    """Hugging Face's name of the family."""
-    name: str
-    """Our name, ``BackboneConfig.family``."""
-    norm_eps: str
-    """Hugging Face's name of the setting."""
-    dropouts: tuple[str, ...]
-    """Hugging Face's dropout rates, which ours has as one."""
-    settings: Mapping[str, tuple[Any, ...]]
-    """Setting -> the values that our decoder implements."""
-
-    @property
-    def stem(self) -> str:
-        """The prefix of its weights' names."""
-        return OUTER[self.name]["layers"].partition(".")[0]
-
-
-FAMILIES = {
-    "gpt2": Family(
-        model_type="gpt2",
-        name="gpt2",
-        norm_eps="layer_norm_epsilon",
-        dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        settings={
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-        },
-    ),
-    "neox": Family(
-        model_type="gpt_neox",
-        name="gpt_neox",
-        norm_eps="layer_norm_eps",
-        dropouts=("attention_dropout", "hidden_dropout"),
-        settings={"hidden_act": ("gelu",), "use_parallel_residual": (True,), "attention_bias": (True,)},
-    ),
-    "llama": Family(
-        model_type="llama",
-        name="llama",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
-        settings={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
-    ),
-    "qwen2": Family(
-        model_type="qwen2",
-        name="llama",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
-        settings={"hidden_act": ("silu",), "use_sliding_window": (False,)},
-    ),
-}
-
-
-def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict[str, Any]:
-    """Config fields from a Hugging Face configuration; ``dropout`` replaces its rates.
-
-    Raises FieldError for a setting that our decoder does not compute, ValueError for several dropout rates.
-    """
-    _check_settings(config, family, dropout)
-    settings = {
-        "heads": config.num_attention_heads,
-        "layers": config.num_hidden_layers,
-        "norm_eps": getattr(config, family.norm_eps),
-        "tie_embeddings": config.tie_word_embeddings,
-    }
-    if rope := getattr(config, "rope_parameters", None):
-        settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None, math.inf))
-        settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0, 1.0)
-    rates = {getattr(config, name) for name in family.dropouts} or {0.0}
-    if dropout is not None:
-        rates = {dropout}
-    if len(rates) > 1:
-        names, values = ", ".join(family.dropouts), preview(map(str, rates))
-        raise ValueError(f"{names} are {values}: expected the same rate for all; pass dropout=")
-    return {**settings, "dropout": rates.pop()}
-
-
-def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> None:
-    """Raise FieldError where a Hugging Face configuration has another width than the weights, by canonical name."""
-    table = weights.get(f"{OUTER[family.name]['tokens']}.weight")
-    if table is not None and table.dim() == 2 and table.shape[1] != config.hidden_size:
-        name = config.attribute_map.get("hidden_size", "hidden_size")
-        raise FieldError(name, config.hidden_size, f"expected {table.shape[1]}, as in the weights; check them")
-
-
-def _rope_number(rope: Mapping[str, Any], name: str, default: float | None, most: float) -> float:
-    """A number of ``rope_parameters``. Raises FieldError unless it is above 0 and at most ``most``."""
-    value = rope.get(name, default)
-    if not fits(value, float) or not 0 < value <= most:
-        expected = f"expected a number above 0{f' and at most {most:g}' if most < math.inf else ''}"
-        raise FieldError(name, value, expected, reprlib.repr(value))
-    return value
-
-
-def _check_settings(config: Any, family: Family, dropout: float | None) -> None:
-    """Raise FieldError for a setting with which Hugging Face computes something else than our decoder."""
-    supported = {name: (getattr(config, name), values) for name, values in family.settings.items()}
-    if rope := getattr(config, "rope_parameters", None):
-        supported["rope_type"] = (rope.get("rope_type"), ("default",))
-    if family.name == "llama":
-        head_dim = config.hidden_size // config.num_attention_heads
-        supported["head_dim"] = (getattr(config, "head_dim", None), (None, head_dim))
-        if dropout is None:  # theirs acts on attention weights alone, ours on more
-            supported["attention_dropout"] = (config.attention_dropout, (0.0,))
-    for name, (value, values) in supported.items():
-        if value not in values:
-            expected = " or ".join(map(repr, values))
-            raise FieldError(name, value, f"expected {expected}; the decoder here computes nothing else")
+from lit_memory.util.checks import FieldError
 
 
 def build_model(
@@ -157,7 +42,7 @@ def build_model(
     needed = {name for theirs in names.values() for name in theirs}
     check_names(weights, needed, f"of arch={arch!r} on {family.name}: check arch, backbone and where they come from")
     cls: Any = load_class("model", arch)
-    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed["heads"]), **fixed}
+    fixed = {"family": family.name, **_sizes(weights, layout, family, fixed), **fixed}
     config = _config(cls, arch, family, fixed, flags)
     if config.wrap_pos and has_memory:  # the table of the source has the positions of the memory as well
         config = replace(config, positions=config.positions - config.rows(0))
@@ -186,8 +71,8 @@ def _tie_head(weights: dict[str, Tensor], family: Family, wanted: bool | None) -
     return same
 
 
-def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads: int) -> dict[str, Any]:
-    """The config fields that the weights decide."""
+def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The config fields that the weights decide. fixed: those that are known."""
     outer = OUTER[family.name]
     first = f"{outer['layers']}.0"
     block = block_names(family.name, weights, f"{first}.{layout.wrapper}")
@@ -198,10 +83,12 @@ def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, heads:
     sizes = {"vocab_size": vocab_size, "width": width, "ff_mult": ff_width / width}
     if "positions" in outer:
         sizes["positions"] = check_dims(weights, f"{outer['positions']}.weight", 2)[0]
-    if family.name == "llama":
-        key_rows = check_dims(weights, block["attention.qkv.weight"][1], 2)[0]
-        sizes["kv_heads"] = key_rows * heads // width
-        sizes["qkv_bias"] = "attention.qkv.bias" in block
+    if family.name in GATED:
+        query_rows, key_rows = (check_dims(weights, name, 2)[0] for name in block["attention.qkv.weight"][:2])
+        sizes["head_dim"] = None if query_rows == width else query_rows // fixed["heads"]
+        sizes["kv_heads"] = key_rows * fixed["heads"] // max(query_rows, 1)
+        sizes |= {"qkv_bias": "attention.qkv.bias" in block, "qk_norm": "attention.q_norm.weight" in block}
+        sizes["post_norms"] = "post1.weight" in block
     for name, weight in layout.sizes.items():
         sizes[name] = check_dims(weights, weight.format(first), 2)[0]
     return sizes
@@ -242,8 +129,9 @@ def _check_shapes(weights: Mapping[str, Tensor], ours: str, theirs: list[str], s
     have its rows of it."""
     rows = [shape[0]]
     if len(theirs) > 1:
-        key_rows = (shape[0] - config.width) // 2
-        rows = [config.width, key_rows, key_rows]
+        query_rows = config.heads * config.head_width
+        key_rows = (shape[0] - query_rows) // 2
+        rows = [query_rows, key_rows, key_rows]
     transposed = config.family == "gpt2" and ours.endswith(CONV1D)
     for name, count in zip(theirs, rows, strict=True):
         expected = (count, *shape[1:])

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and Mamba into ours.
+"""Models of Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and 3, Gemma 1 to 3 and Mamba into ours.
 
 Reference: Hugging Face transformers 5.
 """
@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_memory.hf.decoders import FAMILIES, build_model, check_width, decoder_settings
+from lit_memory.hf.decoders import build_model
+from lit_memory.hf.families import FAMILIES, check_width, decoder_settings
 from lit_memory.hf.mamba import build_mamba, mamba_settings
 from lit_memory.hf.names import canonical_weights
 from lit_memory.hf.reading import check_model_type, errors_from, look_up, read_config, read_weights
@@ -18,7 +19,7 @@ MODEL_TYPES = (*(family.model_type for family in FAMILIES.values()), "mamba")
 
 
 def load_huggingface(source: Any, arch: str = "transformer", **flags: Any) -> SegmentRecurrent:
-    """One of our architectures around a Hugging Face GPT-2, GPT-NeoX, Llama or Qwen2, its memory freshly initialised,
+    """One of our architectures around a Hugging Face decoder (``families.FAMILIES``), its memory freshly initialised,
     or a Mamba; in eval mode.
 
     source: a ``...ForCausalLM`` or ``GPT2LMHeadModel`` (its weights are copied), or a folder with config.json and

@@ -5,12 +5,14 @@ beside them what the reference adds for a memory. ``weight_names`` maps ours to 
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lit_memory.models.backbone import GATED
 
 HEAD = "lm_head.weight"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
@@ -25,6 +27,7 @@ OUTER = {
     "gpt_neox": {"tokens": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "layers": "gpt_neox.layers"},
     "llama": {"tokens": "model.embed_tokens", "norm": "model.norm", "layers": "model.layers"},
 }
+OUTER["gemma"] = OUTER["llama"]
 """Family -> our module names in a decoder -> Hugging Face's."""
 INNER = {
     "gpt2": {
@@ -46,6 +49,8 @@ INNER = {
     "llama": {
         "norm1": ["input_layernorm"],
         "attention.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "attention.q_norm": ["self_attn.q_norm"],
+        "attention.k_norm": ["self_attn.k_norm"],
         "attention.out": ["self_attn.o_proj"],
         "norm2": ["post_attention_layernorm"],
         "up": ["mlp.up_proj"],
@@ -61,7 +66,17 @@ INNER = {
         "down": ["output.dense"],
     },
 }
+INNER["gemma"] = INNER["llama"]
+INNER["gemma2"] = INNER["gemma"] | {
+    "norm2": ["pre_feedforward_layernorm"],
+    "post1": ["post_attention_layernorm"],
+    "post2": ["post_feedforward_layernorm"],
+}
 """Family -> our module names in a ``Block`` -> Hugging Face's; several of theirs are joined to one matrix."""
+OPTIONAL = ("attention.q_norm", "attention.k_norm")
+"""Modules that only some checkpoints of a family have."""
+NORMS = ("norm.weight", "norm1.weight", "norm2.weight", "post1.weight", "post2.weight")
+"""Endings of our names of the norms that Hugging Face's Gemma stores as their difference from 1."""
 CONV1D = ("attention.qkv.weight", "attention.out.weight", "up.weight", "down.weight")
 """Endings of our names of the weights that Hugging Face's GPT-2 stores as (in, out)."""
 
@@ -83,22 +98,26 @@ class Layout:
     """Weights that the reference stores and never uses."""
 
 
-def block_names(family: str, weights: Container[str], prefix: str = "") -> dict[str, list[str]]:
+def block_names(family: str, weights: Collection[str], prefix: str = "") -> dict[str, list[str]]:
     """Weights of our ``Block`` -> Hugging Face's.
 
     weights: the names in a checkpoint, the block's with ``prefix``; they show whether queries, keys and values of a
-        Llama have biases (Qwen2).
+        Llama have biases (Qwen2) and norms (Qwen3).
     """
     names = {}
-    for ours, theirs in INNER[family].items():
+    normed = any(name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")) for name in weights)
+    posts = family == "gemma" and any(name.endswith("feedforward_layernorm.weight") for name in weights)
+    for ours, theirs in INNER["gemma2" if posts else family].items():
+        if ours in OPTIONAL and not normed:
+            continue
         names[f"{ours}.weight"] = [f"{prefix}{name}.weight" for name in theirs]
         biases = [f"{prefix}{name}.bias" for name in theirs]
-        if family != "llama" or (ours == "attention.qkv" and any(name in weights for name in biases)):
+        if family not in GATED or (ours == "attention.qkv" and any(name in weights for name in biases)):
             names[f"{ours}.bias"] = biases
     return names
 
 
-def weight_names(family: str, layers: int, weights: Container[str], layout: Layout) -> dict[str, list[str]]:
+def weight_names(family: str, layers: int, weights: Collection[str], layout: Layout) -> dict[str, list[str]]:
     """Weights of a model of ours around a decoder -> the canonical names of their parts.
 
     Blocks are named as in a plain ``Decoder``: an architecture that wraps them has ``block.`` after the number of the
@@ -107,7 +126,7 @@ def weight_names(family: str, layers: int, weights: Container[str], layout: Layo
     outer = OUTER[family]
     names = {f"decoder.{ours}.weight": [f"{theirs}.weight"] for ours, theirs in outer.items() if ours != "layers"}
     names["decoder.head.weight"] = [HEAD]
-    if family != "llama":
+    if family not in GATED:
         names["decoder.norm.bias"] = [f"{outer['norm']}.bias"]
     for i in range(layers):
         layer = f"{outer['layers']}.{i}."
@@ -125,6 +144,8 @@ def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if family == "gpt2" and ours.endswith(CONV1D):
         tensor = tensor.mT
+    if family == "gemma" and ours.endswith(NORMS):
+        tensor = tensor + 1
     if family == "gpt_neox" and "attention.qkv" in ours:  # heads are interleaved: (H, 3, K, ...)
         tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return tensor.contiguous()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lit_memory.hf.bert import bert_weights, read_bert, token_pieces
+from lit_memory.hf.card import save_tokenizer, write_card
 from lit_memory.hf.huggingface import MODEL_TYPES, load_huggingface
 from lit_memory.hf.reading import check_model_type, check_weights, errors_from, preview, read_json, read_weights
 from lit_memory.models.decoder import BackboneConfig
@@ -42,6 +43,7 @@ BACKBONE = {f.name for f in fields(BackboneConfig)}
 FREE = ("dropout", "wrap_pos")
 """Fields of ``BackboneConfig`` that a pretrained decoder leaves open."""
 SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
+SAME += ("rotary_bases", "query_scale", "score_cap", "logit_cap")
 """Fields in which a model and its initial weights must agree, although the shapes may fit without."""
 FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 """Files of a model on the Hugging Face hub that are downloaded."""
@@ -71,12 +73,19 @@ def shared_weights(model: nn.Module) -> dict[str, str]:
     return shared
 
 
-def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], segment_len: int | None = None) -> None:
+def save_pretrained(
+    model: SegmentRecurrent,
+    folder: str | os.PathLike[str],
+    segment_len: int | None = None,
+    tokenizer: Any = None,
+) -> None:
     """Write ``model`` to ``folder``, which is created where needed; an earlier model there is replaced.
 
-    Each file is complete or absent, and config.json comes last. segment_len: tokens per segment for Hugging Face's
-    interface where a call gives none; default: one segment for all. Raises ValueError for a class that is not
-    registered.
+    Each file is complete or absent, and config.json comes last. README.md is written where there is none.
+    segment_len: tokens per segment for Hugging Face's interface where a call gives none; default: one segment for all.
+    tokenizer: a tokenizer of transformers, or a folder with one; default: that beside the weights that ``model`` was
+        loaded from, if there is one.
+    Raises ValueError for a class that is not registered.
     """
     arch, shared, folder = architecture(type(model)), shared_weights(model), Path(folder)
     state = model.state_dict()
@@ -94,6 +103,10 @@ def save_pretrained(model: SegmentRecurrent, folder: str | os.PathLike[str], seg
     with files.replacing(folder / "model.safetensors") as file:
         safetensors.torch.save_file(weights, file.name, metadata={"format": "pt"})
     files.write(folder / AUTO_FILE, AUTO_CODE.encode())
+    tokenizer = getattr(model, "source", None) if tokenizer is None else tokenizer
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder)
+    write_card(model, arch, folder, segment_len)
     files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 
 
@@ -118,6 +131,13 @@ def from_pretrained(
     folder = locate(source, revision)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no config.json; expected a folder that save_pretrained wrote")
+    model = _from_folder(cls, folder, encoder, flags)
+    model.source = folder  # of the tokenizer, for save_pretrained
+    return model
+
+
+def _from_folder(cls: Any, folder: Path, encoder: str | os.PathLike[str] | None, flags: dict[str, Any]) -> Any:
+    """``from_pretrained`` of a folder."""
     with errors_from(folder):
         config = read_json(folder / "config.json")
         if config.get("model_type") == MODEL_TYPE:
@@ -192,7 +212,7 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     folder, name = Path(source), str(source)
     if folder.is_dir():
         return folder
-    if isinstance(source, Path) or folder.exists() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+    if not on_the_hub(source):
         raise FileNotFoundError(
             f"{name}: no such folder; expected one with config.json and weights, or a name on the Hugging Face hub"
         )
@@ -206,6 +226,12 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
             f"{name}: no such folder, and nothing of that name in reach on the Hugging Face hub ({kind}); "
             "check the name"
         ) from error
+
+
+def on_the_hub(source: str | os.PathLike[str]) -> bool:
+    """Whether a source can be a name on the Hugging Face hub, which nobody asks here."""
+    path = isinstance(source, Path) or Path(source).exists()
+    return not path and bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", str(source)))
 
 
 def read_settings(arch: Any, settings: Any) -> tuple[Any, dict[str, Any]]:

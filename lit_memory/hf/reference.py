@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_memory.hf.decoders import FAMILIES, build_model
+from lit_memory.hf.decoders import build_model
+from lit_memory.hf.families import FAMILIES
 from lit_memory.hf.mamba import build_mamba
 from lit_memory.hf.names import OUTER, Layout, canonical_weights
 from lit_memory.hf.reading import errors_from, look_up, read_file

@@ -197,6 +197,8 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
     def refuses_layer_major(self):
         if self.decoder.norm.weight.dtype != torch.promote_types(self.decoder.norm.weight.dtype, torch.float32):
             return "its weights are less precise than its state"
+        if self.config.special:
+            return f"its blocks ({', '.join(self.config.special)}) have no backward pass by hand"
         return super().refuses_layer_major()
 
     def uncompiled(self):

@@ -1,8 +1,9 @@
-"""One causal decoder for the GPT-2, GPT-NeoX and Llama families, the backbone of every transformer here.
+"""One causal decoder for the GPT-2, GPT-NeoX, Llama and Gemma families, the backbone of every transformer here.
 
 Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv
            2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv
-           2407.10671 (Qwen2: a Llama with ``qkv_bias``).
+           2407.10671 (Qwen2: a Llama with ``qkv_bias``), and 2025, arXiv 2505.09388 (Qwen3: one with ``qk_norm``);
+           Gemma Team 2024, arXiv 2403.08295 (Gemma), 2408.00118 (Gemma 2) and 2025, 2503.19786 (Gemma 3, its text).
 Reference: the Hugging Face implementations; ``lit_memory/hf`` imports their weights.
 
 Deviations
@@ -11,7 +12,10 @@ Deviations
 2. Rotary tables are computed in fp64 and rounded to the activations' type, RMS norms in the activations' type or above
    (Hugging Face computes both in fp32, fp64 models included).
 3. ``embedding_std`` is the init of token and position embeddings; default: that of the other weights, ``init_std``.
-4. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
+4. Gemma's norms have the weight w where Hugging Face's have 1 + w; the import adds the 1.
+5. The sliding windows of Gemma 2 and 3 are not computed: ``span`` refuses segments that are longer, for which they
+   would matter.
+6. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
    only).
 
 Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K
@@ -19,108 +23,16 @@ head width, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.attention import attention_mask, rotate, split_heads
-from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
-from lit_memory.util.fields import added
-
-
-@dataclass
-class BackboneConfig:
-    """Sizes of the decoder. Defaults: the tiny GPT-NeoX of the ARMT paper's associative retrieval (spec 1)."""
-
-    family: Literal["gpt2", "gpt_neox", "llama"] = "gpt_neox"
-    vocab_size: int = 0
-    """Number of token ids; 0 takes the task's."""
-    inputs: int = added(0)
-    """Numbers per token, in a task of numbers in place of token ids; 0 takes the task's."""
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    kv_heads: int | None = None
-    """Heads of keys and values, each shared by heads / kv_heads queries; default: as many as ``heads``."""
-    qkv_bias: bool | None = None
-    """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them)."""
-    ff_mult: float = 4.0
-    """Feed-forward width over width, rounded. The paper's "about 500k parameters" fits 2, its code has 4."""
-    positions: int = 1024
-    """Rows of the position table (gpt2 only): the longest segment, memory rows included."""
-    wrap_pos: bool = False
-    """Tokens start at position 0, and memory rows have own rows of the table, behind ``positions`` (gpt2 only)."""
-    rotary_fraction: float | None = None
-    """Fraction of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, 1 for llama."""
-    rotary_base: float = 10_000.0
-    """Channel pair i of n turns by rotary_base^(-i/n) per position ("rope_theta"; not gpt2)."""
-    tie_embeddings: bool | None = None
-    """Output head = token embedding; default: yes for gpt2, no for the others."""
-    dropout: float = 0.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
-    embedding_std: float | None = None
-
-    def __post_init__(self) -> None:
-        one_of(self)
-        at_least(1, self, "layers", "width", "heads", "kv_heads", "positions")
-        at_least(0, self, "inputs", "vocab_size")
-        check_layers(self, "layers")
-        if self.width % self.heads:
-            raise FieldError("width", self.width, f"expected a multiple of heads={self.heads}")
-        if self.heads % (self.kv_heads or self.heads):
-            raise FieldError("kv_heads", self.kv_heads, f"expected a divisor of heads={self.heads}")
-        if self.ff_width < 1:
-            raise FieldError("ff_mult", self.ff_mult, "expected at least one feed-forward channel")
-        if self.wrap_pos and self.family != "gpt2":
-            raise FieldError("wrap_pos", self.wrap_pos, f"{self.family} has no position table; use family: gpt2")
-        if not 0 <= (self.rotary_fraction or 0) <= 1:
-            raise FieldError("rotary_fraction", self.rotary_fraction, "expected a number from 0 to 1")
-        if self.rotary_base <= 0:
-            raise FieldError("rotary_base", self.rotary_base, "expected more than 0")
-        if self.rotary_dims + self.rotary_dims % 2 > self.head_width:
-            raise FieldError(
-                "rotary_fraction",
-                self.rotary_fraction,
-                f"rotated channels come in pairs, but a head has {self.head_width}; lower it",
-            )
-        if not 0 <= self.dropout < 1:
-            raise FieldError("dropout", self.dropout, "expected a number from 0 up to, but not including, 1")
-        at_least(0, self, "norm_eps", "init_std", "embedding_std")
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def ff_width(self) -> int:
-        return round(self.ff_mult * self.width)
-
-    @property
-    def rotary_dims(self) -> int:
-        """Channels of a head that are rotated. An odd number is rounded up, at its own frequencies (as in Hugging
-        Face)."""
-        default = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0}[self.family]
-        share = default if self.rotary_fraction is None or self.family == "gpt2" else self.rotary_fraction
-        return int(self.head_width * share)
-
-    def rows(self, segment_len: int) -> int:
-        """Rows that one segment occupies, memory rows included."""
-        return segment_len
-
-    def check_segment(self, segment_len: int) -> None:
-        """Raise FieldError if a segment does not fit the position table."""
-        rows = segment_len if self.wrap_pos else self.rows(segment_len)
-        if self.family == "gpt2" and rows > self.positions:
-            raise FieldError(
-                "positions",
-                self.positions,
-                f"a segment of {segment_len} tokens takes {rows} rows; raise positions or use family: gpt_neox",
-            )
+from lit_memory.models.backbone import GATED, TIED, BackboneConfig
+from lit_memory.util.checks import FieldError
 
 
 class Attention(nn.Module):
@@ -129,15 +41,26 @@ class Attention(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.head_width = config.head_width
-        self.rows = [config.width, *2 * [(config.kv_heads or config.heads) * config.head_width]]
-        self.grouped = self.rows[1] < config.width
+        self.rows = [n * config.head_width for n in (config.heads, *2 * (config.kv_heads or config.heads,))]
+        self.grouped = self.rows[1] < self.rows[0]
         self.rotary, self.base = config.rotary_dims, config.rotary_base
-        self.dropout = config.dropout
-        llama = config.family == "llama"
-        self.qkv = nn.Linear(
-            config.width, sum(self.rows), bias=not llama if config.qkv_bias is None else config.qkv_bias
+        self.dropout, self.scale, self.cap, self.span = (
+            config.dropout,
+            config.query_scale,
+            config.score_cap,
+            config.span,
         )
-        self.out = nn.Linear(config.width, config.width, bias=not llama)
+        biased = config.family not in GATED
+        self.qkv = nn.Linear(config.width, sum(self.rows), biased if config.qkv_bias is None else config.qkv_bias)
+        self.out = nn.Linear(self.rows[0], config.width, biased)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None for _ in range(2)
+        )
+
+    def heads(self, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, heads, T, K) of the outputs of ``qkv``, not rotated yet."""
+        q, k, v = split_heads(qkv_BTE, self.rows, self.head_width)
+        return q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k), v
 
     def forward(
         self, x_BTD: Tensor, mask: Tensor | None = None, past: tuple[Tensor, Tensor] | None = None
@@ -146,7 +69,7 @@ class Attention(nn.Module):
 
         mask: that of ``attention_mask``; None is plain causal attention. past: cached keys and values.
         """
-        q, k, v = split_heads(self.qkv(x_BTD), self.rows, self.head_width)
+        q, k, v = self.heads(self.qkv(x_BTD))
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         keys = k
@@ -159,43 +82,66 @@ class Attention(nn.Module):
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
         """Output (B, T, D) of rotated queries and keys. Without mask, row t sees t+1 keys if ``causal``, else all."""
+        if self.span and k_BGSK.shape[2] > self.span:
+            raise ValueError(f"{k_BGSK.shape[2]} rows in one segment, but span={self.span}: use shorter segments")
         drop, causal = self.dropout if self.training else 0.0, causal and mask is None
-        y = F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, enable_gqa=self.grouped)
+        options = {"scale": self.scale, "enable_gqa": self.grouped}
+        attend = capped_attention(self.cap) if self.cap else F.scaled_dot_product_attention
+        y = attend(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, **options)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-ACTIVATIONS = {"gpt2": partial(nn.GELU, "tanh"), "gpt_neox": nn.GELU, "llama": nn.SiLU}
+def capped_attention(cap: float) -> Callable[..., Tensor]:
+    """``F.scaled_dot_product_attention``, which has no soft cap, with scores cap * tanh(score / cap)."""
+
+    def attend(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, scale=None, enable_gqa=False):
+        heads, rows, keys = q_BHTK.shape[1], q_BHTK.shape[2], k_BGSK.shape[2]
+        k_BHSK, v_BHSK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGSK, v_BGSK))
+        scores = q_BHTK @ k_BHSK.mT * (q_BHTK.shape[3] ** -0.5 if scale is None else scale)
+        scores = cap * torch.tanh(scores / cap)
+        if causal:
+            mask = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return F.dropout(scores.softmax(-1), drop) @ v_BHSK
+
+    return attend
+
+
+TANH = partial(nn.GELU, "tanh")
+ACTIVATIONS = {"gpt2": TANH, "gpt_neox": nn.GELU, "llama": nn.SiLU, "gemma": TANH}
 
 
 def norm(config: BackboneConfig) -> nn.Module:
-    """The norm of the family: RMS norm for llama, else layer norm."""
-    return (nn.RMSNorm if config.family == "llama" else nn.LayerNorm)(config.width, config.norm_eps)
+    """The norm of the family: RMS norm for llama and gemma, else layer norm."""
+    return (nn.RMSNorm if config.family in GATED else nn.LayerNorm)(config.width, config.norm_eps)
 
 
 class Block(nn.Module):
     """Pre-norm transformer layer: attention, then the feed-forward.
 
-    GPT-NeoX adds both to the same input. Llama's feed-forward is gated.
+    GPT-NeoX adds both to the same input. Llama's and Gemma's feed-forwards are gated.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.parallel = config.family == "gpt_neox"
-        llama = config.family == "llama"
+        gated = config.family in GATED
         self.norm1 = norm(config)
         self.attention = Attention(config)
         self.norm2 = norm(config)
-        self.up = nn.Linear(config.width, config.ff_width, bias=not llama)
+        self.up = nn.Linear(config.width, config.ff_width, bias=not gated)
         self.activation = ACTIVATIONS[config.family]()
-        self.down = nn.Linear(config.ff_width, config.width, bias=not llama)
-        self.gate = nn.Linear(config.width, config.ff_width, bias=False) if llama else None
+        self.down = nn.Linear(config.ff_width, config.width, bias=not gated)
+        self.gate = nn.Linear(config.width, config.ff_width, bias=False) if gated else None
+        self.post1, self.post2 = (norm(config) if config.post_norms else nn.Identity() for _ in range(2))
         self.dropout = nn.Dropout(config.dropout)
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.norm2(x_BTD)
         up = self.up(x_BTD)
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
-        return self.dropout(self.down(inner))
+        return self.dropout(self.post2(self.down(inner)))
 
     def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """``forward`` that also returns keys and values."""
@@ -204,7 +150,7 @@ class Block(nn.Module):
 
     def join(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         """The block's output, from its input and that of its attention."""
-        y_BTD = x_BTD + self.dropout(attended_BTD)
+        y_BTD = x_BTD + self.dropout(self.post1(attended_BTD))
         return y_BTD + self.feed_forward(x_BTD if self.parallel else y_BTD)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -218,8 +164,26 @@ class Numbers(nn.Linear):
         return super().forward(input.to(self.weight.dtype))
 
 
+class Scaled(nn.Embedding):
+    """Embedding of token ids, times the square root of its width (Gemma)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embedding_dim**0.5
+
+
+class Capped(nn.Linear):
+    """A head whose logits have a soft cap."""
+
+    cap: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.cap * torch.tanh(super().forward(input) / self.cap)
+
+
 def embedding(config: Any) -> nn.Embedding | Numbers:
     """Embedding of token ids (B, T), or of ``config.inputs`` numbers per token (B, T, N)."""
+    if getattr(config, "family", "") == "gemma" and not config.inputs:
+        return Scaled(config.vocab_size, config.width)
     return Numbers(config.inputs, config.width) if config.inputs else nn.Embedding(config.vocab_size, config.width)
 
 
@@ -240,9 +204,14 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.norm = norm(config)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = (Capped if config.logit_cap else nn.Linear)(config.width, config.vocab_size, bias=False)
+        if isinstance(self.head, Capped):
+            self.head.cap = config.logit_cap
+        for one, base in zip(self.layers, config.rotary_bases, strict=False):  # none where all have one base
+            for part in (part for part in one.modules() if isinstance(part, Attention)):
+                part.base = base
         self.reset_parameters()
-        tie = config.family == "gpt2" if config.tie_embeddings is None else config.tie_embeddings
+        tie = config.family in TIED if config.tie_embeddings is None else config.tie_embeddings
         if tie and not config.inputs:
             self.head.weight = self.tokens.weight
 
@@ -262,7 +231,8 @@ class Decoder(nn.Module):
     def memory_tokens(self, count: int) -> nn.Parameter:
         """A new parameter (count, D), N(0, s), s the standard deviation of the token embeddings (as the reference)."""
         table = self.tokens.weight.detach()
-        return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * table.std())
+        std = table.std() * (self.config.width**0.5 if isinstance(self.tokens, Scaled) else 1)
+        return nn.Parameter(torch.randn(count, self.config.width, dtype=table.dtype, device=table.device) * std)
 
     def add_positions(self, rows_BTD: Tensor, before: int = 0, after: int = 0) -> Tensor:
         """Rows with positions 0..T-1, if the family has absolute ones, and dropout. Raises ValueError beyond the table.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_memory.models.attention import rotary_table, split_heads, turn
+from lit_memory.models.attention import rotary_table, turn
 from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import Incremental, State, batch_size, select_samples
 
@@ -66,7 +66,7 @@ class Piece:
     def through(self, block: Any, rows_BTD: Tensor) -> Tensor:
         """Rows after the ``Block`` of the next layer."""
         attention = block.attention
-        q, k, v = split_heads(attention.qkv(block.norm1(rows_BTD)), attention.rows, attention.head_width)
+        q, k, v = attention.heads(attention.qkv(block.norm1(rows_BTD)))
         if attention.rotary:
             tables = rotary_table(self.capacity, attention.rotary, attention.base, q.device, q.dtype)
             place = self.columns_BT if self.even is None else self.even

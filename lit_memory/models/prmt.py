@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask, rotate, split_heads
+from lit_memory.models.attention import attention_mask, rotate
 from lit_memory.models.decoder import Attention, BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import LayerMajor, detach, select_state, state_options
@@ -63,7 +63,7 @@ class PRMTLayer(nn.Module):
 
 def heads_of(attention: Attention, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys, and values, (B, heads, T, K) each."""
-    q, k, v = split_heads(qkv_BTE, attention.rows, attention.head_width)
+    q, k, v = attention.heads(qkv_BTE)
     if attention.rotary:
         q, k = (rotate(x, attention.rotary, attention.base) for x in (q, k))
     return q, k, v

@@ -12,7 +12,7 @@ Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,15 +100,15 @@ class Transformer(KeyValueCache, LayerRecurrent):
         if opened.real_BP.shape[1]:
             real_BP = torch.where(live_B[:, None], real_BP, opened.real_BP)
         piece = Piece(opened, self.config.window, live_B * self.config.window)
-        for layer_state in state:
-            piece.put(self.turned(layer_state.k_BGWK), layer_state.v_BGWK)
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            piece.put(self.turned(layer, layer_state.k_BGWK), layer_state.v_BGWK)
         return piece.done()._replace(real_BP=real_BP)
 
-    def turned(self, k_BGWK: Tensor, rows_B: Tensor | None = None) -> Tensor:
-        """Keys of the window, rotated to the first columns; back, from the last of ``rows_B`` columns."""
-        c, count = self.config, k_BGWK.shape[2]
+    def turned(self, layer: Any, k_BGWK: Tensor, rows_B: Tensor | None = None) -> Tensor:
+        """Keys of the window of a layer, rotated to the first columns; back, from the last of ``rows_B`` columns."""
+        attention, count = layer.block.attention, k_BGWK.shape[2]
         length = count if rows_B is None else int(rows_B.max())
-        cos, sin = rotary_table(length, c.rotary_dims, c.rotary_base, k_BGWK.device, k_BGWK.dtype)
+        cos, sin = rotary_table(length, attention.rotary, attention.base, k_BGWK.device, k_BGWK.dtype)
         if rows_B is None:
             return turn(k_BGWK, cos, sin)
         columns_BW = rows_B[:, None] - count + torch.arange(count, device=rows_B.device)
@@ -126,8 +126,8 @@ class Transformer(KeyValueCache, LayerRecurrent):
         kept_BW = opened.rows_B[:, None] - window + torch.arange(window, device=opened.rows_B.device)
         mask_BW = F.pad(opened.real_BP, (0, columns - window), value=True).gather(1, kept_BW)
         new = []
-        for layer_state, cache in zip(state, opened.layers, strict=True):
+        for layer, layer_state, cache in zip(self.layers, state, opened.layers, strict=True):
             k, v = (part.take_along_dim(kept_BW[:, None, :, None], dim=2) for part in cache)
-            k, v = (part.to(layer_state.k_BGWK.dtype) for part in (self.turned(k, opened.rows_B), v))
+            k, v = (part.to(layer_state.k_BGWK.dtype) for part in (self.turned(layer, k, opened.rows_B), v))
             new.append(WindowState(k, v, mask_BW))
         return tuple(new)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
 from lit_memory.plan.trainer import check_trainer
-from lit_memory.registry import REGISTRIES, RegistrationError, load_class, sketch, weights_of
+from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketch, weights_of
 from lit_memory.util.checks import FieldError, field_name, nearest
 
 STAGE_KEYS = ("steps", "batch_size", "until")
@@ -25,6 +25,8 @@ class Resolver:
     arm: str
     origin: dict[str, str]
     """Dotted key, or section -> the layer that set it."""
+    decided: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model that the weights decide that it starts from."""
 
     def where(self, key: str) -> str:
         """The origin of a dotted key: the layer that set it, or a mapping that it lies in; else the arm."""
@@ -44,7 +46,7 @@ class Resolver:
         except FieldError as error:
             raise self.error("train", error.name, error.expected) from None
         task_class, task = self.registered("task", tree["task"])  # imports torch
-        model_class, model = self.registered("model", tree["model"])
+        model_class, model = self.registered("model", self.with_initial(train.init, tree["model"]))
         sampler = task_class(task)
         try:
             sampler.test_conditions()
@@ -65,18 +67,38 @@ class Resolver:
             "train": asdict(train),
         }
 
-    def registered(self, kind: str, values: dict[str, Any]) -> tuple[type, Any]:
-        """The class that a section names, and its configuration."""
+    def with_initial(self, init: Any, values: dict[str, Any]) -> dict[str, Any]:
+        """The model's section, with what the weights decide that it starts from."""
+        named = init if isinstance(init, dict) else {"decoder": init}
+        if not named.get("decoder"):
+            return values
+        cls, given = self.class_of("model", values), {name.removesuffix("?"): value for name, value in values.items()}
+        try:
+            self.decided = initial_settings(cls, init, given)
+        except (ValueError, FileNotFoundError) as error:
+            section, name = ("model", field_name(error)) if field_name(error) in given else ("train", "init")
+            raise self.error(section, name, str(error)) from None
+        return self.decided | values
+
+    def class_of(self, kind: str, values: dict[str, Any]) -> Any:
+        """The class that a section names."""
         name = values.get("name")
         if not isinstance(name, str):
             raise self.error(kind, "name", f"expected one of {', '.join(REGISTRIES[kind])}")
         try:
-            cls = load_class(kind, name)
-            others = [load_class(kind, other).Config for other in REGISTRIES[kind]]
+            return load_class(kind, name)
         except (KeyError, RegistrationError) as error:
             raise self.error(kind, "name", error.args[0]) from None
+
+    def registered(self, kind: str, values: dict[str, Any]) -> tuple[type, Any]:
+        """The class that a section names, and its configuration."""
+        cls = self.class_of(kind, values)
+        try:
+            others: Any = [load_class(kind, other) for other in REGISTRIES[kind]]
+        except RegistrationError as error:
+            raise self.error(kind, "name", error.args[0]) from None
         settings = {k: v for k, v in values.items() if k != "name"}
-        return cls, strict(cls.Config, settings, self.where, kind, others)
+        return cls, strict(cls.Config, settings, self.where, kind, [other.Config for other in others])
 
     def check_together(self, model: Any, sampler: Any) -> None:
         """Fill in vocabulary and inputs, and check that the task fits the model."""
@@ -88,12 +110,16 @@ class Resolver:
         model.vocab_size = model.vocab_size or sampler.vocab_size
         if model.vocab_size < sampler.vocab_size:
             ids = f"the task has {sampler.vocab_size} token ids"
+            if "vocab_size" in self.decided:
+                theirs = f"its model has {model.vocab_size} token ids, and {ids}"
+                raise self.error("train", "init", f"{theirs}; expected its tokenizer, task.tokenizer, or fewer ids")
             raise self.error("model", "vocab_size", f"{model.vocab_size}: {ids}; expected 0 (the task's) or more")
         try:
             if sampler.segment_len is not None:
                 model.check_segment(sampler.segment_len)
         except ValueError as error:
-            raise self.error("model", field_name(error), str(error)) from None
+            more = "; train.init decides it" if field_name(error) in self.decided else ""
+            raise self.error("model", field_name(error), f"{error}{more}") from None
 
     def check_losses(self, train: TrainConfig, model_class: Any) -> None:
         """Check the weights of the losses against the losses of the model."""

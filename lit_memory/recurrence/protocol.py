@@ -82,12 +82,14 @@ class SegmentRecurrent(nn.Module):
         """
         return load("lit_memory.hf.pretrained:from_pretrained")(cls, source, revision=revision, **flags)
 
-    def save_pretrained(self, folder: str | os.PathLike[str], segment_len: int | None = None) -> None:
-        """Write config.json and model.safetensors to a folder.
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], segment_len: int | None = None, tokenizer: Any = None
+    ) -> None:
+        """Write config.json, model.safetensors, a tokenizer and a model card to a folder.
 
         Arguments and errors: those of ``lit_memory.hf.pretrained.save_pretrained``.
         """
-        load("lit_memory.hf.pretrained:save_pretrained")(self, folder, segment_len)
+        load("lit_memory.hf.pretrained:save_pretrained")(self, folder, segment_len, tokenizer)
 
 
 class LayerRecurrent(SegmentRecurrent):

@@ -54,7 +54,7 @@ from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import ByteTokenizer, Tokenizer
+from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.metrics import MetricName
@@ -79,8 +79,8 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         tokenizer: str = "word"
         """word, wikitext (words between spaces, line by line), char, bpe, gpt2, or any folder or name on the hub. Bits
         per byte mean little with words: white space and rare words are lost."""
-        vocab_size: int = 4096
-        """Maximum number of token ids; char has 259."""
+        vocab_size: int = VOCAB_SIZE
+        """Most token ids of the tokenizers word and bpe; char has 259, the tokenizer in a folder its own."""
         vocabulary: str = ""
         """Source of the text that the tokenizers word and bpe are trained on; default: ``source``. A trained model
         keeps its own."""
@@ -112,7 +112,9 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     @property
     def vocab_size(self) -> int:
-        return ByteTokenizer.vocab_size if self.config.tokenizer == "char" else self.config.vocab_size
+        if self.config.tokenizer == "char":
+            return ByteTokenizer.vocab_size
+        return vocabulary_size(self.config.tokenizer, self.config.vocab_size)
 
     @property
     def segment_len(self) -> int:

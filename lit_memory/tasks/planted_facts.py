@@ -24,7 +24,7 @@ from lit_memory.tasks.batch import Batch, Segment
 from lit_memory.tasks.mixins import Prompted
 from lit_memory.tasks.samples import Sample, full_segment, tail_segment, until
 from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
-from lit_memory.text.tokenizers import Tokenizer, build_tokenizer
+from lit_memory.text.tokenizers import VOCAB_SIZE, Tokenizer, build_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.provenance import cache_folder
 
@@ -57,7 +57,8 @@ class TextConfig:
     """Maximum number of books per split; default: all of a folder, 50 of noise, 100 of pg19."""
     tokenizer: str = "word"
     """word, char, bpe, gpt2, or any folder or name on the hub."""
-    vocab_size: int = 4096
+    vocab_size: int = VOCAB_SIZE
+    """Most token ids of the tokenizers word and bpe; the tokenizer in a folder has its own."""
     vocabulary: str = ""
     """Source of the text that the tokenizers word and bpe are trained on; default: ``haystack``. A trained model keeps
     its own."""
@@ -107,7 +108,7 @@ class PlantedFacts(Prompted):
 
     @property
     def vocab_size(self) -> int:
-        return self.config.vocab_size
+        return vocabulary_size(self.config.tokenizer, self.config.vocab_size)
 
     @property
     def segment_len(self) -> int:

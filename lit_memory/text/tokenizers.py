@@ -18,6 +18,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ WORD = re.compile(r"\w+|[^\w\s]")
 SPECIALS = ("<pad>", "<eos>", "<gen>")
 BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
+FETCHED += ["chat_template*"]
+VOCAB_SIZE = 4096
+"""Token ids of a task that names no number."""
 FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
 UNKNOWN = len(SPECIALS)
 """Id of ``<unk>``, which only tokenizers of words have."""
@@ -231,6 +235,27 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> bytes:
     )
     backend.train_from_iterator(corpus.texts(), trainer)
     return backend.to_str().encode()
+
+
+@lru_cache(maxsize=8)
+def size_in(name: str) -> int | None:
+    """Token ids of the pretrained tokenizer in a folder; None for any other tokenizer, and for a file that cannot be
+    read, which ``pretrained_tokenizer`` tells."""
+    from tokenizers import Tokenizer as Backend
+
+    path = Path(name) / "tokenizer.json"
+    if name in ("", *BUILT_IN) or not path.is_file():
+        return None
+    try:
+        return 1 + max(Backend.from_file(str(path)).get_vocab().values())
+    except Exception:  # of the tokenizers package, which has no class of its own
+        return None
+
+
+def vocabulary_size(name: str, wanted: int) -> int:
+    """Token ids of a task whose tokenizer is ``name``: of the one in a folder its own, unless others were wanted."""
+    own = size_in(name) if wanted == VOCAB_SIZE else None
+    return wanted if own is None else own
 
 
 def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -1,0 +1,83 @@
+"""What lies in a folder beside the weights for its readers: a model card, and the tokenizer."""
+
+import inspect
+import os
+import shutil
+import warnings
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.text.tokenizers import FETCHED
+from lit_memory.util import files
+
+CARD = "README.md"
+TEXT = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- lit-memory
+- {arch}
+---
+# {title}
+
+{about}
+
+| | |
+|---|---|
+{rows}
+
+`config.json` has all settings. It reads contexts of any length, {segments}, in constant memory:
+
+```python
+import lit_memory.hf  # pip install lit-memory
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+```
+"""
+
+
+def write_card(model: SegmentRecurrent, arch: str, folder: Path, segment_len: int | None) -> None:
+    """Write README.md to ``folder``, where there is none: somebody may have written more into it."""
+    if (folder / CARD).exists():
+        return
+    config, names = model.config, ("family", "layers", "width", "heads", "vocab_size", "memory_tokens")
+    sizes = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    sizes |= {"parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
+    sizes |= {"floats of state per sample": f"{model.state_floats(model.init_state(1)):,}"}
+    text = TEXT.format(
+        arch=arch,
+        title=type(model).__name__,
+        about=(inspect.getdoc(type(model)) or "").partition("\n")[0],
+        rows="\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in sizes.items()),
+        segments=f"{segment_len} tokens at a time" if segment_len else "in one segment unless `segment_len` is given",
+        folder=folder.name,
+    )
+    files.write(folder / CARD, text.encode())
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Have a tokenizer beside a model.
+
+    tokenizer: one of transformers, or a folder with the files of one. Warns where a folder is gone: the model itself is
+    saved.
+    """
+    if not isinstance(tokenizer, str | os.PathLike):
+        tokenizer.save_pretrained(folder)
+        return
+    source = Path(tokenizer)
+    if not source.is_dir():
+        warnings.warn(f"{source}: the tokenizer's folder is gone; save it to {folder} yourself", stacklevel=2)
+    elif source.resolve() != folder.resolve():
+        for path in tokenizer_files(source):
+            with files.replacing(folder / path.name) as file, path.open("rb") as content:
+                shutil.copyfileobj(content, file)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a folder that are a tokenizer's."""
+    patterns = [pattern for pattern in FETCHED if pattern != "config.json"]
+    found = (path for path in folder.iterdir() if path.is_file())
+    return sorted(path for path in found if any(fnmatch(path.name, pattern) for pattern in patterns))

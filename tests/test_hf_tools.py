@@ -1,0 +1,271 @@
+"""Our models in the hands of Hugging Face's tools: ``Trainer``, ``peft``, pipelines."""
+
+import re
+
+import pytest
+import torch
+import yaml
+from conftest import VOCAB, build_model
+from test_interop import hugging_face
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+
+import lit_memory.hf
+from lit_memory.hf.adapters import backbone_layers, memory_modules, memory_tokens
+from lit_memory.models.decoder import Block
+from lit_memory.registry import MODELS
+
+N = 5
+WORDS = ["<eos>", "<unk>", *(f"w{i}" for i in range(2, VOCAB))]
+REASON = "needs the extra peft"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing. is deprecated"),  # peft asks for it
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator"),
+]
+
+
+def samples(count, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB, (count, 2 * N + 3), generator=draw)
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def shell_of(folder, name="armt", **settings):
+    """A model of ours, from a folder, through AutoModelForCausalLM."""
+    build_model(name, **settings).float().save_pretrained(folder, segment_len=N)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
+
+
+# transformers.Trainer
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """``train(name, **arguments)``: four steps of transformers' Trainer with dropout, saved every second."""
+    pytest.importorskip("accelerate", reason=REASON)
+    from transformers import Trainer, TrainingArguments
+
+    root = tmp_path_factory.mktemp("trainer")
+
+    def run(name, resume=None, **arguments):
+        torch.set_num_threads(1)  # before a fixture of a test does it
+        shell = shell_of(root / "model", dropout=0.1)
+        options = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-2, "per_device_train_batch_size": 2}
+        options |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+        trainer = Trainer(
+            model=shell,
+            args=TrainingArguments(str(root / name), **(options | arguments)),
+            train_dataset=samples(8),  # type: ignore[arg-type]
+            eval_dataset=samples(4, seed=1),  # type: ignore[arg-type]
+        )
+        trainer.train(resume_from_checkpoint=resume and str(root / resume))
+        return trainer, root / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(train):
+    return train("whole")
+
+
+def test_trainer_trains_evaluates_and_saves(trained):
+    """The loss falls, evaluation gives the mean over labels, and the last checkpoint is the model."""
+    trainer, folder = trained
+    found = trainer.evaluate()["eval_loss"]
+    ids = torch.stack([sample["input_ids"] for sample in samples(4, seed=1)])
+    with torch.no_grad():
+        assert found == pytest.approx(trainer.model.eval()(ids, labels=ids).loss.item(), rel=1e-5)
+    start = AutoModelForCausalLM.from_pretrained(folder.parent / "model")
+    ids = torch.stack([sample["input_ids"] for sample in samples(8)])
+    assert trainer.model(ids, labels=ids).loss < start(ids, labels=ids).loss
+    assert same(AutoModelForCausalLM.from_pretrained(folder / "checkpoint-4"), trainer.model)
+    assert lit_memory.ARMT.from_pretrained(folder / "checkpoint-4").memory.equal(trainer.model.model.memory)
+
+
+def test_trainer_resumes_bit_by_bit(train, trained):
+    """Weights after the last step, dropout included, are those of the run that nothing interrupted."""
+    again, folder = train("again", resume="whole/checkpoint-2")
+    assert same(again.model, trained[0].model) and not (folder / "checkpoint-2").exists()
+
+
+def test_trainer_computes_segments_again(train, trained):
+    """Activation checkpointing changes nothing."""
+    again, _ = train("checkpointed", activation_checkpointing=True)
+    assert again.model.gradient_checkpointing and same(again.model, trained[0].model)
+
+
+def test_parts_of_a_batch_count_by_their_labels(tmp_path):
+    """Accumulated gradients are those of the whole batch, also where its parts have different numbers of labels."""
+    shell = shell_of(tmp_path)
+    ids = torch.stack([sample["input_ids"] for sample in samples(4)])
+    labels = ids.clone()
+    labels[2:, 4:] = -100
+    count = (labels[:, 1:] != -100).sum()
+    whole = shell(ids, labels=labels).loss
+    parts = [shell(ids[i : i + 2], labels=labels[i : i + 2], num_items_in_batch=count).loss for i in (0, 2)]
+    assert torch.allclose(sum(parts), whole, rtol=1e-5)
+    assert shell.accepts_loss_kwargs  # without it, the Trainer would not tell the number
+
+
+def test_what_our_models_do_not_have(tmp_path):
+    shell, ids = shell_of(tmp_path), torch.ones(1, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^inputs_embeds: our models read tokens, .*; give input_ids$"):
+        shell(inputs_embeds=torch.zeros(1, 3, 16))
+    with pytest.raises(ValueError, match=r"^output_attentions=True: no attention weights are kept; leave it out$"):
+        shell(ids, output_attentions=True)
+    (hidden,) = shell(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(shell.model.logits(hidden), shell(ids).logits) and shell(ids).hidden_states is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_by_hugging_faces_names(name):
+    config = lit_memory.LitMemoryConfig(arch=name, settings={"layers": 3})
+    assert config.num_hidden_layers == 3 and config.hidden_size == 128
+    assert lit_memory.LitMemoryConfig(**config.to_dict()).num_hidden_layers == 3
+
+
+# peft
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_weight_has_one_place(tmp_path, name):
+    """A weight is the backbone's or the memory's; models with blocks of their own are told."""
+    shell = shell_of(tmp_path, name)
+    if not any(isinstance(part, Block) for part in shell.modules()):
+        for find in (backbone_layers, memory_modules, memory_tokens):
+            with pytest.raises(ValueError, match=r"^[A-Za-z]+ has no transformer blocks; name the modules for peft"):
+                find(shell)
+        return
+    parts, tokens = memory_modules(shell), memory_tokens(shell)
+    of_memory = {f"{part}.{own}" for part in parts for own, _ in shell.get_submodule(part).named_parameters()} | {
+        *tokens
+    }
+    rest = {n for n, _ in shell.named_parameters()} - of_memory
+    assert all(re.search(r"\.(block|layers\.\d+)\.|decoder\.(tokens|positions|norm|head)\.", n) for n in rest)
+    assert not {*parts} & {*backbone_layers(shell)} and not of_memory & rest
+    known = {"armt": (8, 1), "rmt": (0, 1), "prmt": (0, 2), "transformer": (0, 0)}
+    assert (len(parts), len(tokens)) == known.get(name, (len(parts), len(tokens)))
+
+
+def lora(shell):
+    peft = pytest.importorskip("peft", reason=REASON)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=backbone_layers(shell), modules_to_save=memory_modules(shell)
+    )
+    return peft.get_peft_model(shell, config)
+
+
+def test_lora_on_the_backbone(tmp_path):
+    """The backbone stays, the memory is trained whole; the adapter loads, and merged it is a model of ours."""
+    tuned = lora(shell_of(tmp_path / "base"))
+    shell, ids = tuned.get_base_model(), torch.stack([sample["input_ids"] for sample in samples(4)])
+    (tokens,) = memory_tokens(shell).values()
+    before = {name: p.detach().clone() for name, p in tuned.named_parameters()}
+    trainable = [p for p in tuned.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=0.02)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = tuned(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    moved = {name for name, p in tuned.named_parameters() if not torch.equal(p, before[name])}
+    assert all("lora_" in name or "modules_to_save" in name for name in moved)
+    assert any("to_value.modules_to_save" in name for name in moved) and any("qkv.lora_B" in name for name in moved)
+    tuned.eval()
+    expected = tuned(input_ids=ids).logits
+    tuned.save_pretrained(tmp_path / "adapter")
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert torch.allclose(again(input_ids=ids).logits, expected, atol=1e-5)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    assert again.generate(input_ids=ids, **options).shape == (4, ids.shape[1] + 3)
+    tokens.data += 1  # is saved with the model, not with the adapter
+    changed = tuned(input_ids=ids).logits
+    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
+    whole = lit_memory.ARMT.from_pretrained(tmp_path / "merged")
+    logits = whole.logits(lit_memory.unroll(whole, ids, N).hidden_BTD)
+    assert torch.allclose(logits, changed, atol=1e-5) and not torch.allclose(logits, expected, atol=1e-3)
+
+
+def test_trainer_on_lora(train, tmp_path, monkeypatch):
+    """peft inside the Trainer; memory tokens are trained as well where one asks for it."""
+    from transformers import Trainer, TrainingArguments
+
+    tuned = lora(shell_of(tmp_path / "base"))
+    (tokens,) = memory_tokens(tuned.get_base_model()).values()
+    before = tokens.requires_grad_(True).detach().clone()
+    options = {"max_steps": 2, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = TrainingArguments(str(tmp_path / "run"), learning_rate=0.1, **options)
+    Trainer(model=tuned, args=arguments, train_dataset=samples(8)).train()
+    assert not torch.equal(tokens, before)
+
+
+# Folders: tokenizer and model card
+
+
+def save_words(folder):
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def test_the_tokenizer_goes_along(tmp_path):
+    """From a pretrained decoder to the model around it, and to what is made of that; or as an argument."""
+    hugging_face("gpt2", vocab_size=VOCAB).save_pretrained(tmp_path / "decoder")
+    tokenizer = save_words(tmp_path / "decoder")
+    model = lit_memory.ARMT.from_pretrained(tmp_path / "decoder", memory_tokens=2, memory_dim=4)
+    model.save_pretrained(tmp_path / "mine")
+    model = lit_memory.ARMT.from_pretrained(tmp_path / "mine")
+    model.save_pretrained(tmp_path / "mine")
+    model.save_pretrained(tmp_path / "again")
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "given", tokenizer=tokenizer)
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "named", tokenizer=tmp_path / "mine")
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "none")
+    for folder in ("mine", "again", "given", "named"):
+        found = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert found("w3 w4 w2").input_ids == [3, 4, 2] and found.chat_template == tokenizer.chat_template
+    assert not (tmp_path / "none" / "tokenizer.json").exists()
+    model.source = tmp_path / "gone"
+    with pytest.warns(UserWarning, match=r"gone: the tokenizer's folder is gone; save it to .*last yourself$"):
+        model.save_pretrained(tmp_path / "last")
+    assert lit_memory.ARMT.from_pretrained(tmp_path / "last").memory.equal(model.memory)
+
+
+def test_a_pipeline(tmp_path):
+    """``pipeline("text-generation")`` on a folder that has all that it needs."""
+    save_words(tmp_path)
+    shell = shell_of(tmp_path)
+    pipe = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    (found,) = pipe("w3 w4 w5", max_new_tokens=2 * N, do_sample=False, return_full_text=False)
+    new = shell.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=2 * N, do_sample=False, eos_token_id=0)[0, 3:]
+    assert found["generated_text"].split() == [WORDS[i] for i in new]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_card(tmp_path, name):
+    """Both ways of saving write it; one that is there stays."""
+    shell = shell_of(tmp_path / "ours", name)
+    shell.save_pretrained(tmp_path / "theirs")
+    text = (tmp_path / "ours" / "README.md").read_text()
+    assert text.replace("/ours", "") == (tmp_path / "theirs" / "README.md").read_text().replace('"theirs"', '"ours"')
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["tags"] == ["lit-memory", name] and head["pipeline_tag"] == "text-generation"
+    count = sum(p.numel() for p in shell.model.parameters())
+    assert f"| parameters | {count:,} |" in text and "5 tokens at a time" in text
+    (tmp_path / "ours" / "README.md").write_text("my own words")
+    shell.model.save_pretrained(tmp_path / "ours")
+    assert (tmp_path / "ours" / "README.md").read_text() == "my own words"

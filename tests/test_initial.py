@@ -1,0 +1,179 @@
+"""Fine-tuning by YAML: ``train.init`` fills the model, a tokenizer brings its size, and the plan checks both."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from conftest import build_model
+from test_interop import BACKBONES, SETTINGS, hugging_face, hugging_face_mamba
+from test_pretrained import make_bert, make_decoder
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lit_memory.cli import main
+from lit_memory.hf.huggingface import load_huggingface
+from lit_memory.hf.initial import initial_settings
+from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import parse
+from lit_memory.registry import load_class
+from lit_memory.run.build import build
+from lit_memory.tasks.language_modeling import LanguageModeling
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+ARMT = load_class("model", "armt")
+WORDS = ["<eos>", "<unk>", "GEN", *(f"w{i}" for i in range(3, 20))]
+
+
+@pytest.mark.parametrize(("backbone", "settings"), [*SETTINGS, *((name, {}) for name in BACKBONES)])
+def test_fields_are_those_of_the_loaded_model(tmp_path, backbone, settings):
+    """Known from config.json alone, they make the model that the weights make."""
+    theirs = hugging_face(backbone, **settings)
+    theirs.config.save_pretrained(tmp_path)
+    loaded = load_huggingface(theirs, "armt", memory_tokens=3, dropout=0.0)
+    planned = ARMT(ARMT.Config(memory_tokens=3, **initial_settings(ARMT, str(tmp_path))))
+    names = {f.name for f in dataclasses.fields(ARMT.Config)} - {"tie_embeddings", "kv_heads", "qkv_bias"}
+    differing = [n for n in names if getattr(planned.config, n) != getattr(loaded.config, n)]
+    assert {n for n in differing if n != "rotary_fraction"} == set()
+    assert planned.config.rotary_dims == loaded.config.rotary_dims
+    assert (planned.decoder.head.weight is planned.decoder.tokens.weight) is loaded.config.tie_embeddings
+    shapes = {name: t.shape for name, t in planned.state_dict().items()}
+    assert shapes == {name: t.shape for name, t in loaded.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder with a Llama and its tokenizer of 20 words; the model has three ids more."""
+    folder = tmp_path_factory.mktemp("llama")
+    hugging_face("llama", num_key_value_heads=1, rms_norm_eps=1e-3, max_position_embeddings=64).float().save_pretrained(
+        folder
+    )
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+def tuning(folder, **model):
+    """An experiment as a user writes it: a memory, a task, a folder."""
+    return {
+        "experiment": "tuning",
+        "base": {
+            "model": {"name": "armt", "memory_tokens": 2, "memory_dim": 4, **model},
+            "task": {
+                "name": "language_modeling",
+                "source": "noise",
+                "books": 2,
+                "tokenizer": str(folder),
+                "segments": 2,
+                "segment_len": 8,
+            },
+            "train": {"init": str(folder), "steps": 2, "batch_size": 2, "valid_size": 2, "test_size": 2},
+        },
+        "arms": {"tuned": {}},
+        "seeds": [0],
+        "report": {"x": "test_segments", "y": "loss"},
+    }
+
+
+def test_a_folder_fills_the_model(llama):
+    """Neither backbone nor vocabulary stand in the file; the run is made of the folder's weights."""
+    (spec,) = parse(tuning(llama), "tuning.yaml").at().plan()
+    wanted = {"family": "llama", "layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "norm_eps": 1e-3, "ff_mult": 2.5}
+    wanted |= {"vocab_size": 23, "memory_tokens": 2, "tie_embeddings": None, "dropout": 0.0}
+    assert wanted.items() <= spec.model.items()
+    module, data = build(spec)
+    theirs = load_class("model", "transformer").from_pretrained(llama).state_dict()
+    assert all(torch.equal(module.model.state_dict()[name], tensor) for name, tensor in theirs.items())
+    assert data.task.vocab_size == 20 and int(data.task.batch(0, "train", 0, 2).ids_BT.max()) < 20
+    given = tuning(llama, family="llama", layers=2, dropout=0.5)
+    assert parse(given, "tuning.yaml").at().plan()[0].model["dropout"] == 0.5
+    (again,) = parse(tuning(llama, **{"layers?": 2}), "tuning.yaml").at().plan()
+    assert again.key == spec.key
+
+
+def test_a_folder_of_ours_fills_the_memory_too(tmp_path):
+    build_model("armt", gamma="off").save_pretrained(tmp_path)
+    tree = tuning(tmp_path, value_std=0.0)
+    tree["base"]["task"] = {"name": "associative_retrieval", "pairs": 2, "test_pairs": [2]}
+    tree["base"]["model"] = {"name": "armt"}
+    tree["report"] = {}
+    tree["base"]["model"]["vocab_size"] = 19
+    (spec,) = parse(tree, "tuning.yaml").at().plan()
+    assert (spec.model["gamma"], spec.model["memory_tokens"], spec.model["width"]) == ("off", 2, 16)
+
+
+def test_an_encoder_fills_its_sizes(tmp_path):
+    (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
+    found = initial_settings(load_class("model", "larimar"), {"decoder": str(decoder), "encoder": str(bert)})
+    assert (found["encoder_width"], found["encoder_layers"], found["encoder_heads"]) == (12, 2, 3)
+    assert found["family"] == "gpt2" and found["positions"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("inline", "unsaved_figures")
+def test_the_whole_command(llama, root, tmp_path, capsys):
+    """From a YAML of a dozen lines to a table, in this process; a dry run before it."""
+    path = tmp_path / "tuning.yaml"
+    path.write_text(json.dumps(tuning(llama)))
+    assert main([str(path), "--root", str(root), "--dry-run"]) == 0
+    assert "tuned" in capsys.readouterr().out
+    assert main([str(path), "--root", str(root)]) == 0
+    assert "tuned" in capsys.readouterr().out
+
+
+def _replace(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_what_does_not_fit_is_told_by_the_plan(llama, tmp_path):
+    """One line, before anything starts."""
+
+    def message(tree, **changes):
+        for key, value in changes.items():
+            tree["base"]["task" if key in ("tokenizer", "segment_len") else "train"][key] = value
+        with pytest.raises(ConfigError) as info:
+            parse(tree, "tuning.yaml").at().plan()
+        assert "\n" not in str(info.value)
+        return str(info.value)
+
+    assert message(tuning(llama, layers=3)).endswith(f"model.layers: layers=3: expected 2, as in {llama}; leave it out")
+    assert "train.init: ./none: no such folder; expected one with config.json" in message(tuning(llama), init="./none")
+    (tmp_path / "empty").mkdir()
+    assert "empty: no config.json; expected a folder that" in message(tuning(llama), init=str(tmp_path / "empty"))
+    wanted = "train.init: its model has 23 token ids, and the task has 4096 token ids; expected its tokenizer, task."
+    assert wanted in message(tuning(llama), tokenizer="word")
+    hugging_face_mamba().save_pretrained(tmp_path / "mamba")
+    wanted = "model_type='mamba': armt: expected a folder with a model that this architecture can be built around"
+    assert wanted in message(tuning(llama), init=str(tmp_path / "mamba"))
+    hugging_face("gpt2").save_pretrained(tmp_path / "gpt2")
+    found = message(tuning(llama), init=str(tmp_path / "gpt2"), segment_len=64)
+    assert "model.positions: positions=20: a segment of 64 tokens" in found and "train.init decides it" in found
+    _replace(tmp_path / "gpt2", activation_function="relu")
+    assert "activation_function='relu': expected 'gelu_new'" in message(tuning(llama), init=str(tmp_path / "gpt2"))
+    build_model("rmt").save_pretrained(tmp_path / "ours")
+    wanted = "train.init: " + f"{tmp_path / 'ours'}: arch='rmt': expected 'armt', as model.name"
+    assert wanted in message(tuning(llama), init=str(tmp_path / "ours"))
+
+
+def test_names_on_the_hub_are_not_looked_up(llama):
+    tree = tuning(llama, vocab_size=23)
+    tree["base"]["train"]["init"] = "somebody/something"
+    assert parse(tree, "tuning.yaml").at().plan()[0].model["layers"] == 4
+
+
+def test_a_tokenizer_brings_its_size(llama, tmp_path):
+    """That of a folder; a number that one writes counts, and must suffice."""
+
+    def size(**options):
+        return LanguageModeling(LanguageModeling.Config(source="noise", books=2, **options)).vocab_size
+
+    assert (size(tokenizer=str(llama)), size(tokenizer=str(llama), vocab_size=32)) == (20, 32)
+    assert (size(), size(tokenizer="char"), size(tokenizer="gpt2")) == (4096, 259, 4096)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert size(tokenizer=str(tmp_path)) == 4096
+    small = LanguageModeling(LanguageModeling.Config(source="noise", books=2, tokenizer=str(llama), vocab_size=8))
+    with pytest.raises(ValueError, match=r"^vocab_size=8: expected at least 20, the ids of tokenizer"):
+        small.tokenizer  # noqa: B018
