@@ -281,7 +281,7 @@ def test_the_engine_sets_what_a_file_may_not(make_spec, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.L, "Trainer", spy)
         trainer.make_trainer(make_spec(), tmp_path, False)
-    assert set(seen) - {"devices"} <= set(OURS) and seen["default_root_dir"] == tmp_path
+    assert set(seen) - {"devices", "strategy"} <= set(OURS) and seen["default_root_dir"] == tmp_path
 
 
 def test_every_argument_of_the_trainer_is_classified():
@@ -291,7 +291,7 @@ def test_every_argument_of_the_trainer_is_classified():
     assert {field for field in OURS.values() if field} <= {field.name for field in dataclasses.fields(TrainConfig)}
 
 
-GOOD_VALUES = {"accumulate_grad_batches": 2, "detect_anomaly": True, "profiler": "simple"}
+GOOD_VALUES = {"accumulate_grad_batches": 2, "detect_anomaly": True, "profiler": "simple", "strategy": "ddp"}
 
 
 @pytest.mark.parametrize("name", sorted({*FREE, *OURS, *REFUSED}))

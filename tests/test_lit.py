@@ -437,12 +437,19 @@ def test_item_k_of_a_loader_is_step_k_of_the_task(data):
         assert equal(batch, seven.task.batch(7, "train", k, 4)) and not equal(
             batch, samples.task.batch(0, "train", k, 4)
         )
-    for devices, accumulated, first in [(1, 1, 5), (2, 3, 30)]:
-        seven.trainer = SimpleNamespace(global_step=5, accumulate_grad_batches=accumulated, world_size=devices)
-        loader = seven.train_dataloader()
-        assert len(loader) == 2 * devices * accumulated and equal(
-            next(iter(loader)), seven.task.batch(7, "train", first, 4)
-        )
+    whole = seven.task.batch(7, "train", 5, 4)
+    for devices, accumulated in [(1, 1), (2, 1), (1, 2), (2, 2)]:
+        parts = []
+        for rank in range(devices):
+            seven.trainer = SimpleNamespace(
+                global_step=5, accumulate_grad_batches=accumulated, world_size=devices, global_rank=rank
+            )
+            loader = seven.train_dataloader()
+            assert len(loader) == 2 * accumulated
+            parts.append(list(loader)[:accumulated])
+        joined = torch.cat([of_one[k].ids_BT for k in range(accumulated) for of_one in parts])
+        assert torch.equal(joined, whole.ids_BT)
+    seven.trainer = None
     for ours, theirs in zip(
         [samples.val_dataloader(), *samples.test_dataloader()],
         [seven.val_dataloader(), *seven.test_dataloader()],

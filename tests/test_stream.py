@@ -305,11 +305,12 @@ def test_what_a_stream_does_not_allow(make_spec, settings, message):
     make_spec(task.replace("true", "false"), "train.bptt=4")
 
 
-def test_a_stream_has_one_device(source):  # noqa: F811
+def test_a_batch_of_a_stream_is_read_whole(source):  # noqa: F811
+    """By several devices in parts, each of which continues its own samples; but not in parts one after the other."""
     data = make_data(source, stream=True)
-    data.trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=1, world_size=2)
+    data.trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=2, world_size=1, global_rank=0)
     with pytest.raises(
-        ValueError, match=r"^devices: 2 of them would each skip the batches of the others; expected 1 for a stream$"
+        ValueError, match=r"^accumulate_grad_batches=2: a batch of a stream continues the one before it"
     ):
         data.train_dataloader()
 

@@ -7,11 +7,12 @@ one integer and no random state.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
 
 from lit_memory.lit.describe import KeywordSignature
 from lit_memory.registry import build_config, load_class
@@ -30,9 +31,22 @@ SegmentHook = Callable[[Segment], None]
 """Is called with a segment as soon as it is read."""
 
 
+class Reader(NamedTuple):
+    """Who reads the batches of an optimizer step: one of ``world`` devices, in ``accumulated`` parts."""
+
+    rank: int = 0
+    world: int = 1
+    accumulated: int = 1
+
+
+WHOLE = Reader()
+
+
 class Steps(Dataset):
     """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all; the last batch may be smaller.
 
+    reader: gets a part of every batch (``Batch.part``), or several in a row. A whole batch is drawn for every part, so
+    that the samples are the same for any number of readers.
     cuts: tokens of the segments of the contexts (``Batch.recut``). count: samples of a split that has an end; they are
     not drawn, but taken at equal distances, in order. on_segment: is called with every segment of a context that is
     made while it is read.
@@ -49,29 +63,38 @@ class Steps(Dataset):
         cuts: Sequence[int] = (),
         count: int | None = None,
         on_segment: SegmentHook | None = None,
+        reader: Reader = WHOLE,
     ) -> None:
         self.task, self.seed, self.split, self.count = task, seed, split, count
         self.batch_size, self.first, self.cuts, self.on_segment = batch_size, first, cuts, on_segment
         self.samples = samples if count is None else min(samples, count)
+        self.reader = reader
 
     def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+        batches = -(-self.samples // self.batch_size)
+        last = self.samples - (batches - 1) * self.batch_size
+        return (batches - (last <= self.reader.rank)) * self.reader.accumulated  # the last may be too small for all
 
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
             raise IndexError(index)
+        whole, part = divmod(index, self.reader.accumulated)
+        world = self.reader.world
+        batch = self.draw(whole).part(part * world + self.reader.rank, world * self.reader.accumulated)
+        if self.on_segment and not isinstance(batch.context, tuple):
+            batch = replace(batch, context=watched(batch.context, self.on_segment))
+        # Where shared memory is full, a worker has to say so here: later, as the batch is sent, a thread would lose it.
+        return batch.mapped(Tensor.share_memory_) if get_worker_info() else batch
+
+    def draw(self, index: int) -> Batch:
+        """A whole batch."""
         start = index * self.batch_size
         size = min(self.batch_size, self.samples - start)
         if self.count is None or not isinstance(self.task, FiniteSplits):
             batch = self.task.batch(self.seed, self.split, self.first + index, size)
         else:
             batch = self.task.take(self.split, [i * self.count // self.samples for i in range(start, start + size)])
-        if self.cuts:
-            batch = batch.recut(self.cuts)
-        if self.on_segment and not isinstance(batch.context, tuple):
-            batch = replace(batch, context=watched(batch.context, self.on_segment))
-        # Where shared memory is full, a worker has to say so here: later, as the batch is sent, a thread would lose it.
-        return batch.mapped(Tensor.share_memory_) if get_worker_info() else batch
+        return batch.recut(self.cuts) if self.cuts else batch
 
 
 def watched(segments: Iterator[Segment] | Any, on_segment: SegmentHook) -> Iterator[Segment]:
@@ -81,15 +104,21 @@ def watched(segments: Iterator[Segment] | Any, on_segment: SegmentHook) -> Itera
         yield segment
 
 
+def loader(steps: Steps, **options: Any) -> DataLoader:
+    """A loader of whole items, of which Lightning leaves none out on several devices: the items are parts already."""
+    sampler = DistributedSampler(steps, num_replicas=1, rank=0, shuffle=False) if steps.reader.world > 1 else None
+    return DataLoader(steps, batch_size=None, sampler=sampler, **options)
+
+
 class LitData(L.LightningDataModule):
     """Gives the batches of one task to a Trainer. All other arguments are fields of the task's ``Config``.
 
     seed: Seed of the training samples.
-    batch_size: Contexts per training batch.
+    batch_size: Contexts of an optimizer step, on all devices and in all accumulated batches; a multiple of both.
     epoch_steps: Optimizer steps between two validations.
     valid_size: Most contexts per validation; of a stream in whole batches.
     test_size: Most contexts per condition of the test, or a list with a number for each.
-    eval_batch_size: Contexts per batch of a validation and a test.
+    eval_batch_size: Contexts per batch of a validation and a test, on all devices.
     test_cuts: Tokens of the segments in which the test writes its contexts (``Batch.recut``); (): those of the task.
     workers: Processes that draw training batches, 0: the main one; the bits are the same for any number.
     """
@@ -148,17 +177,24 @@ class LitData(L.LightningDataModule):
                 task.count(split)
 
     def train_dataloader(self) -> DataLoader:
-        step, per_step = 0, 1  # an optimizer step reads one batch per device and accumulation
+        reader, step = self._reader(), 0
         if self.trainer:
-            step, per_step = self.trainer.global_step, self.trainer.accumulate_grad_batches * self.trainer.world_size
-            devices = self.trainer.world_size
-            if isinstance(self.task, Streamed) and self.task.stream and devices > 1:
-                expected = "of them would each skip the batches of the others; expected 1 for a stream"
-                raise ValueError(f"devices: {devices} {expected}")
-        samples = self.batch_size * self.epoch_steps * per_step
-        steps = Steps(self.task, self.seed, "train", self.batch_size, samples, first=step * per_step)
-        timeout = WORKER_SECONDS if self.workers else 0  # without workers there is none
-        return DataLoader(steps, batch_size=None, num_workers=self.workers, timeout=timeout)
+            step = self.trainer.global_step
+            reader = reader._replace(accumulated=self.trainer.accumulate_grad_batches)
+        if isinstance(self.task, Streamed) and self.task.stream and reader.accumulated > 1:
+            reason = "a batch of a stream continues the one before it, and is read whole; expected 1"
+            raise FieldError("accumulate_grad_batches", reader.accumulated, reason)
+        parts = reader.world * reader.accumulated
+        if self.batch_size % parts:
+            read = f"{reader.world} devices read {reader.accumulated} parts each; expected a multiple of {parts}"
+            raise FieldError("batch_size", self.batch_size, read)
+        samples = self.batch_size * self.epoch_steps
+        steps = Steps(self.task, self.seed, "train", self.batch_size, samples, first=step, reader=reader)
+        return loader(steps, num_workers=self.workers, timeout=WORKER_SECONDS if self.workers else 0)
+
+    def _reader(self) -> Reader:
+        """Which device of the Trainer reads."""
+        return Reader(self.trainer.global_rank, self.trainer.world_size) if self.trainer else WHOLE
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(self.task, "valid", self.valid_size)
@@ -187,7 +223,7 @@ class LitData(L.LightningDataModule):
         return max(range(len(tokens)), key=lambda i: (tokens[i], i))
 
     def _evaluation(self, task: Task, split: str, samples: int, **options: Any) -> DataLoader:
-        return DataLoader(self._steps(task, split, samples, **options), batch_size=None)
+        return loader(self._steps(task, split, samples, reader=self._reader(), **options))
 
     def _steps(self, task: Task, split: str, samples: int, size: int = 0, **options: Any) -> Steps:
         """The batches of an evaluation, of ``size`` samples; 0: of ``eval_batch_size``."""

@@ -87,10 +87,11 @@ class LitLines(LitMemory):
     def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
         batch = self.as_batch(batch)
         losses = self.losses(batch)
+        if "answer" in losses:  # the others are means over lines, of which all parts of a batch have about as many
+            losses["answer"] = losses["answer"] * batch.share
         total = self.weighted_sum(losses)
-        self.log("train/loss", total, batch_size=len(batch.ids_BT))
-        for name, loss in losses.items():
-            self.log(f"train/{name}_loss", loss, batch_size=len(batch.ids_BT))
+        named = {f"{name}_loss": losses.get(name) for name in self.loss_weights}
+        self.log_losses({"loss": total, **named}, len(batch.ids_BT))
         return total
 
     # Reading a batch

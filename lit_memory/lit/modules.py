@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.lit.describe import KeywordSignature, settings
+from lit_memory.lit.devices import OnDevices, gathered
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
 from lit_memory.lit.optimized import Optimized
@@ -29,7 +30,7 @@ from lit_memory.util.checks import FieldError
 from lit_memory.util.metrics import Condition, MetricName
 
 
-class LitMemory(Optimized):
+class LitMemory(Optimized, OnDevices):
     """Trains one segment-recurrent model: cross-entropy, or squared error of numbers, on the scored positions.
 
     It reads ``Batch``es, dictionaries with ``input_ids`` and ``labels``, or pairs of both, from any data source. A
@@ -130,10 +131,12 @@ class LitMemory(Optimized):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # Cloned: of a slice, torch would save all that it is cut from.
-        checkpoint["carried"] = [tensor.clone() for tensor in self.carried.get(True, [])]
+        own = [tensor.clone() for tensor in self.carried.get(True, [])]
+        checkpoint["carried"] = own if self.devices == 1 else gathered([tensor.cpu() for tensor in own])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.carried = {True: checkpoint.get("carried", [])}
+        carried = checkpoint.get("carried", [])
+        self.carried = {True: carried if self.devices == 1 else carried[self.global_rank]}
 
     def carried_state(self, batch: Batch) -> Any:
         """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
@@ -182,8 +185,8 @@ class LitMemory(Optimized):
 
     def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
         batch = self.as_batch(batch)
-        loss = self.loss(batch)
-        self.log("train/loss", loss, batch_size=len(batch.ids_BT))
+        loss = self.loss(batch) * batch.share
+        self.log_losses({"loss": loss}, len(batch.ids_BT))
         return loss
 
     # Validation and test
@@ -243,11 +246,12 @@ class LitMemory(Optimized):
         for name, mean in (means := self.evaluate(batch, task)).items():
             metric = MetricName.parse(name)._replace(split=split, condition=condition)
             if split == "test" or metric.place is None:  # curves along a context are for the test
-                self.log(str(metric), mean.value, batch_size=mean.weight, add_dataloader_idx=False)
+                self.log_mean(str(metric), mean.value, mean.weight)
         return {name: mean.scores_B for name, mean in means.items() if mean.scores_B is not None}
 
     def log_split(self, split: str) -> None:
         """Log the metrics of a task that follow from its means over the split; without a task, the means of tokens."""
+        self.finish_means()
         for condition, task in self.conditions(split):
             named = [(MetricName.parse(name), value) for name, value in self.trainer.callback_metrics.items()]
             means = {
@@ -257,15 +261,16 @@ class LitMemory(Optimized):
             }
             added = task.summarize(means)
             names = [name for name in task.metrics if name in added]
-            self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names})
+            self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names}, **self.synced)
         for loader, metrics in self.token_metrics.items():
             condition = loader if len(self.token_metrics) > 1 else None
             for name, value in metrics.compute().items():
-                self.log(str(MetricName(name, split, condition)), value)
+                self.log(str(MetricName(name, split, condition)), value, **self.synced)
         self.token_metrics = {}
 
     def on_validation_epoch_start(self) -> None:
-        self.diagnostics = diagnostics_of(self.model) if self.loggers else None
+        first = self.loggers and self.global_rank == 0  # the samples of one device will do
+        self.diagnostics = diagnostics_of(self.model) if first else None
 
     def validation_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         batch = self.as_batch(batch)

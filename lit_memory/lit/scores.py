@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lit_memory.lit.devices import gathered
 from lit_memory.util.metrics import Condition, MetricName
 
 
@@ -46,7 +47,7 @@ class TestScores(L.Callback):
     __test__ = False  # for pytest
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[str, Condition], list[Tensor]] = {}
+        self.parts: dict[tuple[str, Condition], list[tuple[int, Tensor]]] = {}  # with the numbers of batches
 
     def on_test_batch_end(self, trainer: Any, pl_module, outputs: Any, batch, batch_idx, dataloader_idx=0):
         conditions = trainer.datamodule.test_conditions
@@ -55,9 +56,17 @@ class TestScores(L.Callback):
             metric = MetricName.parse(name)
             if metric.place is None or condition == last:  # a curve is that of the last condition
                 x = condition if metric.place is None else metric.place
-                self.parts.setdefault((metric.name, x), []).append(scores_B.detach().cpu())
+                self.parts.setdefault((metric.name, x), []).append((batch_idx, scores_B.detach().cpu()))
+
+    def on_test_end(self, trainer: Any, pl_module):
+        devices = gathered(self.parts)  # each with its samples of every batch, in the order of the batch
+        cells = dict.fromkeys(cell for parts in devices for cell in parts)
+        joined = {cell: [part for parts in devices for part in parts.get(cell, [])] for cell in cells}
+        self.parts = {cell: sorted(parts, key=lambda part: part[0]) for cell, parts in joined.items()}
 
     @property
     def scores(self) -> dict[tuple[str, Condition], Any]:
         """(metric, x) -> an array with one number for every sample that has the metric."""
-        return {cell: torch.cat(parts).double().numpy() for cell, parts in self.parts.items()}
+        return {
+            cell: torch.cat([scores_B for _, scores_B in parts]).double().numpy() for cell, parts in self.parts.items()
+        }

@@ -10,7 +10,7 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
-from lit_memory.plan.trainer import check_trainer
+from lit_memory.plan.trainer import check_trainer, devices_of, parts_of
 from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketch, weights_of
 from lit_memory.util.checks import FieldError, field_name, nearest
 
@@ -56,6 +56,7 @@ class Resolver:
         self.check_losses(train, model_class)
         self.check_schedule(train, model_class, model)
         self.check_stream(train, sampler)
+        self.check_parts(train, sampler)
         self.check_test(train, model, sampler)
         self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
         for i, stage in enumerate(train.stages):
@@ -180,6 +181,24 @@ class Resolver:
             for key in stage.keys() - {"steps", "until"}:
                 reason = "a stage of a stream cannot change what its memory comes from"
                 raise self.error("train", f"stages[{i}].{key}", f"{reason}; expected steps and until alone")
+
+    def check_parts(self, train: TrainConfig, sampler: Any) -> None:
+        """Check the sizes of batches against the devices that read them, and the batches that are accumulated."""
+        devices, parts = devices_of(train.trainer), parts_of(train.trainer)
+        sizes = {f"stages[{i}].batch_size": stage.get("batch_size", 0) for i, stage in enumerate(train.stages)}
+        if 0 in sizes.values() or not sizes:  # of a stage without its own
+            sizes = {"batch_size": train.batch_size, **sizes}
+        for name, size in sizes.items():
+            if type(size) is int and size % parts:
+                read = f"{devices} devices read {parts // devices} parts each of the batch of an optimizer step"
+                raise self.error("train", name, f"{size}: {read}; expected a multiple of {parts}")
+        if train.eval_batch_size < devices:
+            read = f"{devices} devices read parts of every batch of a test"
+            raise self.error("train", "eval_batch_size", f"{train.eval_batch_size}: {read}; expected {devices} or more")
+        if parts > devices and getattr(sampler, "stream", False):
+            name = "trainer.accumulate_grad_batches"
+            reason = "a batch of a stream continues the one before it, and is read whole"
+            raise self.error("train", name, f"{parts // devices}: {reason}; expected 1")
 
     def check_test(self, train: TrainConfig, model: Any, sampler: Any) -> None:
         """Check the sizes of the test against its values, and its own segment lengths against task and model."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.sections import TrainConfig
+from lit_memory.plan.trainer import devices_of
 from lit_memory.registry import Source, load_class, provide
 from lit_memory.util.fields import added_fields
 
@@ -49,6 +50,8 @@ class RunSpec:
         if self.start is not None:
             sections["train"]["init"] = {"run": self.start.key}
         content = {"version": KEY_VERSION, **sections, "seed": self.seed}
+        if self.train["trainer"].get("accumulate_grad_batches", 1) > 1:
+            content["batch_size"] = "of an optimizer step"  # it was that of each of the accumulated batches before
         if self.code:
             content["code"] = {section: source["digest"] for section, source in self.code.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -67,6 +70,16 @@ class RunSpec:
         cls = TrainConfig if section == "train" else load_class(section, values["name"]).Config
         before = added_fields(cls)
         return {name: value for name, value in values.items() if name not in before or before[name] != value}
+
+    @property
+    def devices(self) -> int:
+        """Devices that the run takes."""
+        return devices_of(self.train["trainer"])
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that the run takes: ``train.threads`` for every device."""
+        return self.train["threads"] * self.devices
 
     @property
     def name(self) -> str:

@@ -6,9 +6,22 @@ from typing import Any
 from lit_memory.util.checks import FieldError, nearest
 
 PROFILERS = ("simple", "advanced", "pytorch")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _devices(value: Any) -> bool:
+    if type(value) is not list:
+        return _count(value)
+    return len(value) == 1 or (bool(value) and all(type(n) is int for n in value) and len(set(value)) == len(value))
+
+
 FREE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "devices": (lambda value: value == 1 or (type(value) is list and len(value) == 1), "one device"),
-    "accumulate_grad_batches": (lambda value: type(value) is int and value > 0, "a whole number of at least 1"),
+    "devices": (_devices, "a number of devices, or a list of different ones"),
+    "strategy": (lambda value: value == "ddp", "ddp"),
+    "accumulate_grad_batches": (_count, "a whole number of at least 1"),
     "detect_anomaly": (lambda value: type(value) is bool, "true or false"),
     "profiler": (lambda value: value in PROFILERS, f"one of {', '.join(PROFILERS)}"),
 }
@@ -44,9 +57,8 @@ OURS = {
 }
 """Arguments that the engine decides -> the field of ``train`` that stands for each, "" where none does."""
 REFUSED = {
-    "num_nodes": "a run takes one device; --launcher starts many runs on many machines",
-    "strategy": "a run takes one device; --launcher starts many runs on many machines",
-    "sync_batchnorm": "a run takes one device; leave it out",
+    "num_nodes": "the devices of a run are those of one machine; --launcher starts many runs on many machines",
+    "sync_batchnorm": "no model has batch normalisation; leave it out",
     "max_time": "the result would depend on the clock; train.steps bounds the training",
     "benchmark": "cuDNN would choose its kernels by the clock, and they change the last bits of a result",
     "fast_dev_run": "it cuts training and test to a few batches; use --dry-run, or train.steps and train.test_size",
@@ -57,6 +69,22 @@ REFUSED = {
     "model_registry": "a run writes below its root and to MLflow alone; leave it out",
 }
 """Arguments that no run has -> why. A FINISHED run has trained and tested as its file says, on any day."""
+
+
+SHARDED = ("fsdp", "deepspeed", "xla", "model_parallel")
+"""Beginnings of the strategies that cut a model into shards, which are gathered when its ``forward`` is called: our
+loops over segments call other methods."""
+
+
+def devices_of(arguments: Mapping[str, Any]) -> int:
+    """Devices of a run."""
+    devices = arguments.get("devices", 1)
+    return len(devices) if isinstance(devices, list) else devices
+
+
+def parts_of(arguments: Mapping[str, Any]) -> int:
+    """Parts in which the batch of an optimizer step is read: devices, times batches that are accumulated."""
+    return devices_of(arguments) * arguments.get("accumulate_grad_batches", 1)
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
@@ -72,6 +100,11 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
         if name not in FREE:
             hint = nearest(name, (*FREE, *OURS, *REFUSED))
             raise FieldError(key, value, f"not an argument of lightning.Trainer; {hint}")
+        if name == "strategy" and str(value).startswith(SHARDED):
+            reason = "it shards a model in its forward, which a loop over segments does not call"
+            raise FieldError(
+                key, value, f"{value!r}: {reason}; expected ddp, which keeps a whole model on every device"
+            )
         fits, expected = FREE[name]
         if not fits(value):
             raise FieldError(key, value, f"{value!r}: expected {expected}")

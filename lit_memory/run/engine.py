@@ -66,8 +66,7 @@ def train_and_test(spec: RunSpec, root: Path, journal: Journal, check: Callable[
         record_stages(journal, done.curriculum)
         journal.tag({"remarks": "\n".join(data.whole_task.remarks())})
         send({"event": "testing"})
-        data.task = data.whole_task
-        done.trainer.test(done.module, datamodule=data, verbose=False)
+        done.test()
     totals = {
         "steps": steps,
         "train_seconds": train_seconds,

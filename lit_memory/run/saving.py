@@ -39,11 +39,11 @@ class RunCheckpoint(Checkpoint):
     Lightning calls a ``Checkpoint`` after all other callbacks, when their states are up to date.
     """
 
-    def __init__(self, folder: Path, journal: Journal | None = None) -> None:
+    def __init__(self, folder: Path, journal: Journal | None = None, termination: Termination | None = None) -> None:
         self.folder, self.journal = folder, journal
         self.started, self.seconds_before = time.monotonic(), 0.0
         self.saved = self.started
-        self.termination = Termination()
+        self.termination = termination or Termination()
 
     @property
     def state_key(self) -> str:
@@ -67,6 +67,9 @@ class RunCheckpoint(Checkpoint):
     def on_train_start(self, trainer, pl_module):
         self.termination.reinstall()
 
+    def on_test_start(self, trainer, pl_module):
+        self.termination.reinstall()
+
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         # The last step of an epoch is not saved by itself: a run resumed there would miss the validation behind it.
         self.termination.defer(batch_idx + 1 < trainer.num_training_batches)
@@ -74,7 +77,8 @@ class RunCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if not self.termination.deferred or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        if self.termination.requested or time.monotonic() - self.saved > SAVE_SECONDS:
+        due = self.termination.requested or time.monotonic() - self.saved > SAVE_SECONDS
+        if trainer.strategy.reduce_boolean_decision(due, all=False):  # all ranks save together
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer, pl_module):

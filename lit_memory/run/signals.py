@@ -14,7 +14,9 @@ class Termination:
     (``launchers.local.end_with_parent``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, obeyed: bool = True) -> None:
+        """obeyed: False for a process that another one ends."""
+        self.obeyed = obeyed
         self.installed = False
         self.requested = False
         """SIGTERM has come."""
@@ -41,7 +43,7 @@ class Termination:
 
     def request(self, number: int, frame: Any) -> None:
         """The handler of the signal."""
-        if self.requested:
+        if self.requested or not self.obeyed:
             return
         self.requested = True
         if not self.deferred:

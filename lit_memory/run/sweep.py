@@ -17,7 +17,7 @@ from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
 from lit_memory.util.checks import field_name, nearest
-from lit_memory.util.provenance import cores, gpu
+from lit_memory.util.provenance import cores, gpus
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Sweep:
         if not self.launcher.local:
             return self.options.jobs or sys.maxsize
         train = self.selected[0].train
-        limit = max(1, cores() // train["threads"]) if train["accelerator"] == "cpu" else 1
+        limit = max(1, cores() // self.selected[0].threads) if train["accelerator"] == "cpu" else 1
         return min(self.options.jobs or limit, max(1, len(self.selected)))
 
     @property
@@ -99,10 +99,14 @@ class Sweep:
     def check_gpu(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError for a run that needs a GPU where there is none."""
         on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
-        if not on_gpu or gpu() or not self.launcher.local:
+        if not on_gpu or not self.launcher.local or gpus() >= max(spec.devices for spec in on_gpu):
             return
         where = f"{self.experiment.file} (scale {self.scale}, arm {on_gpu[0].arm})"
         message = "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale"
+        if gpus():
+            message = (
+                f"'cuda': {max(spec.devices for spec in on_gpu)} devices, but torch finds {gpus()} on this machine"
+            )
         with naming_changes(self.experiment.file, self.options.overrides):
             raise ConfigError(where, "train.accelerator", message)
 

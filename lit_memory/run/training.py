@@ -19,7 +19,9 @@ from lit_memory.run import checkpoint
 from lit_memory.run.build import build
 from lit_memory.run.journal import Journal
 from lit_memory.run.logger import TrackingLogger
+from lit_memory.run.ranks import Rank, together
 from lit_memory.run.saving import RunCheckpoint
+from lit_memory.run.signals import Termination
 from lit_memory.run.trainer import make_trainer
 from lit_memory.util import files
 
@@ -44,6 +46,7 @@ class BeforeEachBatch(L.Callback):
 class Training:
     """What has trained a model."""
 
+    rank: Rank
     trainer: L.Trainer
     module: LitMemory
     data: LitData
@@ -52,33 +55,63 @@ class Training:
     scores: TestScores
     saver: RunCheckpoint
 
+    def test(self) -> None:
+        """Test on the whole task."""
+        self.rank.tell("test")
+        self.data.task = self.data.whole_task
+        self.trainer.test(self.module, datamodule=self.data, verbose=False)
+
 
 @contextlib.contextmanager
 def trained(
     spec: RunSpec, root: Path, journal: Journal | None, check: Callable[[], None], send: Send
 ) -> Iterator[Training]:
-    """Train a run, or do nothing where its newest checkpoint is its last. SIGTERM ends the block as it ends the
-    training.
+    """Train a run on all its devices, or do nothing where its newest checkpoint is its last.
 
     journal: receives the metrics; None where they are known already. check: is called before every batch and raises to
     end the run.
     """
-    torch.set_num_threads(spec.train["threads"])
     folder = spec.folder(root)
     files.remove_staged(folder)
+    newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
+    with (
+        together(spec, root, newest, send) as rank,
+        training(spec, root, journal, check, send, rank, newest) as done,
+    ):
+        yield done
+
+
+@contextlib.contextmanager
+def training(
+    spec: RunSpec,
+    root: Path,
+    journal: Journal | None,
+    check: Callable[[], None],
+    send: Send,
+    rank: Rank,
+    newest: Path | None,
+) -> Iterator[Training]:
+    """``trained`` as one rank does it, from the checkpoint ``newest``. SIGTERM ends the block as it ends the
+    training."""
+    torch.set_num_threads(spec.train["threads"])
     module, data = build(spec, root)
+    if (
+        spec.train["precision"] == "64-true"
+    ):  # else Lightning would read the weights of a checkpoint in single precision
+        module.double()
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
     timer, scores = TestTimer(spec.train["timed_steps"]), TestScores()
-    saver = RunCheckpoint(folder, journal)
+    folder = spec.folder(root)
+    saver = RunCheckpoint(folder, journal, Termination(obeyed=rank.number == 0))
     logger = TrackingLogger(journal) if journal else False
-    trainer = make_trainer(spec, folder, logger, BeforeEachBatch(check), curriculum, progress, timer, scores, saver)
-    newest = checkpoint.newest(folder, lambda text: send({"event": "warning", "message": text}))
+    callbacks = [BeforeEachBatch(check), curriculum, progress, timer, scores, saver]
+    trainer = make_trainer(spec, folder, logger, *callbacks, rank=rank)
     with saver.termination.handled():
         if spec.stages:
             with naming_misfit(newest):
                 trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
-        yield Training(trainer, module, data, curriculum, timer, scores, saver)
+        yield Training(rank, trainer, module, data, curriculum, timer, scores, saver)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ class Batch:
     continues: whether the samples continue those of the previous batch, with the memory that it left. False: they are
         the first of a stream. The last token of such a batch is only predicted; the next batch begins with it.
         None: the batch stands alone.
+    share: weight of the batch's loss where it is a part of another one (``part``): its scored positions over the mean
+        of all parts. The mean of the weighted losses is then the loss of the whole.
     auxiliary_lines: extra lines (B, n, L) outside the context, and a mask that is True at real tokens. Models that
         learn to write lines are trained on them as well. None: there are none.
     """
@@ -44,6 +46,7 @@ class Batch:
     prompt_B: Tensor | None = None
     continues: bool | None = None
     auxiliary_lines: tuple[Tensor, Tensor] | None = None
+    share: float = 1.0
 
     @property
     def scored_BT(self) -> Tensor:
@@ -67,6 +70,19 @@ class Batch:
             meta={name: move(value) for name, value in self.meta.items()},
             context=tuple(context) if isinstance(self.context, tuple) else context,
         )
+
+    def part(self, index: int, parts: int) -> "Batch":
+        """Samples ``index`` of ``parts`` parts in order, of equal sizes or, of the first ones, by one larger."""
+        if parts == 1:
+            return self
+        begin, end = part_bounds(len(self.ids_BT), index, parts)
+        found = self.mapped(lambda tensor: tensor[begin:end])
+        if isinstance(found.context, tuple):  # without the segments in which none of these samples has begun
+            found.context = tuple(segment for segment in found.context if rows_of(segment))
+        else:
+            found.context = filter(rows_of, found.context)
+        found.share = int(found.scored_BT.sum()) * parts / max(int(self.scored_BT.sum()), 1)
+        return found
 
     def written(self) -> list[Segment]:
         """Segments that the model writes: ``context`` (consumed if it is an iterator) and all but the read-only ones.
@@ -95,6 +111,18 @@ class Batch:
     @property
     def _read_only_tokens(self) -> int:
         return self.read_only * (self.segment_len or 0)
+
+
+def part_bounds(size: int, index: int, parts: int) -> tuple[int, int]:
+    """Begin and end of a part of ``size`` samples: of equal parts or, of the first ones, by one larger."""
+    each, more = divmod(size, parts)
+    begin = index * each + min(index, more)
+    return begin, begin + each + (index < more)
+
+
+def rows_of(segment: Segment) -> int:
+    """Samples of a segment."""
+    return len(segment[0] if isinstance(segment, tuple) else segment)
 
 
 def exact_match(predicted_BT: Tensor, batch: Batch) -> Tensor:

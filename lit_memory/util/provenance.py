@@ -85,6 +85,13 @@ def processor() -> str:
     return ""
 
 
+def gpus() -> int:
+    """GPUs that torch finds."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def gpu() -> str:
     """The name of the first GPU, "" where torch finds none."""
     import torch

@@ -1,9 +1,13 @@
-"""Stops a run before a non-finite number reaches its weights."""
+"""Stops a run before a non-finite number reaches its weights.
+
+Shape suffix: R devices.
+"""
 
 import lightning as L
 import torch
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.devices import stacked
 
 
 class NonFinite(FloatingPointError):
@@ -17,10 +21,11 @@ class FiniteGuard(L.Callback):
         self.arm = arm
 
     def on_before_backward(self, trainer, pl_module, loss):
-        if not torch.isfinite(loss):
-            raise NonFinite(
-                f"loss is {loss.item()} at {self.where(trainer)}; lower train.lr or raise model.denom_floor"
-            )
+        losses_R = stacked(loss.detach())  # of all devices, which end together
+        if not torch.isfinite(losses_R).all():
+            rank = int(torch.isfinite(losses_R).int().argmin())
+            what = f"loss{f' on rank {rank}' * (len(losses_R) > 1)} is {losses_R[rank].item()}"
+            raise NonFinite(f"{what} at {self.where(trainer)}; lower train.lr or raise model.denom_floor")
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         norm = torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])

@@ -31,6 +31,7 @@ class Progress(L.Callback):
         self.send, self.curriculum, self.metric = send, curriculum, metric
         self.last = 0.0  # when the last message was sent
         self.tokens_read = self.test_tokens = 0
+        self.devices = 1
 
     def on_fit_start(self, trainer, pl_module):
         if pl_module.device.type == "cpu" and isinstance(pl_module.model, Compiled) and pl_module.model.uncompiled():
@@ -50,7 +51,7 @@ class Progress(L.Callback):
             trainer.datamodule.on_test_segment = self.count
 
     def on_test_start(self, trainer, pl_module):
-        self.tokens_read, self.began = 0, time.monotonic()
+        self.tokens_read, self.began, self.devices = 0, time.monotonic(), trainer.world_size
         loaders: Any = trainer.test_dataloaders
         self.test_tokens = sum(loader.dataset.samples * loader.dataset.task.tokens for loader in loaders)
 
@@ -61,8 +62,8 @@ class Progress(L.Callback):
         self.count(batch.ids_BT)
 
     def count(self, segment: Segment) -> None:
-        """Add the tokens of a segment of a test, and report about once a second."""
-        self.tokens_read += int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel()
+        """Add the tokens of a segment of a test, which all devices read a part of, and report about once a second."""
+        self.tokens_read += self.devices * (int(segment[1].sum()) if isinstance(segment, tuple) else segment.numel())
         now = time.monotonic()
         seconds = now - self.began
         if now - self.last > TEST_SECONDS and seconds > TEST_SECONDS:

@@ -4,7 +4,6 @@ A launcher prints nothing; ``Launcher.events`` yields what happens.
 """
 
 import contextlib
-import os
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -19,13 +18,6 @@ from lit_memory.run.uri import StoreURI
 
 NEWS_SECONDS = 60.0
 """Seconds after which the progress of a run is news again."""
-
-
-def import_path() -> dict[str, str]:
-    """The environment by which a new process imports lit_memory from where this one did: a copy in the working
-    directory, or an installed one, would run in its place. Another machine must see that folder."""
-    paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
 
 
 class LauncherDied(Exception):

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import Child, Launcher, LauncherDied, import_path
+from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
+from lit_memory.util.child import child_environment
 from lit_memory.util.streams import Lenient
 
 GRACE = 6.5
@@ -123,9 +124,8 @@ def end_with_parent() -> None:
 def this_package_first() -> Iterator[None]:
     """New processes import lit_memory from where this one did: Python before 3.13 starts the fork server without our
     ``sys.path``."""
-    own = import_path()
-    before = {name: os.environ.get(name) for name in own}
-    os.environ |= own
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    os.environ |= child_environment(os.environ)
     try:
         yield
     finally:

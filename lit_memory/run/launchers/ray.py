@@ -7,6 +7,7 @@ it: here an actor on the head node, which ends with the command, or with ``--det
 """
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import LauncherDied, import_path
+from lit_memory.run.launchers.base import LauncherDied
 from lit_memory.run.launchers.remote import Job, RemoteLauncher
 from lit_memory.run.launchers.work import Work
 from lit_memory.util.checks import nearest
+from lit_memory.util.child import child_environment
 
 SETTINGS = {
     "address": None,
@@ -28,7 +30,7 @@ SETTINGS = {
     "autoscales": False,
 }
 """Settings of ``launch: {ray: …}``. address: of the cluster, "auto" for one of this machine; None starts one. num_cpus,
-num_gpus, resources: of a run; None is its threads, and one GPU where it takes any. max_retries: starts after lost
+num_gpus, resources: of a run; None is its threads, and the GPUs that it takes. max_retries: starts after lost
 nodes. autoscales: the cluster starts the nodes that runs need, so what it has now says nothing."""
 NAMESPACE = "lit-memory"
 HEAD = {"node:__internal_head__": 0.001}
@@ -168,7 +170,7 @@ class RayLauncher(RemoteLauncher):
     def needs(self, spec: RunSpec) -> tuple[float, float]:
         """Cores and GPUs."""
         cpus, gpus = self.settings["num_cpus"], self.settings["num_gpus"]
-        own = spec.train["threads"], int(spec.train["accelerator"] == "cuda")
+        own = spec.threads, spec.devices * (spec.train["accelerator"] == "cuda")
         return own[0] if cpus is None else cpus, own[1] if gpus is None else gpus
 
     def submit(self, works: Sequence[Work], after: Job | None) -> list[Task]:
@@ -233,7 +235,7 @@ def connect(address: str | None, file: str) -> None:
         ray.init(
             address=address,
             namespace=NAMESPACE,
-            runtime_env={"env_vars": import_path()},
+            runtime_env={"env_vars": child_environment({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})},
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if address is None else None,

@@ -115,7 +115,7 @@ class SlurmLauncher(RemoteLauncher):
 
     def needs(self, spec: RunSpec) -> tuple[int, int]:
         """Cores and GPUs."""
-        return spec.train["threads"], int(spec.train["accelerator"] == "cuda")
+        return spec.threads, spec.devices * (spec.train["accelerator"] == "cuda")
 
     def submit(self, works: Sequence[Work], after: Job | None) -> list[SlurmJob]:
         from submitit.core.utils import FailedJobError, FailedSubmissionError

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run.launchers.base import import_path
 from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
+from lit_memory.util.child import child_environment
 
 MESSAGES = "messages.jsonl"
 """What a run has sent, one message a line."""
@@ -54,7 +54,7 @@ class Work:
         """Train on this machine; returns the exit code."""
         command = [sys.executable, "-m", "lit_memory.run.launchers.work"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=os.environ | self.environment | import_path()
+            command, stdin=subprocess.PIPE, env=child_environment(os.environ | self.environment)
         )
         try:
             self.process.communicate(pickle.dumps(self.arguments))  # by stdin: an argument is seen by every user
