@@ -5,13 +5,11 @@ Exit codes: 0 done, 1 a run failed (the others finished), 2 wrong file or comman
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 
 from lit_memory.plan.errors import ConfigError
@@ -20,7 +18,6 @@ from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
-from lit_memory.report.results import Report
 from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.display import (
@@ -36,10 +33,11 @@ from lit_memory.run.display import (
 )
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
-from lit_memory.run.launchers.choice import make_launcher
+from lit_memory.run.launchers.remote import RemoteLauncher
 from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
 from lit_memory.run.reporting import write_report
+from lit_memory.run.server import within
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.summary import of_marks
 from lit_memory.run.sweep import Sweep
@@ -119,7 +117,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         sweep.check_files(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        console.print(plan_table(work))
+        console.print(plan_table(work), soft_wrap=True)
     note = note_on_stages(sweep)
     if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
@@ -132,22 +130,18 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     if todo:
         if options.fresh:
             work.retire(tracker, todo)
-        code = Execution(work, tracker, todo, console, errors).run()
+        execution = Execution(work, tracker, todo, console, errors)
+        code = execution.run()
+        if execution.launcher.left:
+            return code
     if code < 128:
         code = code or int(not send_waiting(work, tracker, console, errors))
         report = write_report(work, tracker)
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
-        print_report(report.text, folder_of(report), console)
+        print_report(report.text, report.folder, console)
         warn_of_twins(tracker, errors)
         print_store(tracker, sweep.name, console)
     return code
-
-
-def within(seconds: float, work: Callable[[], object]) -> None:
-    """Wait for ``work`` no longer than that; it goes on in a thread until the process ends. It must not raise."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
 
 
 def warner(errors: Console) -> Callable[[str], None]:
@@ -178,16 +172,7 @@ def warn_of_twins(tracker: "Tracker | None", errors: Console) -> None:
 
 def summarize(options: Options, console: Console, errors: Console) -> int:
     """Write the report of marks over other experiments' reports; there is nothing to train."""
-    useless = {
-        "key=value": options.overrides,
-        "--arms": options.arms,
-        "--seeds": options.seeds,
-        "--fresh": options.fresh,
-    }
-    for flag, value in useless.items():
-        if value:
-            message = f"{options.experiment} reads the reports of other experiments and trains nothing; leave it out"
-            raise ConfigError("command line", flag, message)
+    options.check_trains_nothing()
     root = root_of(options)
     summary = Summary.load(options.experiment, root, options.scale)
     counts = f"from {counted(len(summary.names), 'report')}, {len(summary.missing)} missing"
@@ -198,13 +183,9 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
     parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, folder_of(report), of_marks(report))
-    print_report(report.text, folder_of(report), console)
+    tracker.publish(parent, report.folder, of_marks(report))
+    print_report(report.text, report.folder, console)
     return 0
-
-
-def folder_of(report: Report) -> Path:
-    return report.paths["README.md"].parent
 
 
 def print_report(text: str, folder: Path, console: Console) -> None:
@@ -232,23 +213,15 @@ class Execution:
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]
-        self.launcher = make_launcher(sweep.options, todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
+        self.launcher = sweep.launcher.launcher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
         self.lines = LiveLines(self.launcher, sweep.name, seconds)
 
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
-        live = Live(
-            console=self.console,
-            refresh_per_second=2,
-            transient=True,
-            get_renderable=lambda: self.lines.renderable(self.console.width),
-            auto_refresh=self.console.is_terminal,
-        )
+        options = self.work.sweep.options
         try:
-            with live:
-                for child, event in self.launcher.events():
-                    self.show(child, event)
+            self.cancel() if options.cancel else self.detach() if options.detach else self.watch()
         except Interrupted as signum:
             self.launcher.stop()  # the signal may have come while a line was printed, outside of events()
             code = 128 + signum.number
@@ -261,10 +234,32 @@ class Execution:
             return 1
         return int(self.failed > 0)
 
+    def watch(self) -> None:
+        """Wait for all runs."""
+        with self.lines.live(self.console):
+            for child, event in self.launcher.events():
+                self.show(child, event)
+
+    def detach(self) -> None:
+        """Say how runs of earlier commands ended, hand over what nobody has, and say where every run is."""
+        launcher = cast(RemoteLauncher, self.launcher)
+        for child, event in launcher.settle():
+            if event["event"] in ("end", "warning"):
+                self.show(child, event)
+        launcher.hand_over()
+        self.console.print(*self.lines.places(), sep="\n", highlight=False, soft_wrap=True, markup=False)
+
+    def cancel(self) -> None:
+        """End the runs that the cluster has."""
+        self.console.print(*self.lines.cancelled(), sep="\n", highlight=False, soft_wrap=True, markup=False)
+        cast(RemoteLauncher, self.launcher).stop(adopted=True)
+        self.kill()
+
     def kill(self) -> None:
         """Close what was still running when all was stopped."""
         specs = [child.spec for child in self.launcher.running]
-        within(PATIENCE, lambda: self.close(specs, "KILLED"))
+        with contextlib.suppress(TimeoutError):
+            within(PATIENCE, lambda: self.close(specs, "KILLED") or True)
 
     def show(self, child: Child, event: Mapping[str, Any]) -> None:
         """Print what is worth a line. In a terminal the live display shows the progress."""

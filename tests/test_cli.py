@@ -1,5 +1,6 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from lit_memory.run.launchers import base
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.base import Child, Interrupted
 from lit_memory.run.launchers.local import LocalLauncher
-from lit_memory.run.options import parse_options, parser
+from lit_memory.run.options import Options, parse_options, parser
 from lit_memory.run.reporting import origin, report_plan
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Run, Tracker
@@ -70,6 +71,8 @@ def test_the_flags_are_frozen():
         "--launcher": None,
         "--launch": None,
         "--root": None,
+        "--detach": 0,
+        "--cancel": 0,
         "--dry-run": 0,
         "--report": 0,
         "--fresh": 0,
@@ -613,8 +616,9 @@ def test_a_signal_while_a_line_is_printed(make_launch, capsys):
     execution = cli.Execution.__new__(cli.Execution)
     execution.console, execution.errors, execution.launcher, execution.failed = Console(), Console(stderr=True), runs, 0
     execution.tracker, execution.parent = SimpleNamespace(end=lambda *args: None), "parent"
+    execution.work = SimpleNamespace(sweep=SimpleNamespace(options=Options()))
     execution.close = lambda spec, status: closed.append((status, runs.running[0].process.is_alive()))
-    execution.lines = SimpleNamespace(line=fail, renderable=lambda width: "")
+    execution.lines = SimpleNamespace(line=fail, live=lambda console: contextlib.nullcontext())
     assert execution.run() == 130
     assert closed == [("KILLED", False)] and "run the same command again" in capsys.readouterr().err
 

@@ -6,6 +6,8 @@ import os
 import pickle
 import re
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,8 +21,11 @@ from servers import free_port
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
+from lit_memory.run import checkpoint
 from lit_memory.run.launchers import choice, remote, slurm
-from lit_memory.run.launchers.remote import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Remote, Work
+from lit_memory.run.launchers.choice import Choice
+from lit_memory.run.launchers.remote import Remote
+from lit_memory.run.launchers.work import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Work
 from lit_memory.run.options import Options
 from lit_memory.run.uri import StoreURI
 
@@ -57,6 +62,16 @@ def test_work_goes_without_its_process_and_with_the_settings_of_mlflow(tmp_path,
     assert "SECRET_OF_ANOTHER_PROGRAM" not in there.environment
 
 
+def test_the_end_of_work_waits_for_no_lock_of_its_own_wait(tmp_path, make_spec):
+    """A handler of a cluster's signal ends the run in the middle of ``Popen.wait``, which holds a lock."""
+    work = Work(make_spec(), tmp_path, StoreURI(""), "", {}, "token")
+    work.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with work.process._waitpid_lock:
+        work.end()
+    assert work.process.wait(0) == -signal.SIGTERM
+    work.end()  # of a process that has ended
+
+
 def test_a_machine_that_does_not_see_the_root_says_so(tmp_path, make_spec):
     """The folder is there, as every machine may have one of that name, but not what the command wrote into it."""
     spec = make_spec()
@@ -87,16 +102,16 @@ def test_what_ends_a_slurm_job(tmp_path, monkeypatch):
     """Preemption and a time limit do not, as submitit requeues it; their states last a moment."""
     now, states = [100.0], []
     monkeypatch.setattr(slurm.time, "monotonic", lambda: now[0])
-    job = slurm.Job(Submitted(tmp_path), lambda _: states[-1])
+    job = slurm.SlurmJob(Submitted(tmp_path), lambda _: states[-1])
     for state in ("PENDING", "RUNNING", "PREEMPTED", "REQUEUED", "TIMEOUT", "RUNNING", "TIMEOUT"):
         states.append(state)
         assert job.outcome()[0] is None
         now[0] += slurm.PATIENCE - 1
     now[0] += 2
     assert job.outcome() == (1, f"Slurm job 7 ended as TIMEOUT; log: {tmp_path / 'log'}")
-    assert slurm.Job(Submitted(tmp_path), lambda _: "CANCELLED").outcome()[0] == 1
-    assert slurm.Job(Submitted(tmp_path, ("success", 0)), lambda _: "GONE").outcome()[0] == 0
-    failed = slurm.Job(Submitted(tmp_path, ("error", "Traceback …\nMemoryError: too large\n")), lambda _: "FAILED")
+    assert slurm.SlurmJob(Submitted(tmp_path), lambda _: "CANCELLED").outcome()[0] == 1
+    assert slurm.SlurmJob(Submitted(tmp_path, ("success", 0)), lambda _: "GONE").outcome()[0] == 0
+    failed = slurm.SlurmJob(Submitted(tmp_path, ("error", "Traceback …\nMemoryError: too large\n")), lambda _: "FAILED")
     assert failed.outcome() == (1, "Slurm job 7: MemoryError: too large")
 
 
@@ -126,7 +141,7 @@ def test_wrong_settings_are_one_line(name, tmp_path, monkeypatch):
         file.write_text(content)
     options = Options(launcher=launcher, launch=None if content is None else str(file))
     with pytest.raises(ConfigError) as error:
-        choice.check_launcher(options, tmp_path, StoreURI(""))
+        Choice.of(options, tmp_path, StoreURI(""))
     assert re.search(expected if ".*" in expected else re.escape(expected), str(error.value))
     assert "\n" not in str(error.value)
 
@@ -135,7 +150,7 @@ def test_wrong_settings_are_one_line(name, tmp_path, monkeypatch):
 def test_an_extra_that_is_not_installed_is_named(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"--launcher: {launcher}: needs the package .*lit-memory\[{launcher}\]'"):
-        choice.check_launcher(Options(launcher=launcher), tmp_path, StoreURI(""))
+        Choice.of(Options(launcher=launcher), tmp_path, StoreURI(""))
 
 
 def test_sqlite_on_a_network_file_system_is_refused(tmp_path):
@@ -285,7 +300,7 @@ def weights(root):
 @pytest.mark.slow
 def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_path, inline):
     """The signal of the time limit comes in the middle of the training."""
-    long = ("train.steps=1500", "train.valid_every=50", "--arms", "a")
+    long = ("train.steps=600", "train.valid_every=20", "--arms", "a")
     assert main([str(tiny), "--root", str(tmp_path / "here"), *long]) == 0
     root, settings = tmp_path / "root", tmp_path / "launch.yaml"
     settings.write_text("slurm: {time: 60}")
@@ -298,9 +313,10 @@ def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_p
         subprocess.run([*cancel, job], check=True)
         out, _ = run.communicate(timeout=600)
         assert run.returncode == code, out
-        assert ("to resume" in out.splitlines()[0]) == bool(number) and ("ended as CANCELLED" in out) == (not number)
-    requeued = (root / "checkpoints/.slurm" / job).glob("*_log.err")
-    assert any("Requeued job" in path.read_text() for path in requeued)
+        ended = re.search(rf"Slurm job {job} (ended as CANCELLED|was ended from outside)", out)
+        assert ("to resume" in out.splitlines()[0]) == bool(number) and bool(ended) == (not number)
+    (log,) = (root / "checkpoints/.slurm" / job).glob("*_log.err")
+    assert "JOB REQUEUE" in log.read_text()
     found, expected = weights(root), weights(tmp_path / "here")
     assert found.keys() == expected.keys() and len(found) == 1
     for name, state in expected.items():
@@ -308,19 +324,43 @@ def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_p
 
 
 @pytest.mark.slow
-def test_ray_goes_on_where_a_node_is_lost(tiny, tmp_path, expected):
+def test_ray_goes_on_where_a_node_is_lost(tree, tmp_path, inline):
+    """24 runs are handed over, and one of two nodes dies while it trains some. Another command waits for the end."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    file, root, settings = tmp_path / "tiny.yaml", tmp_path / "root", tmp_path / "launch.yaml"
+    file.write_text(yaml.safe_dump(tree | {"seeds": list(range(12))}))
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     other = nodes.add_node(num_cpus=1)
     try:
-        (tmp_path / "launch.yaml").write_text(f"ray: {{address: '{nodes.address}', num_cpus: 1}}")
-        run = command(tiny, tmp_path / "root", "--launcher", "ray", "--launch", tmp_path / "launch.yaml")
-        wait_until(lambda: list((tmp_path / "root").rglob(MESSAGES)) or run.poll() is not None)
+        settings.write_text(f"ray: {{address: '{nodes.address}', num_cpus: 1}}")
+        flags = ("--launcher", "ray", "--launch", settings)
+        out, _ = command(file, root, *flags, "--detach").communicate(timeout=300)
+        assert "24 runs submitted" in out
+        run = command(file, root, *flags)
+        begun = lambda: {path.parent for path in root.rglob("step-*.ckpt")}  # noqa: E731
+        wait_until(lambda: len(begun()) >= 4 or run.poll() is not None)
         nodes.remove_node(other, allow_graceful=False)
         out, _ = run.communicate(timeout=900)
-        assert run.returncode == 0, out
+        assert run.returncode == 0 and out.count("✓") == 24, out
+        gone, _ = command(file, root, *flags, "train.steps=90000", "--arms", "a", "--detach").communicate(timeout=300)
+        wait_until(lambda: list(root.rglob(MESSAGES)))
+        ended, _ = command(file, root, *flags, "train.steps=90000", "--arms", "a", "--cancel").communicate(timeout=300)
+        assert "12 runs submitted" in gone and "12 runs cancelled" in ended
+        wait_until(lambda: not any(checkpoint.locked(path) for path in (root / "checkpoints").glob("*")))
     finally:
         nodes.shutdown()
-    assert table_of(tmp_path / "root") == expected
+    runs_once(root, 24)
+    assert main([str(file), "--root", str(tmp_path / "here")]) == 0
+    assert table_of(root) == table_of(tmp_path / "here")
+
+
+def runs_once(root, number):
+    """Every key has one FINISHED run, and no row of it is there twice."""
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store:
+        of_keys = "select t.value, count(*) from tags t join runs r using (run_uuid) where t.key = 'lit.key' "
+        keys = store.execute(of_keys + "and r.status = 'FINISHED' group by t.value").fetchall()
+        of_runs = "select count(*) from metrics m join tags t using (run_uuid) where t.key = 'lit.key' "
+        rows = store.execute(of_runs + "group by run_uuid, m.key, m.step").fetchall()
+    assert len(keys) == number and {count for _, count in keys} == {1} and {count for (count,) in rows} == {1}

@@ -29,6 +29,7 @@ from lit_memory.run.journal import Journal, merged, read
 from lit_memory.run.lease import Lease
 from lit_memory.run.options import parse_options
 from lit_memory.run.outbox import Outbox, Sender, deliver, sending, waiting
+from lit_memory.run.search import search
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 from lit_memory.run.uri import StoreURI
@@ -158,7 +159,7 @@ def test_every_call_may_fail(told, root, monkeypatch, call, applied):
     run = tracker.find(spec.key)
     assert rows_of(tracker, run) == sorted([*EXPECTED, ("test/exact_match", 2, "0.5"), ("steps", 0, "3.0")])
     assert (run.status, run.params, run.tags["lit.commit"]) == ("FINISHED", {"lr": "0.1"}, "abc")
-    (runs,) = tracker._search(f"tags.`lit.key` = '{spec.key}'")
+    (runs,) = search(tracker.client, f"tags.`lit.key` = '{spec.key}'")
     assert len(runs) == 1 and not journal.waits(spec.folder(root))
 
 

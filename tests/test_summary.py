@@ -3,6 +3,7 @@
 import pytest
 
 from lit_memory.cli import main
+from lit_memory.run.search import search
 from lit_memory.run.tracking import NOTE, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -23,7 +24,7 @@ def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
     for text in ("### tiny", "**NOT CHECKED** at scale `default` (toy)", "`train.steps=2`", "Claim: a recalls", "| a "):
         assert text in note
     assert parent.data.tags["lit.modified"] == "train.steps=2" and parent.data.tags["lit.verdict"] == "NOT CHECKED"
-    (runs,) = tracker._search("tags.`lit.kind` = 'run'")
+    (runs,) = search(tracker.client, "tags.`lit.kind` = 'run'")
     assert len(runs) == 2
     for run in runs:
         assert run.tags["lit.modified"] == "train.steps=2"

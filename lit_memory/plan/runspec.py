@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class RunSpec:
     code: dict[str, dict[str, str]] = field(default_factory=dict)
     """Section -> ``file`` and ``digest`` of the user's code that defines its class; ours is not here."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Hash of everything that changes the numbers: sections and seed, without names and reports.
 

@@ -163,6 +163,11 @@ class Report:
     paths: dict[str, Path] = field(default_factory=dict)
 
     @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self.paths["README.md"].parent
+
+    @property
     def text(self) -> str:
         """The summary for a terminal: table, claims in numbers, verdict."""
         claims = [f"{_in_words(claim)}:  {claim.numbers}{_with_interval(claim)}" for claim in self.claims]

@@ -1,11 +1,13 @@
 """What the command shows, as rich renderables. Prints nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class
@@ -14,6 +16,9 @@ from lit_memory.run.launchers.base import Child, Launcher
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.provenance import cores
+
+MANY = 1000
+"""Lines for which a table of rich takes seconds."""
 
 
 def duration(seconds: float) -> str:
@@ -78,22 +83,22 @@ def list_table() -> Table:
     return table
 
 
-def plan_table(work: WorkList) -> Table:
-    """The selected runs: arm, seed, sizes, steps, key, status, time."""
-    table = Table(box=None, header_style="bold")
-    for name in ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"):
-        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
+def plan_table(work: WorkList) -> Table | Text:
+    """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones."""
+    names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
     for spec in work.sweep.selected:
         seconds = work.seconds(spec)
-        table.add_row(
-            f"{spec.arm} {spec.point}".strip(),
-            str(spec.seed),
-            *sizes_shown(work.sweep, spec),
-            steps_shown(spec),
-            spec.key[:8],
-            work.status(spec),
-            duration(seconds) if seconds else "?",
-        )
+        last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
+        rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])
+    if len(rows) >= MANY:
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
+        return Text("\n".join(lines))
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -128,7 +133,7 @@ class LiveLines:
         """Six columns: run, stage, step, loss, metric, time."""
         p, name, took = child.progress, f"{self.name(child.spec)} s{child.spec.seed}", f"{duration(child.age)} so far"
         if not p or p["event"] == "waiting":
-            return (name, "another process trains it" if p else "starting", "", "", "", took)
+            return (name, "another process trains it" if p else child.where or "starting", "", "", "", took)
         if p["event"] == "testing":
             return (name, "testing", *self.test_columns(p), took)
         stage, step = f"stage {p['stage']}/{p['stages']}", f"step {p['step']}/{p['steps']}"
@@ -137,12 +142,39 @@ class LiveLines:
         left = (self.seconds.get(child.spec.key) or 0) - child.age
         return (name, stage, step, loss, metric, f"{took}, about {duration(left)} left" if left > 0 else took)
 
+    def places(self) -> Iterator[str]:
+        """Where every run is that a cluster has, a line each, and what to do next; nothing where none is left."""
+        for child in self.launcher.running:
+            yield "  ".join(filter(None, dict.fromkeys((*self.line(child), child.where))))
+        for spec in self.launcher.waiting:
+            yield f"{self.name(spec)} s{spec.seed}  waits for another run; the same command hands it over"
+        if self.launcher.left:
+            left = counted(len(self.launcher.running), "run")
+            yield f"{left} submitted; the same command says where, and reports in the end; --cancel ends them"
+
+    def cancelled(self) -> Iterator[str]:
+        """The runs that a cluster has and that are being cancelled."""
+        for child in self.launcher.running:
+            yield f"{self.name(child.spec)} s{child.spec.seed}  cancelled: {child.where}"
+        number = counted(len(self.launcher.running), "run")
+        yield f"{number} cancelled; the same command without --cancel goes on"
+
     def test_columns(self, p: Mapping[str, Any]) -> tuple[str, str, str]:
         """Share of the test that has been read, its speed, and the time that is left."""
         if "share" not in p:
             return ("", "", "")
         left = p["tokens"] * (1 / p["share"] - 1) / p["tokens_per_s"]
         return (f"{p['share']:.0%}", f"{p['tokens_per_s']:,.0f} tokens/s", f"about {duration(left)} left")
+
+    def live(self, console: Console) -> Live:
+        """All lines, kept up to date in a terminal."""
+        return Live(
+            console=console,
+            refresh_per_second=2,
+            transient=True,
+            get_renderable=lambda: self.renderable(console.width),
+            auto_refresh=console.is_terminal,
+        )
 
     def renderable(self, width: int) -> Group:
         """All lines. A terminal too narrow for them gets no loss, and then no step."""

@@ -23,6 +23,8 @@ def results_frame(tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[st
     from pandas import DataFrame
 
     rows = []
+    finished = [runs[spec.key] for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
+    tracker.read_ahead(finished, ("valid/", "test/") if report.x == STEP else ("test/", "time/"))
     for spec in specs:
         run = runs.get(spec.key)
         if run is None or run.status != "FINISHED":

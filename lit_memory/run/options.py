@@ -33,6 +33,10 @@ class Options:
     """Where runs are started: local, slurm or ray."""
     launch: str | None = None
     """A YAML file with the launcher's settings."""
+    detach: bool = False
+    """Hand the runs to the cluster and do not wait."""
+    cancel: bool = False
+    """End the runs that the cluster has."""
     root: str | None = None
     """None is ``$LIT_MEMORY_ROOT`` or the project's folder."""
     dry_run: bool = False
@@ -53,6 +57,14 @@ class Options:
         """The overrides as dotted keys and values. Raises ConfigError."""
         return dict(map(parse_override, self.overrides))
 
+    def check_trains_nothing(self) -> None:
+        """Raise ConfigError for what only makes sense where something is trained."""
+        training = {"key=value": self.overrides, "--arms": self.arms, "--seeds": self.seeds, "--fresh": self.fresh}
+        for flag, value in (training | {"--detach": self.detach, "--cancel": self.cancel}).items():
+            if value:
+                message = f"{self.experiment} reads the reports of other experiments and trains nothing; leave it out"
+                raise ConfigError("command line", flag, message)
+
     @property
     def tags(self) -> dict[str, str]:
         """Tags of new runs."""
@@ -72,6 +84,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 SWITCHES = {
+    "--detach": "hand the runs to the cluster and return; the same command says where they are, and reports in the end",
+    "--cancel": "end the runs that the cluster still has",
     "--dry-run": "print the plan and do nothing",
     "--report": "draw the report of what is finished and train nothing",
     "--fresh": "train again what is finished; the old runs stay in MLflow, retired",

@@ -82,7 +82,7 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
 
     inputs: at the start of the command. lines: what it would say if it were given again.
     """
-    sweep, folder = work.sweep, report.paths["README.md"].parent
+    sweep, folder = work.sweep, report.folder
     ids = {spec.key: work.runs[spec.key].run_id for spec in sweep.specs if work.status(spec) == "finished"}
     if sweep.options.report or report.missing or any(spec.key not in ids for spec in sweep.specs):
         return
@@ -100,7 +100,7 @@ def valid(options: Options, root: Path, now: str, warn: Callable[[str], None]) -
     dead, which needs a plan, too.
     """
     path = path_of(options, root)
-    if options.dry_run or options.fresh or options.report or not path.is_file():
+    if options.dry_run or options.fresh or options.report or options.cancel or not path.is_file():
         return None
     try:
         receipt = Receipt(**json.loads(path.read_bytes()))

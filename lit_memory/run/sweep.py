@@ -1,5 +1,6 @@
 """The runs of one experiment at one scale. Prints and writes nothing."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from lit_memory.plan.measured import answerable, check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
-from lit_memory.run.launchers.choice import check_launcher
+from lit_memory.run.launchers.choice import LOCAL, Choice
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -35,6 +36,7 @@ class Sweep:
     sizes: dict[str, dict[str, int]]
     """Key -> ``registry.model_size``."""
     root: Path
+    launcher: Choice = LOCAL
 
     @classmethod
     def prepare(cls, options: Options) -> "Sweep":
@@ -45,7 +47,7 @@ class Sweep:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
         root = root_of(options)
         check_store(root, StoreURI.of_environment())
-        check_launcher(options, root, StoreURI.of_environment())
+        launcher = Choice.of(options, root, StoreURI.of_environment())
         set_kernel_cache()
         with naming_changes(experiment.file, options.overrides):
             specs = experiment.plan(options.overrides)  # imports torch
@@ -56,7 +58,7 @@ class Sweep:
         arms = select("--arms", options.arms, list(experiment.arms))
         seeds = select("--seeds", options.seeds, list(map(str, experiment.seeds)))
         selected = [spec for spec in specs if spec.arm in arms and str(spec.seed) in seeds]
-        return cls(options, whole, experiment, specs, selected, sized, root)
+        return cls(options, whole, experiment, specs, selected, sized, root, launcher)
 
     @property
     def name(self) -> str:
@@ -73,7 +75,10 @@ class Sweep:
 
     @property
     def jobs(self) -> int:
-        """Runs at a time: ``--jobs``, or as many as the cores allow; one where a run takes a GPU."""
+        """Runs at a time: ``--jobs``, or as many as the cores allow, one where a run takes a GPU; all of them on a
+        cluster."""
+        if not self.launcher.local:
+            return self.options.jobs or sys.maxsize
         train = self.selected[0].train
         limit = max(1, cores() // self.selected[0].threads) if train["accelerator"] == "cpu" else 1
         return min(self.options.jobs or limit, max(1, len(self.selected)))
@@ -94,7 +99,7 @@ class Sweep:
     def check_gpu(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError for a run that needs a GPU where there is none."""
         on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
-        if not on_gpu or gpus() >= max(spec.devices for spec in on_gpu):
+        if not on_gpu or not self.launcher.local or gpus() >= max(spec.devices for spec in on_gpu):
             return
         where = f"{self.experiment.file} (scale {self.scale}, arm {on_gpu[0].arm})"
         message = "'cuda': torch finds no GPU on this machine; expected cpu, or another --scale"

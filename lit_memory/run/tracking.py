@@ -11,9 +11,9 @@ figure. ``time/*`` is measured by the clock: no two runs of a key have the same.
 import contextlib
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.utils import create_sqlalchemy_engine
 from sqlalchemy import Engine, event
@@ -41,6 +41,7 @@ from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
 from lit_memory.run.register import NAME as LEASES
 from lit_memory.run.register import Checked, Register
+from lit_memory.run.search import PAGE, TAG, Run, finished_among, of_keys, search
 from lit_memory.run.summary import Summary
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
@@ -49,8 +50,6 @@ logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # else prints the traceback of what it raises
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
-TAG = "lit."
-"""Prefix of our tags."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag, by which its pages nest runs."""
 NOTE = "mlflow.note.content"
@@ -66,22 +65,6 @@ LARGEST_BATCH = 1000
 def default_uri(root: Path) -> str:
     """``MLFLOW_TRACKING_URI``, or a database below ``root``, where a plain ``mlflow ui`` finds it."""
     return os.environ.get("MLFLOW_TRACKING_URI") or database.uri_of(root / "mlflow.db")
-
-
-@dataclass
-class Run:
-    """What MLflow knows about one key."""
-
-    run_id: str
-    status: str
-    params: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def own_tags(self) -> dict[str, str]:
-        """Our tags without their prefix."""
-        return {name.removeprefix(TAG): value for name, value in self.tags.items() if name.startswith(TAG)}
 
 
 class Tracker:
@@ -120,6 +103,8 @@ class Tracker:
         self.files = Artifacts(self.client, root, self.artifacts)
         self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
+        self.histories: dict[tuple[str, str], list[Metric]] = {}
+        """(run id, metric) -> what ``read_ahead`` has read."""
         self.twins: dict[str, str] = {}
         """Run id -> what of a run is there twice: two processes without a lease trained it."""
 
@@ -149,21 +134,13 @@ class Tracker:
         """Restore deleted experiments, see ``Experiments.restore``."""
         self.experiments.restore(names, dry_run)
 
-    def _search(self, *filters: str) -> Iterator[list[Run]]:
-        """The runs of every filter, the newest first."""
-        ids = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
-        for text in filters:
-            runs = self.client.search_runs(ids, text, order_by=["attributes.start_time DESC"], max_results=1000)
-            yield [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in runs]
-
     def find(self, key: str) -> Run | None:
         """The run of a key: the FINISHED one, else the newest. None where there is none."""
         return self.find_all([key])[0]
 
     def find_all(self, keys: Sequence[str]) -> list[Run | None]:
         """``find`` of every key."""
-        found = self._search(*(f"tags.`{TAG}key` = '{key}' and tags.`{TAG}kind` = 'run'" for key in keys))
-        return [self._counting(runs) for runs in found]
+        return [self._counting(runs) for runs in of_keys(self.client, keys)]
 
     def _counting(self, runs: Sequence[Run]) -> Run | None:
         """The run that counts of those of a key, the newest first: the oldest FINISHED one, else the newest."""
@@ -174,8 +151,7 @@ class Tracker:
 
     def finished(self, ids: Mapping[str, str]) -> bool:
         """Whether all runs of a mapping from keys to ids are there, FINISHED and not retired. Key "" is the parent."""
-        listed = ", ".join(f"'{run_id}'" for run_id in ids.values())
-        (runs,) = self._search(f"attributes.run_id IN ({listed}) and attributes.status = 'FINISHED'")
+        runs = finished_among(self.client, list(ids.values()))
         found = {(run.tags.get(f"{TAG}key", ""), run.run_id) for run in runs if run.tags.get(f"{TAG}kind") != "retired"}
         return found == set(ids.items())
 
@@ -189,7 +165,7 @@ class Tracker:
         query = " and ".join(f"tags.`{TAG}{name}` = '{value}'" for name, value in own.items())
         experiment_id = self.experiments.id_of(experiment)
         with self._creation_lock():
-            (runs,) = self._search(query)
+            (runs,) = search(self.client, query)
             if runs:
                 return runs[-1].run_id
             run_id = self._create(experiment_id, f"{experiment} ({scale})", prefixed(own | dict(tags)))
@@ -199,7 +175,7 @@ class Tracker:
     def running(self, where: str) -> list[Run]:
         """Runs that were started at ``where`` (``Sweep.location``) and have status RUNNING."""
         tags = f"tags.`{TAG}kind` = 'run' and tags.`{TAG}where` = '{where}'"
-        (runs,) = self._search(f"{tags} and attributes.status = 'RUNNING'")
+        (runs,) = search(self.client, f"{tags} and attributes.status = 'RUNNING'")
         return runs
 
     def _create(self, experiment_id: str, name: str, tags: dict[str, str]) -> str:
@@ -274,6 +250,19 @@ class Tracker:
         """The address of an experiment in MLflow's pages; without a server, where ``mlflow ui`` shows it."""
         return self.uri.page(self.experiments.id_of(experiment))
 
+    def read_ahead(self, runs: Sequence[Run], prefixes: tuple[str, ...]) -> None:
+        """Read the metrics of many runs for ``results``, in one call per metric where a database is behind the client;
+        a server has no such call."""
+        self.histories = {}
+        bulk = getattr(self.client._tracking_client.store, "get_metric_history_bulk", None)
+        if bulk is None:
+            return
+        for name in {name for run in runs for name in run.metrics if name.startswith(prefixes)}:
+            ids = [run.run_id for run in runs if name in run.metrics]
+            for i in range(0, len(ids), PAGE):
+                for found in bulk(ids[i : i + PAGE], name, sys.maxsize):
+                    self.histories.setdefault((found.run_id, name), []).append(found)
+
     def results(self, run: Run, prefix: str = "test/") -> list[Row]:
         """(metric, x, value) rows of a run's test. prefix: "time/" for its times, "valid/" for its validations.
 
@@ -282,7 +271,7 @@ class Tracker:
         rows: list[Row] = []
         for name in run.metrics:
             if name.startswith(prefix):
-                history = self.client.get_metric_history(run.run_id, name)
+                history = self.histories.get((run.run_id, name)) or self.client.get_metric_history(run.run_id, name)
                 first = {m.step: m for m in sorted(history, key=lambda m: m.timestamp, reverse=True)}
                 if len(first) < len(history):
                     self.twins.setdefault(run.run_id, "rows")

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.run import checkpoint, journal, lease
+from lit_memory.run.launchers.remote import forget, recorded
 from lit_memory.run.sweep import Sweep
 from lit_memory.util.provenance import PROJECT
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker
 
-STATUSES = ("finished", "to send", "running", "failed", "to resume", "new")
+STATUSES = ("finished", "to send", "running", "submitted", "failed", "to resume", "new")
 
 DONE = ("finished", "to send")
 """Statuses of runs that have nothing left to train."""
@@ -30,16 +32,21 @@ class WorkList:
     leases: dict[str, lease.Claim] = field(default_factory=dict)
     """Key -> its lease, where somebody holds it; read if there are runs that are not finished."""
 
+    estimates: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """(experiment, arm) -> ``seconds``, of those that were asked for since the last ``refresh``."""
+
     @property
     def specs(self) -> list[RunSpec]:
         """The runs of the sweep and those that they start from, each once."""
         return list({run.key: run for spec in self.sweep.specs for run in with_starts(spec)}.values())
 
     def refresh(self, tracker: "Tracker") -> None:
-        """Read the runs of the sweep, and those that they start from, from MLflow."""
+        """Read the runs of the sweep, and those that they start from, from MLflow. A finished one stays as it is."""
         keys = [spec.key for spec in self.specs]
-        found = zip(keys, tracker.find_all(keys), strict=True)
-        self.runs = {key: run for key, run in found if run is not None}
+        known = {key: run for key, run in self.runs.items() if run.status == "FINISHED"}
+        asked = [key for key in keys if key not in known]
+        found = dict(zip(asked, tracker.find_all(asked), strict=True))
+        self.runs, self.estimates = known | {key: run for key, run in found.items() if run is not None}, {}
         leases = lease.newest(*tracker.register.read()) if len(self.finished) < len(keys) else {}
         self.leases = {key: claim for key, claim in leases.items() if not claim.free}
 
@@ -55,7 +62,8 @@ class WorkList:
 
     def status(self, spec: RunSpec) -> str:
         """One of ``STATUSES``. "running" means in another process, "to send" complete on disk, which MLflow does not
-        know yet. All but these and the finished ones are trained."""
+        know yet, "submitted" with a cluster, by this or an earlier command. All but the finished ones and those to send
+        are trained."""
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
@@ -63,6 +71,8 @@ class WorkList:
             return "running"
         if journal.complete(folder) and journal.waits(folder):
             return "to send"
+        if recorded(folder):
+            return "submitted"
         if run is not None and run.status == "FAILED":
             return "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
@@ -93,6 +103,12 @@ class WorkList:
     def seconds(self, spec: RunSpec) -> float | None:
         """Estimated seconds of a run: the mean of the same arm's runs here, or in the report that came with the
         project. None where neither is known."""
+        arm = spec.experiment, spec.arm
+        if arm not in self.estimates:
+            self.estimates[arm] = self._estimate(spec)
+        return self.estimates[arm]
+
+    def _estimate(self, spec: RunSpec) -> float | None:
         same_arm = [s for s in self.sweep.specs if (s.experiment, s.arm) == (spec.experiment, spec.arm)]
         known = [self.runs[s.key].metrics for s in same_arm if s.key in self.runs]
         measured = [metrics["seconds"] for metrics in known if "seconds" in metrics]
@@ -111,17 +127,26 @@ class WorkList:
         return (sum(known) + unknown) / min(self.sweep.jobs, len(todo))
 
     def close_stale(self, tracker: "Tracker") -> None:
-        """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine."""
+        """Mark RUNNING runs KILLED whose lock is free: their process died by kill -9 or with the machine. Forget the
+        jobs of finished runs."""
         for run in tracker.running(self.sweep.location):
             key = run.tags["lit.key"]
             if lease.release_dead(tracker.register, key, key_folder(self.sweep.root, key)):
                 tracker.end(run.run_id, "KILLED")
+        for spec in self.specs:
+            if self.status(spec) in DONE:
+                forget(spec.folder(self.sweep.root))
 
     def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
-        """Take runs out of plans and reports and remove their checkpoints, so that they start anew."""
+        """Take runs out of plans and reports and remove their checkpoints, so that they start anew. Raises ConfigError
+        for one that a cluster has."""
+        for spec in specs:
+            if recorded(spec.folder(self.sweep.root)):
+                message = f"a cluster has {spec.name}; end it with --cancel first"
+                raise ConfigError("command line", "--fresh", message)
         for spec in specs:
             if spec.key in self.runs:
-                tracker.retire(self.runs[spec.key].run_id)
+                tracker.retire(self.runs.pop(spec.key).run_id)
             checkpoint.clear(spec.folder(self.sweep.root))
             journal.clear(spec.folder(self.sweep.root))
 

@@ -3,6 +3,7 @@
 A launcher prints nothing; ``Launcher.events`` yields what happens.
 """
 
+import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.uri import StoreURI
 
@@ -46,6 +48,11 @@ class Child:
     def exitcode(self) -> int | None:
         """0 for a run that ended well; None before its end."""
         raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """Where it is, as its cluster says; "" on this machine."""
+        return ""
 
     @property
     def age(self) -> float:
@@ -88,8 +95,8 @@ class Launcher(ABC):
         """The signal that has come."""
 
     @abstractmethod
-    def start(self, spec: RunSpec) -> Child:
-        """Start a run. Raises LauncherDied."""
+    def start_ready(self) -> None:
+        """Start what may start: ``waiting`` becomes ``running``. Raises LauncherDied."""
 
     @abstractmethod
     def receive(self) -> list[tuple[Any, dict[str, Any]]]:
@@ -105,29 +112,34 @@ class Launcher(ABC):
         """Runs that have ended, well or not."""
         return self.total - len(self.waiting) - len(self.running)
 
+    @property
+    def left(self) -> bool:
+        """Whether there are runs that have not ended."""
+        return bool(self.running or self.waiting)
+
     def events(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Start everything and yield the messages of the children; the last event of each is "end". Raises
-        Interrupted, and LauncherDied."""
+        Interrupted, LauncherDied, and ConfigError for what a cluster refuses."""
+        with self.signals():
+            try:
+                while self.waiting or self.running:
+                    if self.signalled:  # and what was being called has swallowed the exception
+                        raise Interrupted(self.signalled)
+                    self.start_ready()
+                    yield from self.receive()
+            except (Interrupted, LauncherDied, ConfigError):
+                self.stop()
+                raise
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM raise Interrupted in this block."""
         self.handlers |= {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while self.waiting or self.running:
-                if self.signalled:  # and what was being called has swallowed the exception
-                    raise Interrupted(self.signalled)
-                while len(self.running) < self.jobs and (spec := self.next_ready()):
-                    self.running.append(self.start(spec))
-                    self.waiting.remove(spec)
-                yield from self.receive()
-        except (Interrupted, LauncherDied):
-            self.stop()
-            raise
+            yield
         finally:
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
-
-    def next_ready(self) -> RunSpec | None:
-        """The first spec that waits for no other; None where all do."""
-        left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
-        return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
 
     def arguments(self, spec: RunSpec) -> tuple[RunSpec, Path, StoreURI, str, Mapping[str, str]]:
         """The arguments of ``run_one``, without ``send``."""

@@ -1,6 +1,7 @@
 """Which launcher a command asks for, with its settings, checked before anything starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import yaml
 
 from lit_memory.plan.errors import ConfigError
-from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.base import Launcher
 from lit_memory.run.launchers.remote import check_shared
 from lit_memory.run.options import Options
@@ -45,24 +45,50 @@ def settings_of(options: Options) -> dict[str, Any]:
     return dict(content[options.launcher])
 
 
-def check_launcher(options: Options, root: Path, uri: StoreURI) -> None:
-    """Raise ConfigError for a launcher that cannot be used."""
-    name = options.launcher
-    if name not in LAUNCHERS:
-        raise ConfigError("command line", "--launcher", f"{name}: unknown; {nearest(name, list(LAUNCHERS))}")
-    settings = settings_of(options)
-    if name == "local":
-        return
-    if find_spec(PACKAGES[name]) is None:
-        install = f"pip install 'lit-memory[{name}]'"
-        raise ConfigError("command line", "--launcher", f"{name}: needs the package {PACKAGES[name]}; {install}")
-    check_shared(root, uri, "--launcher")
-    load(LAUNCHERS[name]).check(settings, options.launch or "command line")
+@dataclass(frozen=True)
+class Choice:
+    """A launcher and its settings, checked."""
+
+    name: str = "local"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    detach: bool = False
+    """Whether runs go on without the command."""
+
+    @classmethod
+    def of(cls, options: Options, root: Path, uri: StoreURI) -> "Choice":
+        """The launcher that a command asks for. Raises ConfigError for one that cannot be used."""
+        name = options.launcher
+        if name not in LAUNCHERS:
+            raise ConfigError("command line", "--launcher", f"{name}: unknown; {nearest(name, list(LAUNCHERS))}")
+        settings = settings_of(options)
+        if name == "local":
+            for flag in ("detach", "cancel"):
+                if getattr(options, flag):
+                    advice = "use nohup or tmux, or --launcher slurm or ray"
+                    message = f"runs of this machine end with their command; {advice}"
+                    raise ConfigError("command line", f"--{flag}", message)
+            return cls(name, settings)
+        if options.detach and options.jobs:
+            message = "nobody is left to count them; limit them in the cluster (slurm_array_parallelism, num_cpus)"
+            raise ConfigError("command line", "--jobs", f"--detach: {message}")
+        if find_spec(PACKAGES[name]) is None:
+            install = f"pip install 'lit-memory[{name}]'"
+            raise ConfigError("command line", "--launcher", f"{name}: needs the package {PACKAGES[name]}; {install}")
+        check_shared(root, uri, "--launcher")
+        load(LAUNCHERS[name]).check(settings, options.launch or "command line", options.detach)
+        return cls(name, settings, options.detach)
+
+    @property
+    def local(self) -> bool:
+        """Whether runs are processes of this machine."""
+        return self.name == "local"
+
+    def launcher(self, *arguments: Any) -> Launcher:
+        """The launcher of some runs. arguments: as in ``Launcher``."""
+        launcher = load(LAUNCHERS[self.name])
+        if self.local:
+            return launcher(*arguments)
+        return launcher(*arguments, settings=self.settings, detach=self.detach)
 
 
-def make_launcher(options: Options, specs: Sequence[RunSpec], jobs: int, *rest: Any) -> Launcher:
-    """The launcher of ``options``. rest: as in ``Launcher``."""
-    launcher = load(LAUNCHERS[options.launcher])
-    if options.launcher == "local":
-        return launcher(specs, jobs, *rest)
-    return launcher(specs, options.jobs or max(1, len(specs)), *rest, settings=settings_of(options))
+LOCAL = Choice()

@@ -122,11 +122,8 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def this_package_first() -> Iterator[None]:
-    """New processes import lit_memory from where this one did.
-
-    Python before 3.13 starts the fork server without our ``sys.path``: a copy in the working directory, or an installed
-    one, would run in place of this one.
-    """
+    """New processes import lit_memory from where this one did: Python before 3.13 starts the fork server without our
+    ``sys.path``."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     os.environ |= child_environment(os.environ)
     try:
@@ -165,7 +162,18 @@ class LocalLauncher(Launcher):
         with this_package_first(), without_ctrl_c():
             forkserver.ensure_running()
 
+    def start_ready(self) -> None:
+        while len(self.running) < self.jobs and (spec := self.next_ready()):
+            self.running.append(self.start(spec))
+            self.waiting.remove(spec)
+
+    def next_ready(self) -> RunSpec | None:
+        """The first spec that waits for no other; None where all do."""
+        left = {spec.key for spec in (*self.waiting, *(child.spec for child in self.running))}
+        return next((spec for spec in self.waiting if spec.start is None or spec.start.key not in left), None)
+
     def start(self, spec: RunSpec) -> Process:
+        """Start a run. Raises LauncherDied."""
         self.start_fork_server()  # anew where it died while nothing ran
         here, there = self.context.Pipe(duplex=False)
         arguments = (*self.arguments(spec), there)

@@ -1,106 +1,64 @@
-"""Runs on other machines that share the root: what every cluster needs.
+"""Runs on other machines that share the root: the command's end, what every cluster needs.
 
-A cluster starts a ``Work``, which has the run trained in a process of its own: signals, environment and threads are
-then Python's, whatever the cluster's own process does with them. Messages come back through a file in the run's folder,
-so that they outlive the command that started the run.
+What a cluster has of a run, its job, is on record in the run's folder: the command may end before the job, and any
+later one takes it over. ``work.py`` is the end that trains.
 """
 
 import contextlib
 import json
-import os
-import pickle
 import secrets
-import signal
-import subprocess
-import sys
-import threading
 import time
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.base import Child, Launcher
-from lit_memory.run.launchers.local import GRACE, run_child
+from lit_memory.run.launchers.local import GRACE
+from lit_memory.run.launchers.work import MESSAGES, NOT_SHARED, POLL, TOKEN, Work
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
-from lit_memory.util.child import child_environment
 
-MESSAGES = "messages.jsonl"
-"""What a run has sent, one message a line."""
-TOKEN = "launched"
-"""A file in the run's folder by which another machine knows that it sees the same folder."""
-NOT_SHARED = 3
-"""The exit code of a run on a machine that does not see the root."""
-INHERITED = ("MLFLOW_", "LIT_MEMORY_", "HF_", "NUMBA_", "MPLCONFIGDIR", "TORCHINDUCTOR_")
-"""Beginnings of the environment variables that a run gets from the command."""
-POLL = 0.5
-"""Seconds between two looks at the files and at the cluster."""
+RECORD = "job.json"
+"""The job of a run, from its submission until a command has heard of its end."""
+ARRAY = 1000
+"""Runs that are handed over at once, at most: what Slurm takes by default."""
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs")
 """File systems on which SQLite's locks do not hold."""
 
 
-@dataclass
-class Work:
-    """A run that a cluster starts, once or, where it was preempted, again."""
+class Job(ABC):
+    """What a cluster has of a run."""
 
-    spec: RunSpec
-    root: Path
-    uri: StoreURI
-    parent: str
-    tags: Mapping[str, str]
-    token: str
-    environment: dict[str, str] = field(default_factory=lambda: inherited(os.environ))
-    process: Any = None
+    name: str
+    """What the cluster's users call it."""
+    ended: tuple[int | None, str] = (None, "")
 
-    def __call__(self) -> int:
-        """Train on this machine; returns the exit code."""
-        env = child_environment(os.environ | self.environment)
-        command = [sys.executable, "-m", "lit_memory.run.launchers.remote"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
-        try:
-            self.process.communicate(pickle.dumps(self.arguments))  # by stdin: an argument is seen by every user
-        except BaseException:
-            self.end()
-            raise
-        return self.process.returncode
+    def outcome(self) -> tuple[int | None, str]:
+        """The exit code, None before the end, and what the cluster says of it; the cluster is asked until then."""
+        if self.ended[0] is None:
+            self.ended = self.look()
+        return self.ended
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self.spec, self.root, self.uri, self.parent, self.tags, self.token
+    def settled(self) -> bool:
+        """Whether the outcome is sure for now; a state that lasts a moment is not."""
+        return True
 
-    def end(self) -> None:
-        """End the training; its last checkpoint is on disk."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+    @abstractmethod
+    def look(self) -> tuple[int | None, str]:
+        """Ask the cluster for the ``outcome``."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"process": None}
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the run, which saves itself, or take it out of the queue; nothing where it has ended."""
 
-
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a run needs of the environment of the command; a cluster need not pass it on."""
-    return {name: value for name, value in environment.items() if name.startswith(INHERITED)}
-
-
-class MessageFile:
-    """The sending end: has ``send``, as a pipe has."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def send(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message) + "\n"
-        with self.path.open("ab") as file:  # opened anew, so that a network file system shows it to the others
-            file.write(line.encode())
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What ``RemoteLauncher.find`` needs to know, as JSON."""
 
 
 @dataclass
@@ -108,19 +66,28 @@ class Remote(Child):
     """A run on another machine."""
 
     job: Any = None
-    """See ``RemoteLauncher.submit``."""
+    """A ``Job``."""
     path: Path = Path()
     read: int = 0
     """Bytes of the file of messages that have been read."""
+    machine: str = ""
+    ours: bool = True
+    """Whether this command has submitted it, and so ends it with itself."""
 
     @property
     def exitcode(self) -> int | None:
         code, reason = self.job.outcome()
         if code == NOT_SHARED:
             reason = f"the machine that got it does not see {self.path.parent}; expected a root that all machines share"
-        if code and (not self.failure or self.failure.startswith("SystemExit")):  # its answer to the cluster's signal
+        elif code and self.failure.startswith("SystemExit"):  # its answer to the cluster's signal
+            reason = f"{self.job.name} was ended from outside; the run has saved itself"
+        if code and (not self.failure or self.failure.startswith("SystemExit")):
             self.failure = reason
         return code
+
+    @property
+    def where(self) -> str:
+        return " on ".join(filter(None, (self.job.outcome()[1], self.machine)))
 
     def messages(self) -> list[dict[str, Any]]:
         """What has been sent since the last call, in whole lines."""
@@ -131,43 +98,168 @@ class Remote(Child):
         except FileNotFoundError:
             return []
         self.read += len(lines) + (len(lines) > 0)
-        return [self.receive(json.loads(line)) for line in lines.splitlines()]
+        found = [json.loads(line) for line in lines.splitlines()]
+        self.machine = next((m["name"] for m in reversed(found) if m["event"] == "machine"), self.machine)
+        return [self.receive(message) for message in found]
 
 
 class RemoteLauncher(Launcher):
-    """Runs of a cluster, whose machines share the root."""
+    """Runs of a cluster, whose machines share the root. ``running`` are those that the cluster has, from this command
+    or an earlier one."""
+
+    name: str
+    """As in ``--launcher``."""
+    queues = True
+    """Whether the cluster itself holds back a run until the one that it starts from has ended."""
+
+    def __init__(self, *arguments: Any, settings: Mapping[str, Any], detach: bool = False) -> None:
+        """arguments: as in ``Launcher``. settings: of the launch file. detach: the jobs go on without this command."""
+        super().__init__(*arguments)
+        self.settings, self.detach, self.submitting = settings, detach, False
+        self.heard = False
+        """Whether any run has begun."""
+        self.connect()
+        self.adopt()
 
     @abstractmethod
-    def submit(self, work: Work, spec: RunSpec) -> Any:
-        """Hand a run to the cluster; returns a job with ``outcome()``, the exit code (None before the end) and what
-        the cluster says of it, and ``cancel()``."""
+    def connect(self) -> None:
+        """Open the cluster. Raises ConfigError."""
 
-    def start(self, spec: RunSpec) -> Remote:
+    @abstractmethod
+    def needs(self, spec: RunSpec) -> Hashable:
+        """What a run needs of a machine; runs with the same are handed over together."""
+
+    @abstractmethod
+    def submit(self, works: Sequence[Work], after: Job | None) -> Sequence[Job]:
+        """Hand runs with the same needs to the cluster, which starts them when another run has ended.
+
+        Raises ConfigError for what the cluster refuses, and LauncherDied.
+        """
+
+    @abstractmethod
+    def find(self, record: Mapping[str, Any]) -> Job | None:
+        """The job of a ``Job.record``; None where the cluster has forgotten it, and nobody knows how it ended."""
+
+    def adopt(self) -> None:
+        """Take over the jobs of earlier commands."""
+        waiting, self.waiting = self.waiting, []
+        for spec in waiting:
+            found = recorded(spec.folder(self.root))
+            job = self.find(found["job"]) if found.get("launcher") == self.name else None
+            if job is None:
+                self.waiting.append(spec)
+                continue
+            begun, path = time.monotonic() - (time.time() - found["time"]), spec.folder(self.root) / MESSAGES
+            self.running.append(Remote(spec, started=begun, job=job, path=path, ours=False))
+
+    def start_ready(self) -> None:
+        """Hand over all runs that the limit allows; those that start from another's weights wait in the cluster."""
+        while batch := self.next_batch():
+            works = [self.work(spec) for spec in batch]
+            after = next((child.job for child in self.running if child.spec.key == start_key(batch[0])), None)
+            with self.undisturbed():
+                for work, job in zip(works, self.submit(works, after), strict=True):
+                    folder = work.spec.folder(self.root)
+                    record = {"launcher": self.name, "time": time.time(), "job": job.record()}
+                    files.write(folder / RECORD, json.dumps(record).encode())
+                    self.running.append(Remote(work.spec, job=job, path=folder / MESSAGES, ours=not self.detach))
+                handed = {spec.key for spec in batch}
+                self.waiting = [spec for spec in self.waiting if spec.key not in handed]
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """A signal waits for the end of the block: no job without its record."""
+        self.submitting = True
+        try:
+            yield
+        finally:
+            self.submitting = False
+            if self.signalled:
+                self.interrupt(self.signalled, None)
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        if self.submitting:
+            self.signalled = number
+        else:
+            super().interrupt(number, frame)
+
+    def hand_over(self) -> None:
+        """``start_ready``, of which a signal leaves no job without its record. Raises Interrupted."""
+        with self.signals():
+            self.start_ready()
+
+    def next_batch(self) -> list[RunSpec]:
+        """The first runs that can be handed over together: with the same needs, and behind the same other run."""
+        queued = {spec.key for spec in self.waiting} | {c.spec.key for c in self.running if not self.queues}
+        free = [spec for spec in self.waiting if start_key(spec) not in queued]
+        kinds = [(self.needs(spec), start_key(spec)) for spec in free]
+        batch = [spec for spec, kind in zip(free, kinds, strict=True) if kind == kinds[0]]
+        return batch[: max(0, min(ARRAY, self.jobs - len(self.running)))]
+
+    def work(self, spec: RunSpec) -> Work:
+        """What the cluster gets of a run."""
         folder, token = spec.folder(self.root), secrets.token_hex(8)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MESSAGES).unlink(missing_ok=True)
         files.write(folder / TOKEN, token.encode())
-        return Remote(spec, job=self.submit(Work(*self.arguments(spec), token), spec), path=folder / MESSAGES)
+        return Work(*self.arguments(spec), token)
 
     def receive(self) -> list[tuple[Remote, dict[str, Any]]]:
+        """Raises ConfigError where the first word from the cluster is that it does not see the root."""
         time.sleep(POLL)
         received = []
         for child in list(self.running):
             ended = child.exitcode is not None  # asked first: what was sent before the end is then all there
             received += [(child, message) for message in child.messages()]
+            self.heard = self.heard or bool(child.read)
             if ended:
                 self.running.remove(child)
-                child.path.unlink(missing_ok=True)
+                forget(child.spec.folder(self.root))
                 received.append((child, {"event": "end"}))
+            if child.exitcode == NOT_SHARED and child.ours and not self.heard:
+                raise ConfigError("command line", "--root", child.failure)
         return received
 
-    def stop(self) -> None:
-        """What has not ended ``GRACE`` seconds after its cancelling is the cluster's to end."""
+    def settle(self) -> list[tuple[Remote, dict[str, Any]]]:
+        """What is to be heard until it is sure of every job whether it has ended."""
+        received = self.receive()
+        while not all(child.job.settled for child in self.running):
+            received += self.receive()
+        return received
+
+    def stop(self, adopted: bool = False) -> None:
+        """End the jobs of this command. What has not ended ``GRACE`` seconds after its cancelling is the cluster's to
+        end.
+
+        adopted: end those of earlier commands, too; otherwise they go on, and leave ``running``.
+        """
+        self.running = [child for child in self.running if child.ours or adopted]
         for child in self.running:
             child.job.cancel()
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and any(child.exitcode is None for child in self.running):
             time.sleep(POLL / 5)
+        for child in self.running:
+            forget(child.spec.folder(self.root))
+
+
+def start_key(spec: RunSpec) -> str:
+    """The key of the run that a run starts from; "" where there is none."""
+    return spec.start.key if spec.start else ""
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The record of the job of a run; {} where there is none."""
+    try:
+        return json.loads((folder / RECORD).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
+def forget(folder: Path) -> None:
+    """Remove what a job has left in the folder of its run."""
+    for name in (RECORD, MESSAGES, TOKEN):
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_shared(root: Path, uri: StoreURI, flag: str) -> None:
@@ -187,29 +279,3 @@ def file_system(path: Path, table: Path = Path("/proc/mounts")) -> str:
         return ""
     above = [(point, kind) for point, kind in mounts if path.is_relative_to(point)]
     return max(above, key=lambda mount: len(mount[0]), default=("", ""))[1]
-
-
-def end_with(parent: int) -> None:
-    """End this process by SIGTERM when ``parent`` is gone: another machine may have its run by then."""
-    while os.getppid() == parent:
-        time.sleep(POLL)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def main() -> None:
-    """The process of a run."""
-    spec, root, uri, parent, tags, token = pickle.load(sys.stdin.buffer)
-    spec.provide_code()  # the key, and so the folder, needs the classes
-    folder = spec.folder(root)
-    try:
-        shared = (folder / TOKEN).read_text() == token
-    except OSError:
-        shared = False
-    if not shared:
-        raise SystemExit(NOT_SHARED)
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    run_child(spec, root, uri, parent, tags, MessageFile(folder / MESSAGES))
-
-
-if __name__ == "__main__":
-    main()
