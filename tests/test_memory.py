@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_memory.memory import associative
-from lit_memory.memory.associative import AssociativeState, dpfp, empty, read, write
+from lit_memory.memory.associative import AssociativeState, dpfp, dpfp_backward, empty, read, write
 
 DOUBLE = {"dtype": torch.float64}
 FLAGS = [
@@ -94,6 +94,17 @@ def test_dpfp_slow_twin(nu):
     """phi = concat_j r * roll(r, j): the fast form equals the definition entry by entry, bit for bit."""
     x = torch.randn(2, 3, 4, **DOUBLE)
     assert torch.equal(dpfp(x, nu), slow_dpfp(x, nu))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("nu", [1, 2, 3, 5])
+def test_dpfp_backward(nu, normalize):
+    """By hand as by autograd, also where the rolls go beyond half of the ring."""
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    phi = dpfp(x, nu, normalize)
+    dphi = torch.randn_like(phi)
+    (expected,) = torch.autograd.grad(phi, x, dphi)
+    assert torch.allclose(dpfp_backward(dphi, x.detach(), nu, normalize), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_dpfp_worked_example():

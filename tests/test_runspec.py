@@ -46,7 +46,10 @@ def test_the_key_changes_with_every_setting(make_spec):
     for section, cls in fields.items():
         settings = getattr(spec, section)
         assert set(settings) == {f.name for f in dataclasses.fields(cls)} | ({"name"} if section != "train" else set())
-        changed = {name: settings | {name: "rmt" if section == "model" else "dna"} for name in settings}
+        other = "rmt" if section == "model" else "dna"
+        changed = {
+            name: settings | {name: {"changed": True} if value == {} else other} for name, value in settings.items()
+        }
         keys |= {dataclasses.replace(spec, **{section: values}).key for values in changed.values()}
     assert len(keys) == 2 + len(spec.model) + len(spec.task) + len(spec.train)
 
