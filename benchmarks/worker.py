@@ -49,6 +49,8 @@ def matrix_rate() -> float:
 def prepare(name: str, way: str, request: dict[str, Any]) -> Timed:
     from benchmarks.works import WORKS
 
+    if name not in WORKS:
+        raise Skipped("this commit does not have it")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
