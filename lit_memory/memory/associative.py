@@ -49,7 +49,7 @@ def dpfp(x_BTC: Tensor, nu: int = 3, normalize: bool = False) -> Tensor:
 
 
 def dpfp_backward(dphi: Tensor, x: Tensor, nu: int, normalize: bool) -> Tensor:
-    """Gradient of ``dpfp`` with respect to x (..., C), given that with respect to phi (..., 2*nu*C). nu: at most 2*C."""
+    """Gradient of ``dpfp`` for x (..., C), given that for phi (..., 2*nu*C). nu: at most 2*C."""
     size = 2 * x.shape[-1]
     end = -x[..., -nu:] if 2 * nu <= size else torch.cat([x, -x], dim=-1)[..., -nu:]
     ring = torch.cat([end, x, -x], dim=-1).relu_()  # r, and before it its end

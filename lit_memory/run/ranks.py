@@ -51,6 +51,7 @@ class Rank:
 
     number: int = 0
     world: int = 1
+    backend: str = "gloo"
     store: Any = None
     """None for a run on one device."""
 
@@ -61,8 +62,8 @@ class Rank:
 
     def meet(self) -> None:
         """Begin to compute together."""
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, store=self.store, rank=self.number, world_size=self.world, timeout=STEP)
+        place = {"store": self.store, "rank": self.number, "world_size": self.world}
+        distributed.init_process_group(self.backend, timeout=STEP, **place)
 
     def tell(self, word: str) -> None:
         """Rank 0 says what comes next: "test" or "end"."""
@@ -97,7 +98,7 @@ class Others:
         """Start them, and wait until they have joined. arguments: of ``member.take_part``, before its rank."""
         store = self.own.store
         for number in range(1, self.own.world):
-            rank = Rank(number, self.own.world)
+            rank = Rank(number, self.own.world, self.own.backend)
             self.processes.append(started((*arguments, rank, store.port)))
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -164,7 +165,8 @@ def together(spec: RunSpec, root: Path, newest: Path | None, send: "Send") -> It
     if spec.devices == 1:
         yield ALONE
         return
-    own = Rank(0, spec.devices, store=distributed.TCPStore(HOST, 0, is_master=True, timeout=JOIN))
+    backend = "gloo" if spec.train["accelerator"] == "cpu" or not torch.cuda.is_available() else "nccl"
+    own = Rank(0, spec.devices, backend, store=distributed.TCPStore(HOST, 0, is_master=True, timeout=JOIN))
     others, patience = Others(own, send), 0.0
     try:
         others.start(spec, root, newest)
