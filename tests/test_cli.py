@@ -147,7 +147,7 @@ def test_bad_input_in_a_real_process(write, tmp_path, extra):
 @pytest.mark.parametrize("flags", [["train.accelerator=cuda"], ["--scale", "gpu"]])
 def test_a_run_without_its_gpu_does_not_start(write, tmp_path, monkeypatch, capsys, no_training, flags):
     """One line and nothing on the disk; what can be planned here may run elsewhere."""
-    monkeypatch.setattr("lit_memory.run.sweep.gpu", lambda: "")
+    monkeypatch.setattr("lit_memory.run.sweep.gpus", lambda: 0)
     argv = [write(scales={"cpu": {}, "gpu": {"train.accelerator": "cuda"}}), "--root", tmp_path / "root", *flags]
     assert call(*argv, "--dry-run") == 0 and call(*argv) == 2
     place = "(scale gpu, arm a)" if "gpu" in flags else "(scale cpu, arm a, with train.accelerator=cuda)"

@@ -282,10 +282,10 @@ def test_a_finished_run_is_not_run_again(whole, root, monkeypatch):
 
 
 def test_a_checkpoint_is_plain(whole):
-    """``torch.load(weights_only=True)`` has read it; hyper-parameters and stages are numbers and names."""
+    """``torch.load(weights_only=True)`` has read it; hyper-parameters and stages are numbers, names and lists."""
     spec, expected = whole
     saved = expected["checkpoint"]
-    assert all(isinstance(v, int | float | str | None) for v in saved["hyper_parameters"].values())
+    assert all(isinstance(v, int | float | str | list | None) for v in saved["hyper_parameters"].values())
     assert saved["hyper_parameters"].items() >= {k: v for k, v in spec.model.items() if k != "name"}.items()
     history = [
         {"stage": 0, "task": {"pairs": 1}, "step": 4, "solved": False},

@@ -319,7 +319,7 @@ print(json.dumps(seen))
 def import_each(names):
     """The package is forgotten before each import, as in ``ALONE``."""
     for name in names:
-        for old in [module for module in sys.modules if module.startswith("lit_memory")]:
+        for old in [module for module in sys.modules if module.startswith(("lit_memory", "lm_eval"))]:
             del sys.modules[old]
         importlib.import_module(name)
 

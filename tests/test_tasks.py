@@ -243,9 +243,9 @@ def test_splits_are_disjoint(task):
     for split in ("train", "valid", "test"):
         drawn = [row for step in range(3) for row in rows(task.batch(0, split, step, 100))]
         seen += dict.fromkeys(drawn) if isinstance(task, Quadratic) else drawn
-    samples = [
-        s for s in seen if len(s) >= min(6 * task.segment_len, max(map(len, seen)))
-    ]  # with few pairs, chance repeats some
+    longest = max(map(len, seen))
+    enough = min(6 * (task.segment_len or longest), longest)  # with few pairs, chance repeats some
+    samples = [s for s in seen if len(s) >= enough]
     assert len(samples) > 500 and len(set(samples)) == len(samples)
 
 

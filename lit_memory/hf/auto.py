@@ -39,7 +39,7 @@ class LitMemoryConfig(PreTrainedConfig):
         self, arch: str = "armt", settings: dict[str, Any] | None = None, segment_len: int | None = None, **others: Any
     ) -> None:
         self.arch, self.settings, self.segment_len = arch, settings or {}, segment_len
-        known = {f.name: f.default for f in fields(load_class("model", arch).Config)} if arch in MODELS else {}
+        known = {f.name: f.default for f in fields(load_class("model", arch).Config)} if arch in [*MODELS] else {}
         known |= self.settings
         self.vocab_size = self.settings.get("vocab_size")
         sizes = {theirs: known.get(ours) for theirs, ours in SIZES.items()}

@@ -149,6 +149,8 @@ def _later_gemma(config: Any) -> dict[str, Any]:
         "logit_cap": config.final_logit_softcapping or 0.0,
         "span": config.sliding_window if "sliding_attention" in config.layer_types else 0,
     }
+    if not fits(settings["span"], int) or settings["span"] < 0:
+        raise FieldError("sliding_window", settings["span"], "expected a whole number of 0 or more")
     ropes = _ropes(config)
     bases = [float(_rope_number(rope, "rope_theta", None, math.inf)) for rope in ropes]
     fractions = {_rope_number(rope, "partial_rotary_factor", 1.0, 1.0) for rope in ropes}
@@ -186,11 +188,17 @@ def described(config: Any, family: Family) -> dict[str, Any]:
 
 
 def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> None:
-    """Raise FieldError where a Hugging Face configuration has another width than the weights, by canonical name."""
+    """Raise FieldError where a Hugging Face configuration has another width, or other heads, than the weights, by
+    canonical name."""
     table = weights.get(f"{OUTER[family.name]['tokens']}.weight")
     if table is not None and table.dim() == 2 and table.shape[1] != config.hidden_size:
         name = config.attribute_map.get("hidden_size", "hidden_size")
         raise FieldError(name, config.hidden_size, f"expected {table.shape[1]}, as in the weights; check them")
+    queries, width = weights.get(f"{OUTER[family.name]['layers']}.0.self_attn.q_proj.weight"), config.hidden_size
+    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
+    if queries is not None and head_dim is not None and head_dim * heads not in (width, len(queries)):
+        expected = f"expected {len(queries)} / {heads} heads, as in the weights; check them"
+        raise FieldError("head_dim", head_dim, expected)
 
 
 def _rope_number(rope: Mapping[str, Any], name: str, default: float | None, most: float) -> float:

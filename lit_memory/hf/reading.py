@@ -172,6 +172,10 @@ def read_config(folder: Path, types: Sequence[str]) -> Any:
     content = read_json(folder / "config.json")
     check_model_type(content.get("model_type"), types)
     check_fields(content)
+    rope = content.get("rope_parameters")
+    for name, kind in rope.items() if isinstance(rope, dict) else ():
+        if name.endswith("_attention") and not isinstance(kind, dict):
+            raise FieldError(name, kind, "expected an object", reprlib.repr(kind))
     from transformers import AutoConfig
 
     try:
