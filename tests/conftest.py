@@ -93,6 +93,27 @@ def build_model(name: str, defaults: dict | None = None, **overrides):
     return cls(cls.Config(**{**values, **overrides})).double()
 
 
+def identical(a, b):
+    """Two nested structures with tensors are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(identical(a[k], b[k]) for k in a)
+    return len(a) == len(b) and all(map(identical, a, b)) if isinstance(a, list | tuple) else a == b
+
+
+def assert_twins(fast, slow, model, tolerance):
+    """Tensors of both are equal to 1e-10, and the gradients of all weights of the model through them to
+    ``tolerance``."""
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
+    draws = [torch.randn_like(t) for t in slow]
+    found = [
+        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()))
+        for ts in (fast, slow)
+    ]
+    assert all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(*found, strict=True))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_and_seed():
     torch.set_num_threads(1)

@@ -114,7 +114,8 @@ def outcome(folder, load, place, missing=False):
             model = load(folder)
             assert finite(vars(model.config)), model.config
             sizes = [n for n in vars(model.config).values() if isinstance(n, int | float)]
-            if getattr(model.config, "span", 0):
+            rows = IDS.shape[1] + 2 * getattr(model.config, "memory_tokens", 0)
+            if 0 < getattr(model.config, "span", 0) < rows:
                 return "model"  # a short span is no mistake, but refuses longer segments
             if (
                 model.config.vocab_size and max(sizes) < 10**6

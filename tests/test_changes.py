@@ -5,8 +5,9 @@ import shutil
 import pytest
 import torch
 import yaml
+from conftest import identical
 from faults import slow
-from test_engine import STAGED, checkpoint, run, same
+from test_engine import STAGED, checkpoint, run
 
 from lit_memory.cli import main
 from lit_memory.lit.callbacks.progress import Progress
@@ -82,7 +83,7 @@ def test_a_run_goes_on_with_other_code(make_spec, make_root, monkeypatch, name):
     assert warnings == ([expected + "either; --fresh trains it anew"] if told else [])
     whole = make_root("whole")
     run(spec, whole)
-    assert same(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
+    assert identical(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
 
 
 def test_a_run_that_has_nothing_yet_warns_of_nothing(make_spec, root):

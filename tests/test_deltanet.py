@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import assert_twins
 from torch.nn import functional as F
 
 from lit_memory.memory.delta import delta_rule
@@ -74,13 +75,7 @@ def test_slow_twin(build, tokens, name, settings):
     slow = [rms(rows, model.decoder.norm.weight, model.config.norm_eps) @ model.decoder.head.weight.mT, *slow]
     out = unroll(model, ids, 6, schedule="sequential")
     fast = [model.logits(out.hidden_BTD), *state_tensors(out.state)]
-    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
-    draws = [torch.randn_like(t) for t in slow]
-    found = [
-        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()))
-        for ts in (fast, slow)
-    ]
-    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*found, strict=True))
+    assert_twins(fast, slow, model, 1e-9)
 
 
 def test_sizes():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from conftest import identical
 from test_pretrained import make_bert, make_decoder
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
@@ -96,15 +97,6 @@ def history(root, run_id):
     return sorted((m.step, m.value) for m in Tracker(root).client.get_metric_history(run_id, "valid/loss"))
 
 
-def same(a, b):
-    """Two nested structures with tensors are equal bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
-
-
 # Resuming
 
 WHOLE = {}
@@ -173,7 +165,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
     ) and "lit.error" not in finished.tags
     found = checkpoint(spec, root)
     for part in ("state_dict", "optimizer_states", "global_step", "hyper_parameters"):
-        assert same(found[part], expected["checkpoint"][part]), part
+        assert identical(found[part], expected["checkpoint"][part]), part
     assert found["callbacks"]["Curriculum"] == expected["checkpoint"]["callbacks"]["Curriculum"]
     assert rows == expected["rows"]
     assert history(root, finished.run_id) == expected["valid"]
@@ -193,7 +185,7 @@ def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_a
     finished, rows = run(spec, root)
     assert rows == expected["rows"] and history(root, finished.run_id) == expected["valid"]
     assert all(
-        same(checkpoint(spec, root)[part], expected["checkpoint"][part])
+        identical(checkpoint(spec, root)[part], expected["checkpoint"][part])
         for part in ("state_dict", "optimizer_states", "global_step")
     )
 
@@ -212,7 +204,7 @@ def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step
         run(spec, root)
     assert Tracker(root).find(spec.key).status == "KILLED"
     assert kept == (checkpoint(spec, root)["global_step"] if saved(spec.folder(root)) else 0)
-    assert run(spec, root)[1] == expected["rows"] and same(
+    assert run(spec, root)[1] == expected["rows"] and identical(
         checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
     )
 
@@ -226,7 +218,7 @@ def test_sigterm_between_two_steps_waits_for_the_next(whole, root, monkeypatch):
         )  # comes after all callbacks
         run(spec, root)
     assert checkpoint(spec, root)["global_step"] == 2
-    assert run(spec, root)[1] == expected["rows"] and same(
+    assert run(spec, root)[1] == expected["rows"] and identical(
         checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
     )
 
@@ -245,7 +237,7 @@ def test_sigterm_waits_for_all_batches_of_an_accumulated_step(make_spec, make_ro
         patch.setattr(LitMemory, "on_train_batch_start", terminate)
         run(spec, root)
     assert checkpoint(spec, root)["global_step"] == 2
-    assert run(spec, root)[1] == rows and same(
+    assert run(spec, root)[1] == rows and identical(
         checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"]
     )
 
@@ -255,7 +247,7 @@ def test_a_run_that_is_stopped_again_and_again(whole, root, stop_at):
     for place in [("train", 2), ("train", 4), ("train", 5), ("train", 6), ("train", 9), ("testing",)]:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             run(spec, root, stop_at(*place))
-    assert run(spec, root)[1] == expected["rows"] and same(
+    assert run(spec, root)[1] == expected["rows"] and identical(
         checkpoint(spec, root)["state_dict"], expected["checkpoint"]["state_dict"]
     )
 
@@ -265,11 +257,11 @@ def test_the_seed_decides_and_the_surroundings_do_not(whole, make_root, make_spe
     torch.manual_seed(99)
     torch.rand(3)
     again, other = make_root("again"), dataclasses.replace(spec, seed=1)
-    assert run(spec, again)[1] == expected["rows"] and same(
+    assert run(spec, again)[1] == expected["rows"] and identical(
         checkpoint(spec, again)["state_dict"], expected["checkpoint"]["state_dict"]
     )
     assert run(other, again)[0].run_id != Tracker(again).find(spec.key).run_id
-    assert not same(checkpoint(other, again)["state_dict"], expected["checkpoint"]["state_dict"])
+    assert not identical(checkpoint(other, again)["state_dict"], expected["checkpoint"]["state_dict"])
 
 
 def test_a_finished_run_is_not_run_again(whole, root, monkeypatch):
@@ -463,7 +455,7 @@ def test_a_finished_training_resumes_to_nothing(fit, tmp_path):
     _, module, _, _ = fit("train.steps=4")
     again, other, curriculum, spy = fit("train.steps=4", resume=saved(tmp_path / "fit")[0])
     assert again.global_step == 4 and not spy.train and curriculum.done
-    assert same(dict(module.state_dict()), dict(other.state_dict()))
+    assert identical(dict(module.state_dict()), dict(other.state_dict()))
 
 
 def test_accumulation_reads_the_batch_of_an_optimizer_step_in_parts(fit):
@@ -494,7 +486,7 @@ def test_a_run_resumes_between_validations_with_workers_and_accumulation(
     assert saved(tmp_path / "fit")[0].name == "step-00000003.ckpt"
     monkeypatch.undo()
     _, again, _, rest = fit(*knobs, resume=saved(tmp_path / "fit")[0])
-    assert same(dict(whole.state_dict()), dict(again.state_dict()))
+    assert identical(dict(whole.state_dict()), dict(again.state_dict()))
     assert rest.train == spy.train[3 * accumulate :] and all(map(torch.equal, rest.ids, spy.ids[3 * accumulate :]))
 
 
@@ -507,7 +499,7 @@ def fail_at(trainer, step):
 def test_workers_change_nothing(fit, workers):
     _, alone, _, _ = fit("train.steps=4", "train.valid_every=2")
     _, helped, _, spy = fit("train.steps=4", "train.valid_every=2", f"train.workers={workers}")
-    assert len(spy.ids) == 4 and same(dict(alone.state_dict()), dict(helped.state_dict()))
+    assert len(spy.ids) == 4 and identical(dict(alone.state_dict()), dict(helped.state_dict()))
 
 
 # Optimizer
@@ -540,7 +532,7 @@ def test_learning_rates_over_two_stages(fit, overrides, rates):
 def test_knobs_of_the_training_change_the_weights(fit, knob):
     _, plain, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5")
     _, other, _, _ = fit("train.steps=2", "train.lr=1e-2", "model.value_std=0.5", knob)
-    assert not same(dict(plain.state_dict()), dict(other.state_dict()))
+    assert not identical(dict(plain.state_dict()), dict(other.state_dict()))
 
 
 # Guards

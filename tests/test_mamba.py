@@ -3,6 +3,7 @@ tokens that are skipped."""
 
 import pytest
 import torch
+from conftest import assert_twins
 from torch.nn import functional as F
 
 from lit_memory.memory.scan import selective_scan
@@ -166,13 +167,7 @@ def test_slow_twin(build, tokens, settings):
     slow = [model.decoder.head(rows * scale * model.decoder.norm.weight), *slow]
     hidden, state = read(model, ids, [4, 6])
     fast = [model.logits(hidden), *state_tensors(state)]
-    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
-    draws = [torch.randn_like(t) for t in slow]
-    found = [
-        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()))
-        for ts in (fast, slow)
-    ]
-    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*found, strict=True))
+    assert_twins(fast, slow, model, 1e-9)
 
 
 def test_sizes():

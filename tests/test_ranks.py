@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import identical
 from test_lit import all_data, all_modules, make_data, make_double
 from torch import distributed
 
@@ -109,15 +110,6 @@ def close(found, expected):
     assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], rel=1e-9, abs=1e-12)
 
 
-def same(a, b):
-    """Two nested structures with tensors are equal bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
-
-
 def test_two_ranks_have_the_numbers_of_one(train, two):
     """Weights, metrics of training, validation and test, and the scores of every sample in its place."""
     one = train("one", *STAGED)
@@ -147,7 +139,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_bit_for_bit(train, two, monkey
         train("killed", *STAGED, TWO)
     again = train("killed", *STAGED, TWO)
     for part in ("state_dict", "optimizer_states", "global_step"):
-        assert same(again.checkpoint[part], two.checkpoint[part]), part
+        assert identical(again.checkpoint[part], two.checkpoint[part]), part
     assert again.rows == two.rows and again.journal == two.journal
 
 
@@ -174,7 +166,7 @@ def test_sigterm_saves_on_all_ranks(train, two, monkeypatch):
         patch.setattr(StepSeed, "on_train_batch_start", lambda self, trainer, *args: terminate(trainer))
         train("terminated", *STAGED, TWO)
     again = train("terminated", *STAGED, TWO)
-    assert same(again.checkpoint["state_dict"], two.checkpoint["state_dict"]) and again.rows == two.rows
+    assert identical(again.checkpoint["state_dict"], two.checkpoint["state_dict"]) and again.rows == two.rows
 
 
 # The parts of a batch

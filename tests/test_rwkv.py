@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import assert_twins
 
 from lit_memory.models.rwkv import RWKV
 from lit_memory.recurrence import state_tensors, unroll
@@ -52,13 +53,7 @@ def test_slow_twin(build, tokens, heads):
     slow = [norm(rows, final.weight, final.bias, eps) @ model.decoder.head.weight.mT, *slow]
     out = unroll(model, ids, 4)
     fast = [model.logits(out.hidden_BTD), *state_tensors(out.state)]
-    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
-    draws = [torch.randn_like(t) for t in slow]
-    found = [
-        torch.autograd.grad(sum((t * d).sum() for t, d in zip(ts, draws, strict=True)), list(model.parameters()))
-        for ts in (fast, slow)
-    ]
-    assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-8) for a, b in zip(*found, strict=True))
+    assert_twins(fast, slow, model, 1e-8)
 
 
 def test_w1(build, tokens):

@@ -27,12 +27,12 @@ class Family:
     """Hugging Face's name of the family."""
     name: str
     """Our name, ``BackboneConfig.family``."""
-    norm_eps: str
-    """Hugging Face's name of the setting."""
-    dropouts: tuple[str, ...]
-    """Hugging Face's dropout rates, which ours has as one."""
     settings: Mapping[str, tuple[Any, ...]]
     """Setting -> the values that our decoder implements."""
+    norm_eps: str = "rms_norm_eps"
+    """Hugging Face's name of the setting."""
+    dropouts: tuple[str, ...] = ()
+    """Hugging Face's dropout rates, which ours has as one."""
     later_gemma: bool = False
     """A Gemma after the first one, whose layers are of two kinds."""
 
@@ -42,6 +42,8 @@ class Family:
         return OUTER[self.name]["layers"].partition(".")[0]
 
 
+GEMMA = {"attention_bias": (False,), "use_bidirectional_attention": (None, False)}
+"""Settings of all Gemmas; the first one has another name for its activation."""
 FAMILIES = {
     "gpt2": Family(
         model_type="gpt2",
@@ -64,47 +66,29 @@ FAMILIES = {
     "llama": Family(
         model_type="llama",
         name="llama",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
         settings={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
     ),
     "qwen2": Family(
         model_type="qwen2",
         name="llama",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
         settings={"hidden_act": ("silu",), "use_sliding_window": (False,)},
     ),
     "qwen3": Family(
         model_type="qwen3",
         name="llama",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
         settings={"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
     ),
     "gemma": Family(
         model_type="gemma",
         name="gemma",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
-        settings={
-            "hidden_act": ("gelu_pytorch_tanh",),
-            "attention_bias": (False,),
-            "use_bidirectional_attention": (None, False),
-        },
+        settings={"hidden_act": ("gelu_pytorch_tanh",), **GEMMA},
     ),
 }
 FAMILIES |= {
     name: Family(
         model_type=model_type,
         name="gemma",
-        norm_eps="rms_norm_eps",
-        dropouts=(),
-        settings={
-            "hidden_activation": ("gelu_pytorch_tanh",),
-            "attention_bias": (False,),
-            "use_bidirectional_attention": (None, False),
-        },
+        settings={"hidden_activation": ("gelu_pytorch_tanh",), **GEMMA},
         later_gemma=True,
     )
     for name, model_type in (("gemma2", "gemma2"), ("gemma3", "gemma3_text"))

@@ -5,7 +5,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.ranks import POLL, Rank
 from lit_memory.run.trainer import silence_lightning
 from lit_memory.run.training import training
+from lit_memory.util.child import wait_for_the_end_of
 
 
 def take_part(spec: RunSpec, root: Path, newest: Path | None, rank: Rank, port: int) -> None:
@@ -34,8 +34,7 @@ def take_part(spec: RunSpec, root: Path, newest: Path | None, rank: Rank, port: 
 
 def end_with(parent: int) -> None:
     """End this process when ``parent`` is gone, whatever it is waiting for: the work of a thread."""
-    while os.getppid() == parent:
-        time.sleep(POLL)
+    wait_for_the_end_of(parent, POLL)
     os._exit(1)
 
 

@@ -1,6 +1,7 @@
-"""The environment of child processes. Standard library only."""
+"""Child processes: their environment, and how they hear of the end of their parent. Standard library only."""
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,3 +14,9 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     or an installed one, would run in place of this one."""
     paths = filter(None, [str(PACKAGES), environment.get("PYTHONPATH")])
     return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+
+
+def wait_for_the_end_of(parent: int, poll: float) -> None:
+    """Return when the process that started this one is gone; it is looked for every ``poll`` seconds."""
+    while os.getppid() == parent:
+        time.sleep(poll)

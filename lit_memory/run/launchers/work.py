@@ -22,7 +22,7 @@ from typing import Any
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
-from lit_memory.util.child import child_environment
+from lit_memory.util.child import child_environment, wait_for_the_end_of
 
 MESSAGES = "messages.jsonl"
 """What a run has sent, one message a line."""
@@ -110,8 +110,7 @@ class MessageFile:
 
 def end_with(parent: int) -> None:
     """End this process by SIGTERM when ``parent`` is gone: another machine may have its run by then."""
-    while os.getppid() == parent:
-        time.sleep(POLL)
+    wait_for_the_end_of(parent, POLL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
