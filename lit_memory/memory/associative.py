@@ -2,14 +2,16 @@
 
 Paper:     Rodkin et al. 2024, Associative Recurrent Memory Transformer, arXiv 2407.04841, section 2 and appendix C.1;
            the feature map is DPFP of Schlag et al. 2021, arXiv 2102.11174, eq. 37-38.
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de, and at 3da7f48 (``armt.py`` lists
+           what differs).
 
 Deviations
 1. The first segment needs no special case: an all-zero ``z`` marks a memory that was never written, and its gamma is
    exactly 1. (The reference keeps a Python flag, which cannot differ between the samples of a batch.)
 2. ``gamma="raw"``, ``update="sequential"`` and ``gamma_detach=False`` are the paper's formulas; the defaults are the
    reference's.
-3. ``denom_floor``, ``normalize_phi`` and ``use_denom=False`` are not in the paper. They are off by default.
+3. ``normalize_phi``, ``use_denom=False`` and ``gamma_eps=0`` are not in the paper, but in the reference at 3da7f48;
+   ``denom_floor`` is ours. They are off by default.
 
 Shape suffixes: B batch, T rows, M memory tokens, C channels of a key before the feature map, K features (2*nu*C), D
 value width.
@@ -113,6 +115,7 @@ def gamma_correction(z_BK: Tensor, phi_BMK: Tensor, den_BM1: Tensor, mode: str =
 
     mode: "clip" clips it to [0, 1] as the reference does, "raw" is the paper's formula, "off" is 1. It is exactly 1
         for a sample whose z is all zero.
+    eps: added to |phi|^2. With 0, a phi of zeros has a gamma of 0 ("clip") or none.
     """
     if mode == "off":
         return torch.ones_like(den_BM1)
@@ -134,6 +137,7 @@ def write(
     gamma_detach: bool = True,
     beta_on_z: bool = False,
     eps: float = 1e-5,
+    gamma_eps: float | None = None,
     denom_floor: float = 0.0,
     use_denom: bool = True,
 ) -> AssociativeState:
@@ -141,11 +145,13 @@ def write(
 
     update: "batch" writes all M tokens against the same (A, z), as the reference does; "sequential" one after another,
         as in the paper. They agree where the keys of one segment are orthogonal.
+    gamma_eps: added to |phi|^2 in gamma; default: ``eps``.
     Source: the update equations of section 2.
     """
+    gamma_eps = eps if gamma_eps is None else gamma_eps
     if update == "sequential":
         flags = {"gamma": gamma, "gamma_detach": gamma_detach, "beta_on_z": beta_on_z, "eps": eps}
-        flags |= {"denom_floor": denom_floor, "use_denom": use_denom}
+        flags |= {"gamma_eps": gamma_eps, "denom_floor": denom_floor, "use_denom": use_denom}
         in_turn = _write_row_by_row if gamma == "clip" and use_denom else _write_at_once
         return in_turn(state, phi_BMK, v_BMD, beta_BM1, **flags)
     A_BKD, z_BK = state
@@ -154,7 +160,7 @@ def write(
         return AssociativeState(A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD), z_BK)
     den_BM1 = overlap(z_BK, phi_BMK, eps)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not gamma_detach):
-        gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, eps)
+        gamma_BM1 = gamma_correction(z_BK, phi_BMK, den_BM1, gamma, gamma_eps)
     if beta_on_z:
         gamma_BM1 = gamma_BM1 * beta_BM1
     old_BMD = old_BMD / floored(den_BM1, z_BK, phi_BMK, denom_floor)
@@ -172,14 +178,16 @@ def gammas(
     gamma: str = "clip",
     beta_on_z: bool = False,
     eps: float = 1e-5,
+    gamma_eps: float | None = None,
 ) -> Tensor:
     """What a ``write`` with these arguments multiplies each of its keys by before it adds them to z, (B, M, 1)."""
+    gamma_eps = eps if gamma_eps is None else gamma_eps
     if update == "batch":
-        gamma_BM1 = gamma_correction(z_BK, phi_BMK, overlap(z_BK, phi_BMK, eps), gamma, eps)
+        gamma_BM1 = gamma_correction(z_BK, phi_BMK, overlap(z_BK, phi_BMK, eps), gamma, gamma_eps)
         return gamma_BM1 * beta_BM1 if beta_on_z else gamma_BM1
     found = []
     for phi, beta in zip(phi_BMK.split(1, 1), beta_BM1.split(1, 1), strict=True):
-        found.append(gammas(z_BK, phi, beta, gamma=gamma, beta_on_z=beta_on_z, eps=eps))
+        found.append(gammas(z_BK, phi, beta, gamma=gamma, beta_on_z=beta_on_z, eps=eps, gamma_eps=gamma_eps))
         z_BK = z_BK + (found[-1] * phi).sum(1)
     return torch.cat(found, dim=1)
 
@@ -203,6 +211,7 @@ def _write_at_once(
     gamma_detach: bool,
     beta_on_z: bool,
     eps: float,
+    gamma_eps: float,
     denom_floor: float,
     use_denom: bool,
 ) -> AssociativeState:
@@ -218,7 +227,7 @@ def _write_at_once(
         with torch.set_grad_enabled(torch.is_grad_enabled() and not gamma_detach):
             gamma_BM1 = torch.ones_like(beta_BM1)
             if gamma == "raw":
-                gamma_BM1 = _raw_gammas(z_BK, phi_BMK, known_BM1, earlier_BMM, weight_BM1, eps)
+                gamma_BM1 = _raw_gammas(z_BK, phi_BMK, known_BM1, earlier_BMM, weight_BM1, gamma_eps)
         added_BMK = gamma_BM1 * weight_BM1 * phi_BMK
         den_BM1 = known_BM1 + earlier_BMM @ (gamma_BM1 * weight_BM1)
         if denom_floor:

@@ -37,6 +37,12 @@ class Flags(NamedTuple):
     eps: float
     denom_floor: float
     use_denom: bool
+    gamma_eps: float | None = None
+
+    @property
+    def square_eps(self) -> float:
+        """Added to |phi|^2 in gamma."""
+        return self.eps if self.gamma_eps is None else self.gamma_eps
 
 
 TINY = 1e-30
@@ -131,7 +137,7 @@ class Chunk:
         self.written += self.group
         raw = gamma = None
         if old.den is not None:
-            raw = gamma_correction(z_BK, phi_BMK, old.den.overlap_BR1, flags.gamma, flags.eps)
+            raw = gamma_correction(z_BK, phi_BMK, old.den.overlap_BR1, flags.gamma, flags.square_eps)
             gamma = raw * beta_BM1 if flags.beta_on_z else raw
             gamma = gamma if live_B11 is None else gamma * live_B11
             self.z_BK = z_BK + (gamma * phi_BMK).sum(1)
@@ -270,10 +276,10 @@ class Chunk:
         return dfound_BRD, dphi_BRK.addcmul_(dden_BR1, read.z_BK.unsqueeze(1))
 
     def _gamma_backward(self, saved: Write, phi_BMK: Tensor, dgamma_BM1: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the overlap and of phi through gamma = 1 - overlap / (|phi|^2 + eps)."""
+        """Gradients of the overlap and of phi through gamma = 1 - overlap / (|phi|^2 + square_eps)."""
         assert saved.old.den is not None
         free_BM1 = ~(saved.old.z_BK == 0).all(-1)[:, None, None].expand_as(dgamma_BM1)
-        square_BM1 = phi_BMK.square().sum(-1, keepdim=True) + self.flags.eps
+        square_BM1 = phi_BMK.square().sum(-1, keepdim=True) + self.flags.square_eps
         overlap_BM1 = saved.old.den.overlap_BR1
         if self.flags.gamma == "clip":
             share_BM1 = overlap_BM1 / square_BM1

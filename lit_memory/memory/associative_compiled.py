@@ -106,5 +106,5 @@ def rules_of(flags: Flags, written: int, dtype: torch.dtype) -> tuple[Any, int]:
     gamma = {"off": rows.OFF, "raw": rows.RAW, "clip": rows.CLIP}[flags.gamma]
     group = written if flags.update == "batch" else 1
     switches = flags.gamma_detach, flags.beta_on_z, flags.use_denom
-    numbers = kind(flags.eps), kind(flags.denom_floor)
+    numbers = kind(flags.eps), kind(flags.square_eps), kind(flags.denom_floor)
     return rows.Rules(flags.nu, flags.normalize_phi, gamma, *switches, group, *numbers), group

@@ -86,7 +86,7 @@ def write(live, z_GBK, b, rules, A_KD, written_ME):
             combine(A_KD, place_P, value_P, count, y_D)
             if rules.use_denom:
                 overlap, den, square = denominator(z_K, z_norm, place_P, value_P, count, rules)
-                gamma = live * gamma_of(overlap, square + rules.eps, z_K, rules)
+                gamma = live * gamma_of(overlap, square + rules.square_eps, z_K, rules)
                 gamma = gamma * beta if rules.beta_on_z else gamma
                 for p in range(count):
                     after_K[place_P[p]] += gamma * value_P[p]

@@ -21,8 +21,8 @@ OFF, RAW, CLIP = 0, 1, 2
 
 
 class Rules(NamedTuple):
-    """``Flags`` for the loops. gamma: one of OFF, RAW, CLIP. group: rows that are written together. eps, floor: numbers
-    of the arrays' kind."""
+    """``Flags`` for the loops. gamma: one of OFF, RAW, CLIP. group: rows that are written together. eps,
+    square_eps, floor: numbers of the arrays' kind."""
 
     nu: int
     normalize: bool
@@ -32,6 +32,7 @@ class Rules(NamedTuple):
     use_denom: bool
     group: int
     eps: np.floating
+    square_eps: np.floating
     floor: np.floating
 
 
@@ -195,7 +196,7 @@ def denominator_backward(found, extra, z_K, z_norm, place_P, value_P, count, rul
 
 @compiled
 def gamma_of(overlap, square, z_K, rules):
-    """gamma of a row. square: |phi|^2 + eps."""
+    """gamma of a row. square: |phi|^2 + square_eps."""
     zero, one = z_K.dtype.type(0), z_K.dtype.type(1)
     if rules.gamma == OFF or is_empty(z_K):
         return one
@@ -210,7 +211,7 @@ def gamma_backward(found, beta, live, z_K, later_K, place_P, value_P, count, rul
     """Add the gradient of phi through z after the write. Returns those of beta and of the overlap."""
     dgamma = dbeta = doverlap = z_K.dtype.type(0)
     overlap, _, square = found
-    square += rules.eps
+    square += rules.square_eps
     raw = gamma_of(overlap, square, z_K, rules)
     gamma = live * raw * beta if rules.beta_on_z else live * raw
     for p in range(count):

@@ -3,7 +3,8 @@
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in
            ``memory/associative.py``.
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
-           ``modeling_amt/language_modeling.py``.
+           ``modeling_amt/language_modeling.py``; ``PRESENT`` makes it ``src/armt.py`` at 3da7f48, as the authors run it
+           today.
 
 The rows of a segment are ``[tokens; memory tokens]``. Every layer first adds to all its rows what they recall from the
 layer's memory of earlier segments, then runs the transformer block, then writes the block's outputs at the memory
@@ -15,11 +16,16 @@ Deviations
    segment. The values are the same.
 3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from
    scratch.
-4. Flags that are not in the paper: see ``memory/associative.py``, and ``recall_on_mem_rows=False``, which is ours.
+4. Flags that are not in the paper: see ``memory/associative.py``, ``beta_bias`` and ``memory_layers`` (3da7f48), and
+   ``recall_on_mem_rows=False``, which is ours.
+5. Against 3da7f48: GPT-2's positions begin anew in every segment, as at aa145de (there they go on, so that a context
+   ends with the table); fresh memory tokens have the scale of the embeddings (there: 0.02), and a state is never below
+   fp32. Its sliding window between segments (``src/armt_sw.py``) is not here.
 
 Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,19 +41,29 @@ from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import Compiled, LayerMajor, Look, SharedRead, Visible, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
+from lit_memory.util.fields import added
+
+
+PRESENT: Mapping[str, Any] = {"normalize_phi": True, "gamma_eps": 0.0, "beta_bias": 1.0}
+"""Fields of ``ARMT.Config`` that make it the ARMT that its authors run today (3da7f48); ``use_denom`` and ``gamma`` are
+options there as here."""
 
 
 class ARMTLayer(nn.Module):
-    """Recall, block, write."""
+    """Recall, block, write; with ``remembers`` off the block alone, whose state is empty."""
 
-    def __init__(self, config: "ARMT.Config") -> None:
+    def __init__(self, config: "ARMT.Config", remembers: bool = True) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.remembers = config, remembers
         self.block = Block(config)
+        if not remembers:
+            return
         self.to_query = nn.Linear(config.width, config.memory_dim, bias=False)
         self.to_key = nn.Linear(config.width, config.memory_dim, bias=False)
         self.to_value = nn.Linear(config.width, config.width, bias=False)
         self.to_beta = nn.Linear(config.width, 1)
+        if config.beta_bias is not None:
+            nn.init.constant_(self.to_beta.bias, config.beta_bias)
         if config.value_std:
             nn.init.normal_(self.to_value.weight, std=config.value_std)
         else:
@@ -59,19 +75,25 @@ class ARMTLayer(nn.Module):
         rows_BTD = self.block(rows_BTD, _mask(mask_BT, memory_tokens))
         return rows_BTD, self.memorize(rows_BTD[:, -memory_tokens:], state) if memory_tokens else state
 
+    def precise(self, rows: Tensor) -> Tensor:
+        """Rows in the precision of the memory's weights, which may be another than the block's."""
+        return rows.to(self.to_query.weight.dtype)
+
     def features(self, x_BTC: Tensor, state: AssociativeState) -> Tensor:
         """phi(x) in the state's precision."""
         return associative.dpfp(x_BTC.to(state.z_BK.dtype), self.config.nu, self.config.normalize_phi)
 
     def recall(self, rows_BTD: Tensor, state: AssociativeState, memory_tokens: int) -> Tensor:
-        """y_j of every row, or zeros at the memory rows without ``recall_on_mem_rows``.
+        """y_j of every row; zeros without a memory, and at the memory rows without ``recall_on_mem_rows``.
 
         Where several samples in a row read the memory of one (``SharedRead``), their rows are read together: one
         matrix product, and no copy of the matrix.
         """
         c = self.config
+        if not self.remembers:
+            return torch.zeros_like(rows_BTD)
         asking = rows_BTD if c.recall_on_mem_rows else rows_BTD[:, : rows_BTD.shape[1] - memory_tokens]
-        query_BTC = self.to_query(asking)
+        query_BTC = self.to_query(self.precise(asking))
         with full_precision(rows_BTD.device):
             phi = self.features(query_BTC, state).reshape(len(state.z_BK), -1, state.z_BK.shape[1])
             y = associative.read(state, phi, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom)
@@ -80,27 +102,29 @@ class ARMTLayer(nn.Module):
 
     def keys_and_gates(self, rows_BMD: Tensor, state: AssociativeState) -> tuple[Tensor, dict[str, Tensor]]:
         """phi(k), (B, M, K), and the gates (B, M) with which the memory rows are written to ``state``."""
-        c = self.config
+        c, rows_BMD = self.config, self.precise(rows_BMD)
         with full_precision(rows_BMD.device):
             phi = self.features(self.to_key(rows_BMD), state)
             beta_BM1 = self.to_beta(rows_BMD).sigmoid().to(phi.dtype)
             gates = {"beta": beta_BM1.squeeze(-1)}
             if c.use_denom:
-                flags = {"update": c.update, "gamma": c.gamma, "beta_on_z": c.beta_on_z, "eps": c.eps}
+                flags = {"update": c.update, "gamma": c.gamma, "beta_on_z": c.beta_on_z}
+                flags |= {"eps": c.eps, "gamma_eps": c.gamma_eps}
                 gates["gamma"] = associative.gammas(state.z_BK, phi, beta_BM1, **flags).squeeze(-1)
         return phi, gates
 
     def memorize(self, rows_BMD: Tensor, state: AssociativeState) -> AssociativeState:
         """The state after the M memory rows have been written."""
-        c = self.config
+        if not self.remembers:
+            return state
+        c, rows_BMD = self.config, self.precise(rows_BMD)
         key, value, beta = self.to_key(rows_BMD), self.to_value(rows_BMD), self.to_beta(rows_BMD).sigmoid()
         flags = {"update": c.update, "gamma": c.gamma, "gamma_detach": c.gamma_detach, "beta_on_z": c.beta_on_z}
+        flags |= {"eps": c.eps, "gamma_eps": c.gamma_eps, "denom_floor": c.denom_floor, "use_denom": c.use_denom}
         with full_precision(rows_BMD.device):
             phi = self.features(key, state)
             value, beta = value.to(phi.dtype), beta.to(phi.dtype)
-            return associative.write(
-                state, phi, value, beta, eps=c.eps, denom_floor=c.denom_floor, use_denom=c.use_denom, **flags
-            )
+            return associative.write(state, phi, value, beta, **flags)
 
 
 def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
@@ -137,13 +161,19 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         denom_floor: float = 0.0
         """Smallest denominator, as a fraction of |phi|*|z|. Ours."""
         normalize_phi: bool = False
-        """Keys and queries of unit length. Ours (and a later branch of the reference)."""
+        """Keys and queries of unit length (3da7f48)."""
         use_denom: bool = True
-        """Divide by z . phi; without, the memory is a plain delta rule. Ours (and a later branch of the reference)."""
+        """Divide by z . phi; without, the memory is a plain delta rule (an option at 3da7f48)."""
         recall_on_mem_rows: bool = True
         """Memory rows recall as well. Without: ours."""
         value_std: float = 0.0
         """Standard deviation of W_v at init; with 0 a fresh ARMT equals its backbone."""
+        gamma_eps: float | None = added(None)
+        """Added to |phi|^2 in gamma; default: ``eps``, as at aa145de (3da7f48: 0)."""
+        beta_bias: float | None = added(None)
+        """Bias of beta's logit at init; default: random, as at aa145de (3da7f48: 1)."""
+        memory_layers: list[int] = added([])
+        """Layers that have a memory, counted from 0; default: all (3da7f48: ``wrap_layers``)."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -152,7 +182,13 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
                 raise FieldError("nu", self.nu, f"expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
             if self.eps <= 0:
                 raise FieldError("eps", self.eps, "expected more than 0, which an empty memory would be divided by")
-            at_least(0, self, "denom_floor", "value_std")
+            at_least(0, self, "denom_floor", "value_std", "gamma_eps")
+            if self.gamma_eps == 0 and (self.gamma == "raw" or not self.gamma_detach):
+                expected = "expected more than 0 unless gamma is clipped and detached: a key of zeros is divided by it"
+                raise FieldError("gamma_eps", self.gamma_eps, expected)
+            if sorted({*self.memory_layers} & {*range(self.layers)}) != self.memory_layers:
+                expected = f"expected layers from 0 to {self.layers - 1} that rise; leave it out for all"
+                raise FieldError("memory_layers", self.memory_layers, expected)
 
         def rows(self, segment_len: int) -> int:
             return segment_len + self.memory_tokens
@@ -160,18 +196,22 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
     def __init__(self, config: "ARMT.Config") -> None:
         super().__init__()
         self.config = config
-        self.decoder = Decoder(config, ARMTLayer)
+        chosen = config.memory_layers or range(config.layers)
+        remembers = iter([i in chosen for i in range(config.layers)])
+        self.decoder = Decoder(config, lambda config: ARMTLayer(config, next(remembers)))
         self.memory = self.decoder.memory_tokens(config.memory_tokens)
 
     def init_state(self, batch, device=None, dtype=None):
         c = self.config
         options = state_options(self, device, dtype)
-        return tuple(associative.empty(batch, 2 * c.nu * c.memory_dim, c.width, **options) for _ in self.layers)
+        layers: Any = self.layers
+        sizes = batch, 2 * c.nu * c.memory_dim, c.width
+        return tuple(associative.empty(*sizes, **options) if layer.remembers else () for layer in layers)
 
     def embed(self, ids_BT, write=True):
         rows_BTD = self.decoder.tokens(ids_BT)
         if write:
-            rows_BTD = torch.cat([rows_BTD, self.memory.expand(len(rows_BTD), -1, -1)], dim=1)
+            rows_BTD = torch.cat([rows_BTD, self.memory.to(rows_BTD.dtype).expand(len(rows_BTD), -1, -1)], dim=1)
         return self.decoder.add_positions(rows_BTD, after=self.config.memory_tokens if write else 0)
 
     def finish(self, rows_BTD, write=True):
@@ -187,7 +227,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         layers: Any = self.layers
         count, new = self.config.memory_tokens, []
         piece = Piece(opened, count)
-        rows_BMD = self.memory.repeat(len(opened.rows_B), 1, 1)
+        rows_BMD = self.memory.to(self.decoder.norm.weight.dtype).repeat(len(opened.rows_B), 1, 1)
         rows_BMD = piece.add_positions(self.decoder, rows_BMD, wrapped=0)
         for layer, layer_state in zip(layers, state, strict=True):
             rows_BMD = piece.through(layer.block, rows_BMD + layer.recall(rows_BMD, layer_state, count))
@@ -195,19 +235,31 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         return tuple(new)
 
     def refuses_layer_major(self):
-        if self.decoder.norm.weight.dtype != torch.promote_types(self.decoder.norm.weight.dtype, torch.float32):
+        precision = self.decoder.norm.weight.dtype
+        if precision != torch.promote_types(precision, torch.float32):
             return "its weights are less precise than its state"
+        if precision != self.memory.dtype:
+            return "its memory has a precision of its own"
         if self.config.special:
             return f"its blocks ({', '.join(self.config.special)}) have no backward pass by hand"
         return super().refuses_layer_major()
+
+    def refuses_diagonal(self):
+        return "not all of its layers have a memory" if self.config.memory_layers else super().refuses_diagonal()
 
     def uncompiled(self):
         return compiled.missing()
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
-        return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)
+        if layer.remembers:
+            return armt_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)
+        kept = slice(max(0, len(rows_SBRD) - keep), None)
+        mask = None if mask_SBT is None else _mask(mask_SBT[kept].flatten(0, 1), self.config.memory_tokens)
+        rows_SBRD = rows_SBRD[kept]
+        return layer.block(rows_SBRD.flatten(0, 1), mask).unflatten(0, rows_SBRD.shape[:2]), state
 
     def parts(self, state):
+        state = [layer for layer in state if layer]
         named = {"A": tuple(layer.A_BKD for layer in state)}
         return named | {"z": tuple(layer.z_BK for layer in state)} if self.config.use_denom else named
 
@@ -217,7 +269,8 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         for layer, old in zip(layers, state, strict=True):
             rows_BTD, new = layer(rows_BTD, old, mask_BT)
             states.append(new)
-            written.append(layer.keys_and_gates(rows_BTD[:, -self.config.memory_tokens :], old))
+            if layer.remembers:
+                written.append(layer.keys_and_gates(rows_BTD[:, -self.config.memory_tokens :], old))
         keys, gates = zip(*written, strict=True)
         of_layers = {name: tuple(of_layer[name] for of_layer in gates) for name in gates[0]}
         return Look(self.parts(states), keys, of_layers), tuple(states)

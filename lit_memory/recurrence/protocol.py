@@ -95,8 +95,8 @@ class SegmentRecurrent(nn.Module):
 class LayerRecurrent(SegmentRecurrent):
     """A model whose recurrence lies inside each layer of its ``decoder``.
 
-    The layers are modules of equal structure, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, and
-    the state is a tuple with one entry per layer.
+    The layers are modules, ``layer(rows, layer_state, mask, write) -> (rows, layer_state')``, of equal structure unless
+    ``refuses_diagonal``, and the state is a tuple with one entry per layer.
     """
 
     @property
@@ -118,6 +118,10 @@ class LayerRecurrent(SegmentRecurrent):
             rows, layer_state = layer(rows, layer_state, mask_BT, write)
             states.append(layer_state)
         return self.finish(rows, write), tuple(states)
+
+    def refuses_diagonal(self) -> str | None:
+        """Why layers cannot be computed together, by the diagonal schedule; None if they can."""
+        return "its layers have rotary_bases of their own" if getattr(self.config, "rotary_bases", None) else None
 
 
 class LayerMajor(LayerRecurrent):

@@ -97,6 +97,8 @@ def by_diagonals(
             f"{type(model).__name__} passes memory from the top layer to the bottom one, "
             "so schedule='diagonal' is impossible; use 'sequential'"
         )
+    if refusal := model.refuses_diagonal():
+        raise ValueError(f"{type(model).__name__} allows no schedule='diagonal': {refusal}; use 'sequential'")
     if bptt is not None or any(segment.mask_BT is not None for segment in segments):
         raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
     shapes = [segment.ids_BT.shape for segment in segments]
