@@ -29,7 +29,7 @@ FLAGS = {
     "rmt_r-paper": ("rmt_r", {"formula": "paper"}),
     "prmt-wrapped": ("prmt", {"family": "gpt2", "wrap_pos": True}),
     "armt-wrapped": ("armt", {"family": "gpt2", "wrap_pos": True}),
-    "armt-recall": ("armt", {"recall_on_mem_rows": False}),
+    "armt-recall": ("armt", {"recall_on_mem_rows": False, "memory_layers": [1]}),
     "transformer-alone": ("transformer", {"window": 0}),
     "mac-long": ("mac", {"long_tokens": 2, "causal_read": False}),
     "mac-prefix": ("mac", {"write_prefix": True}),

@@ -13,8 +13,9 @@ from lit_memory.memory import associative
 from lit_memory.memory.associative import AssociativeState, dpfp, dpfp_backward, empty, read, write
 
 DOUBLE = {"dtype": torch.float64}
+EPS = {"eps": 1e-2, "gamma_eps": 3e-2}
 FLAGS = [
-    {"update": u, "gamma": g, "gamma_detach": d, "beta_on_z": b, "use_denom": use, "denom_floor": floor, "eps": 1e-2}
+    {"update": u, "gamma": g, "gamma_detach": d, "beta_on_z": b, "use_denom": use, "denom_floor": floor, **EPS}
     for u, g, d, b, (use, floor) in itertools.product(
         ("batch", "sequential"),
         ("clip", "raw", "off"),
@@ -65,7 +66,7 @@ def slow_dpfp(x, nu):
     return torch.stack([r[..., i] * r[..., (i - j) % n] for j in range(1, nu + 1) for i in range(n)], dim=-1)
 
 
-def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, eps, use_denom, denom_floor):
+def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, eps, gamma_eps, use_denom, denom_floor):
     """The update equations of the paper, one sample, one token and one scalar at a time."""
     A, z = list(A.unbind(0)), list(z.unbind(0))
     for b in range(len(A)):
@@ -74,7 +75,7 @@ def slow_write(A, z, phi, v, beta, *, update, gamma, gamma_detach, beta_on_z, ep
             if update == "sequential":
                 seen_A, seen_z = A[b], z[b]
             den = (seen_z * k).sum() + eps
-            share = 1 - den / (k.dot(k) + eps) if gamma != "off" and seen_z.any() else torch.ones((), **DOUBLE)
+            share = 1 - den / (k.dot(k) + gamma_eps) if gamma != "off" and seen_z.any() else torch.ones((), **DOUBLE)
             if denom_floor and den < denom_floor * k.norm() * seen_z.norm():
                 den = denom_floor * k.norm() * seen_z.norm()
             den = den if use_denom else torch.ones(())
@@ -304,6 +305,7 @@ def test_armt_detach():
         {"gamma": "off"},
         {"beta_on_z": True},
         {"eps": 0.1},
+        {"gamma_eps": 0.1},
         {"denom_floor": 3.0},
         {"use_denom": False},
     ],

@@ -447,6 +447,12 @@ def test_diagonal_refused(build, tokens, name):
         unroll(build(name), tokens(1, 2 * N), N, schedule="diagonal")
 
 
+@pytest.mark.parametrize("flags", [{"memory_layers": [1]}, {"rotary_bases": [2.0, 500.0]}], ids=str)
+def test_diagonal_needs_equal_layers(build, tokens, flags):
+    with pytest.raises(ValueError, match=f"ARMT .*diagonal.*{'|'.join(flags).split('_')[-1]}.*sequential"):
+        unroll(build("armt", **flags), tokens(1, 2 * N), N, schedule="diagonal")
+
+
 # --- the layer-major schedule
 
 
@@ -489,9 +495,11 @@ def test_layer_major_in_single_precision(build, tokens, name):
         {"memory_tokens": 1, "denom_floor": 0.3, "gamma": "raw"},
         {"update": "sequential", "gamma": "raw", "beta_on_z": True},
         {"gamma_detach": False, "beta_on_z": True, "denom_floor": 0.3},
-        {"gamma_detach": False, "gamma": "raw", "update": "sequential", "denom_floor": 0.3},
+        {"gamma_detach": False, "gamma": "raw", "update": "sequential", "denom_floor": 0.3, "gamma_eps": 0.2},
         {"gamma": "off", "normalize_phi": True, "gamma_detach": False},
         {"use_denom": False, "normalize_phi": True},
+        {"normalize_phi": True, "gamma_eps": 0.0},
+        {"memory_layers": [1]},
         {"recall_on_mem_rows": False, "denom_floor": 0.3},
         {"recall_on_mem_rows": False, "family": "gpt2"},
         {"recall_on_mem_rows": False, "family": "llama", "nu": 1, "kv_heads": 1},

@@ -5,7 +5,7 @@ beside them what the reference adds for a memory. ``weight_names`` maps ours to 
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Layout:
     """Weights inside every layer."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Config field -> the weight whose first dimension it is; ``{}`` stands for the first layer."""
+    layers: Sequence[int] = ()
+    """Layers that have the weights of ``layer``; default: all."""
     ignored: tuple[str, ...] = ()
     """Weights that the reference stores and never uses."""
 
@@ -132,7 +134,7 @@ def weight_names(family: str, layers: int, weights: Collection[str], layout: Lay
         layer = f"{outer['layers']}.{i}."
         for ours, theirs in block_names(family, weights, f"{layer}{layout.wrapper}").items():
             names[f"decoder.layers.{i}.{ours}"] = theirs
-        for ours, name in layout.layer.items():
+        for ours, name in layout.layer.items() if i in (layout.layers or range(layers)) else ():
             names[f"decoder.layers.{i}.{ours}"] = [f"{layer}{name}"]
     for ours, name in layout.model.items():
         names[ours] = [name]

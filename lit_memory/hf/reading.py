@@ -169,7 +169,12 @@ def read_config(folder: Path, types: Sequence[str]) -> Any:
         raise FileNotFoundError(
             f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it"
         )
-    content = read_json(folder / "config.json")
+    return parse_config(read_json(folder / "config.json"), types)
+
+
+def parse_config(content: Mapping[str, Any], types: Sequence[str]) -> Any:
+    """The Hugging Face configuration that config.json holds, of one of these model types. Raises ValueError where
+    transformers cannot use it."""
     check_model_type(content.get("model_type"), types)
     check_fields(content)
     rope = content.get("rope_parameters")
@@ -179,7 +184,7 @@ def read_config(folder: Path, types: Sequence[str]) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.for_model(**content)
     except Exception as error:  # transformers reports a broken configuration in many ways
         why = " ".join(str(error).split())[:200]  # it names the field
         raise ValueError(

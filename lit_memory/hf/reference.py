@@ -1,9 +1,10 @@
 """Checkpoints of the papers' authors into our models.
 
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights).
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de (names of the weights), and at
+           3da7f48 (folders of ``src/armt.py``; ``present.py`` reads them).
 
-Its checkpoints do not contain wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them where they
-differ from our defaults.
+The checkpoints of aa145de do not contain wrap_pos, nu, gamma, norm_eps, rotary_fraction and rotary_base: pass them
+where they differ from our defaults.
 """
 
 import os
@@ -18,6 +19,7 @@ from lit_memory.hf.decoders import build_model
 from lit_memory.hf.families import FAMILIES
 from lit_memory.hf.mamba import build_mamba
 from lit_memory.hf.names import OUTER, Layout, canonical_weights
+from lit_memory.hf.present import load_present
 from lit_memory.hf.reading import errors_from, look_up, read_file
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS
@@ -50,15 +52,16 @@ LAYOUTS = {
 def load_reference(
     source: str | os.PathLike[str] | Mapping[str, Tensor],
     *,
-    arch: str,
+    arch: str | None = None,
     backbone: str | None = None,
     n_head: int | None = None,
     **flags: Any,
 ) -> SegmentRecurrent:
     """The model of a checkpoint that the reference code wrote, in eval mode and in the checkpoint's own precision.
 
-    source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); or the
-        state_dict.
+    source: a .safetensors file; a .bin, .pt or .pth file with a state_dict (tensors only, no code is run); the
+        state_dict; or a folder with config.json, as ``src/armt.py`` at 3da7f48 writes it, which decides all but
+        ``dropout``.
     arch: "transformer", "rmt", "prmt", "armt", "tarm" (RMT's weights) or "mamba". The reference's names of other
         architectures are not known here.
     backbone: "gpt2", "neox", "llama" or "qwen2"; Mamba has none.
@@ -69,6 +72,12 @@ def load_reference(
     Raises FileNotFoundError for a missing file, TypeError for an unknown flag and ValueError for anything else that
     does not fit.
     """
+    if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
+        given = {"arch": arch, "backbone": backbone, "n_head": n_head}
+        with errors_from(source):
+            return load_present(Path(source), LAYOUTS["armt"], given, flags)
+    if arch is None:
+        raise FieldError("arch", arch, f"expected one of {', '.join(LAYOUTS)}, mamba; a folder with config.json has it")
     if arch != "mamba":
         return _load_decoder(source, arch, backbone, n_head, flags)
     if backbone is not None or n_head is not None:

@@ -16,7 +16,7 @@ Deviations
    segment. The values are the same.
 3. ``value_std`` (reference: 0, so that a fresh ARMT is the backbone) breaks the plateau of small models trained from
    scratch.
-4. Flags that are not in the paper: see ``memory/associative.py``, ``beta_bias`` and ``memory_layers`` (3da7f48), and
+4. Flags that are not in the paper: see ``memory/associative.py``, ``beta_init`` and ``memory_layers`` (3da7f48), and
    ``recall_on_mem_rows=False``, which is ours.
 5. Against 3da7f48: GPT-2's positions begin anew in every segment, as at aa145de (there they go on, so that a context
    ends with the table); fresh memory tokens have the scale of the embeddings (there: 0.02), and a state is never below
@@ -43,8 +43,7 @@ from lit_memory.recurrence import Compiled, LayerMajor, Look, SharedRead, Visibl
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 
-
-PRESENT: Mapping[str, Any] = {"normalize_phi": True, "gamma_eps": 0.0, "beta_bias": 1.0}
+PRESENT: Mapping[str, Any] = {"normalize_phi": True, "gamma_eps": 0.0, "beta_init": 1.0}
 """Fields of ``ARMT.Config`` that make it the ARMT that its authors run today (3da7f48); ``use_denom`` and ``gamma`` are
 options there as here."""
 
@@ -62,8 +61,8 @@ class ARMTLayer(nn.Module):
         self.to_key = nn.Linear(config.width, config.memory_dim, bias=False)
         self.to_value = nn.Linear(config.width, config.width, bias=False)
         self.to_beta = nn.Linear(config.width, 1)
-        if config.beta_bias is not None:
-            nn.init.constant_(self.to_beta.bias, config.beta_bias)
+        if config.beta_init is not None:
+            nn.init.constant_(self.to_beta.bias, config.beta_init)
         if config.value_std:
             nn.init.normal_(self.to_value.weight, std=config.value_std)
         else:
@@ -170,7 +169,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         """Standard deviation of W_v at init; with 0 a fresh ARMT equals its backbone."""
         gamma_eps: float | None = added(None)
         """Added to |phi|^2 in gamma; default: ``eps``, as at aa145de (3da7f48: 0)."""
-        beta_bias: float | None = added(None)
+        beta_init: float | None = added(None)
         """Bias of beta's logit at init; default: random, as at aa145de (3da7f48: 1)."""
         memory_layers: list[int] = added([])
         """Layers that have a memory, counted from 0; default: all (3da7f48: ``wrap_layers``)."""
