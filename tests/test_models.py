@@ -748,7 +748,6 @@ INVALID = [
     *[("armt", field, 0) for field in ("memory_tokens", "memory_dim", "nu", "eps")],
     *[("armt", field, -1.0) for field in ("eps", "denom_floor", "value_std", "gamma_eps")],
     ("armt", "nu", 8),
-    *[("armt", "memory_layers", layers) for layers in ([-1], [2], [1, 0], [1, 1])],
     *[("mamba", field, 0) for field in ("layers", "width", "state_dim", "expand", "conv_taps")],
     *[("mamba", field, -1) for field in ("vocab_size", "norm_eps", "dt_rank", "embedding_std")],
     *[("rwkv", field, 0) for field in ("layers", "width", "heads", "ff_mult")],
@@ -793,6 +792,12 @@ def test_invalid_config(build, name, field, value):
 
 
 def test_invalid_combinations(build):
+    for layers in ([-1], [2], [1, 0], [1, 1]):
+        with pytest.raises(ValueError, match="memory_layers=.*from 0 to 1"):
+            build("armt", memory_layers=layers)
+    for flags in ({"gamma": "raw"}, {"gamma_detach": False}):
+        with pytest.raises(ValueError, match=r"gamma_eps=0\.0: .*more than 0"):
+            build("armt", gamma_eps=0.0, **flags)
     """A rotated pair that does not fit the head, and a window without rotary positions, are refused."""
     with pytest.raises(ValueError, match=r"rotary_fraction=1.0.*head has 1"):
         build("transformer", heads=16, rotary_fraction=1.0)

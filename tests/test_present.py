@@ -115,7 +115,7 @@ def test_checkpoints_of_the_authors(tmp_path, family, case):
     assert not model.training
     with torch.no_grad():
         compare(model, family, case, "sequential")
-    for name, value in (PRESENT | {"memory_layers": [1] if case == "some" else [], **FLAGS.get(case, {})}).items():
+    for name, value in {**PRESENT, "memory_layers": [1] if case == "some" else [], **FLAGS.get(case, {})}.items():
         assert getattr(model.config, name) == value
 
 

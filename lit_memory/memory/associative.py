@@ -145,7 +145,7 @@ def write(
 
     update: "batch" writes all M tokens against the same (A, z), as the reference does; "sequential" one after another,
         as in the paper. They agree where the keys of one segment are orthogonal.
-    gamma_eps: added to |phi|^2 in gamma; default: ``eps``.
+    gamma_eps: that of gamma; default: ``eps``.
     Source: the update equations of section 2.
     """
     gamma_eps = eps if gamma_eps is None else gamma_eps
@@ -165,8 +165,7 @@ def write(
         gamma_BM1 = gamma_BM1 * beta_BM1
     old_BMD = old_BMD / floored(den_BM1, z_BK, phi_BMK, denom_floor)
     A_BKD = A_BKD + (beta_BM1 * phi_BMK).mT @ (v_BMD - old_BMD)
-    z_BK = z_BK + (gamma_BM1 * phi_BMK).sum(1)
-    return AssociativeState(A_BKD, z_BK)
+    return AssociativeState(A_BKD, z_BK + (gamma_BM1 * phi_BMK).sum(1))
 
 
 def gammas(
