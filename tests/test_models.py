@@ -792,17 +792,21 @@ def test_invalid_config(build, name, field, value):
 
 
 def test_invalid_combinations(build):
-    for layers in ([-1], [2], [1, 0], [1, 1]):
-        with pytest.raises(ValueError, match="memory_layers=.*from 0 to 1"):
-            build("armt", memory_layers=layers)
-    for flags in ({"gamma": "raw"}, {"gamma_detach": False}):
-        with pytest.raises(ValueError, match=r"gamma_eps=0\.0: .*more than 0"):
-            build("armt", gamma_eps=0.0, **flags)
     """A rotated pair that does not fit the head, and a window without rotary positions, are refused."""
     with pytest.raises(ValueError, match=r"rotary_fraction=1.0.*head has 1"):
         build("transformer", heads=16, rotary_fraction=1.0)
     with pytest.raises(ValueError, match=r"window=7.*gpt_neox"):
         build("transformer", family="gpt2")
+
+
+def test_invalid_memories_of_armt(build):
+    """Layers that are none, and a key of zeros that would be divided by 0."""
+    for layers in ([-1], [2], [1, 0], [1, 1]):
+        with pytest.raises(ValueError, match=r"memory_layers=.*from 0 to 1"):
+            build("armt", memory_layers=layers)
+    for flags in ({"gamma": "raw"}, {"gamma_detach": False}):
+        with pytest.raises(ValueError, match=r"gamma_eps=0\.0: .*more than 0"):
+            build("armt", gamma_eps=0.0, **flags)
 
 
 def test_memory_starts_like_embeddings(build):

@@ -119,6 +119,12 @@ def test_checkpoints_of_the_authors(tmp_path, family, case):
         assert getattr(model.config, name) == value
 
 
+def test_docs_name_the_fields_of_present():
+    page = Path(__file__).parents[1] / "docs" / "huggingface.md"
+    fields = ", ".join(f"model.{name}: {json.dumps(value)}" for name, value in PRESENT.items())
+    assert f"today: {{{fields}}}" in page.read_text()
+
+
 def test_they_are_saved_as_ours(tmp_path):
     model = load_reference(folder(tmp_path, "llama", **SETTINGS["off"]))
     model.save_pretrained(tmp_path / "mine", segment_len=4)
