@@ -11,19 +11,21 @@ from lit_memory.plan.reading import extended, mapping
 from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
-FOLDERS = (Path(), PROJECT / "experiments")
-"""Where an experiment is looked for by its name: the working directory, then the project's."""
+
+def folders() -> tuple[Path, Path]:
+    """Where an experiment is looked for by its name: the working directory, then the project's."""
+    return Path(), PROJECT / "experiments"
 
 
 def experiment_names() -> list[str]:
     """The experiments that can be named, without .yaml."""
-    return [path.stem for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))]
+    return [path.stem for folder in folders() for path in sorted(folder.glob("*.yaml"))]
 
 
 def find_experiment(text: str) -> Path:
     """The file of an experiment, from a path or the name of a project's experiment, with or without .yaml. Raises
     ConfigError for an unknown name."""
-    given, *others = (folder / f"{text}{end}" for folder in FOLDERS for end in ("", ".yaml"))
+    given, *others = (folder / f"{text}{end}" for folder in folders() for end in ("", ".yaml"))
     found = next((path for path in (given, *others) if path.is_file()), given)
     if not found.exists() and found.parent == Path():
         ending = ".yaml" if text.endswith(".yaml") else ""
