@@ -498,6 +498,7 @@ FLIPS: list[tuple[list[str], dict[str, object], dict[str, object]]] = [
         },
     ),
     (["armt"], {}, {"gamma": "raw"}),
+    (["armt"], {"past_tokens": 3}, {"past_tokens": 5, "sink": True}),
     (["tarm"], {}, {"memory_tokens": 3, "alpha": 0.7}),
     (
         ["xl", "rmt_xl"],
@@ -746,7 +747,7 @@ INVALID = [
     ("memreasoner", "memory", False),
     ("larimar", "distinct", True),
     *[("armt", field, 0) for field in ("memory_tokens", "memory_dim", "nu", "eps")],
-    *[("armt", field, -1.0) for field in ("eps", "denom_floor", "value_std", "gamma_eps")],
+    *[("armt", field, -1.0) for field in ("eps", "denom_floor", "value_std", "gamma_eps", "past_tokens")],
     ("armt", "nu", 8),
     *[("mamba", field, 0) for field in ("layers", "width", "state_dim", "expand", "conv_taps")],
     *[("mamba", field, -1) for field in ("vocab_size", "norm_eps", "dt_rank", "embedding_std")],
@@ -804,6 +805,8 @@ def test_invalid_memories_of_armt(build):
     for layers in ([-1], [2], [1, 0], [1, 1]):
         with pytest.raises(ValueError, match=r"memory_layers=.*from 0 to 1"):
             build("armt", memory_layers=layers)
+    with pytest.raises(ValueError, match=r"sink=True: .*past_tokens"):
+        build("armt", sink=True)
     for flags in ({"gamma": "raw"}, {"gamma_detach": False}):
         with pytest.raises(ValueError, match=r"gamma_eps=0\.0: .*more than 0"):
             build("armt", gamma_eps=0.0, **flags)

@@ -5,6 +5,8 @@
 per family with random weights, saved by its ``save_pretrained``; ``ids``, five segments of which the last is short;
 logits and states of the cases below, and the gradient of the sum of ``dlogits * logits`` over the first three. GPT-2's
 table of positions repeats after every segment, as there positions go on and here begin anew; its gradient is folded.
+The cases ``window`` and ``sink`` are those of ``src/armt_sw.py`` with the same weights, and a ``sink``; ``window.grad``
+are the gradients of the second one on Llama.
 """
 
 import json
@@ -16,7 +18,7 @@ import safetensors.torch
 import torch
 from test_interop import refused
 
-from lit_memory import ARMT, load_reference, unroll
+from lit_memory import ARMT, generate, load_reference, unroll
 from lit_memory.hf.names import NORMS
 from lit_memory.models.armt import PRESENT
 
@@ -60,9 +62,8 @@ def compare(model, family, case, schedule, atol=1e-10):
     hidden, state = unroll(model, EXPECTED["ids"], 4, schedule=schedule)
     ours = {"logits": model.logits(hidden)}
     for i, layer in enumerate(state):
-        ours |= {
-            f"{name}.{i}": t for name, t in zip("Az", layer, strict=False) if name == "A" or model.config.use_denom
-        }
+        held = {"A": layer.A_BKD} | ({"z": layer.z_BK} if model.config.use_denom else {})
+        ours |= {f"{name}.{i}": t for name, t in held.items() if t.numel()}
     theirs = {
         name.removeprefix(f"{family}.{case}."): t
         for name, t in EXPECTED.items()
@@ -166,7 +167,11 @@ def test_gemma_scaled_all_of_its_inputs_before_transformers_5_4(tmp_path):
 
 
 WRONG = [
-    ({"model_type": "armt_sw"}, "model_type='armt_sw'"),
+    ({"model_type": "rmt"}, "model_type='rmt'"),
+    ({"model_type": "armt_sw"}, "use_sink=None"),
+    ({"model_type": "armt_sw", "use_sink": True}, "missing weights: sink"),
+    ({"model_type": "armt_sw", "use_sink": False, "segment_size": None}, "segment_size=None"),
+    ({"model_type": "armt_sw", "base": {"model_type": "gemma2"}}, "rotations go on"),
     ({"num_mem_tokens": 3}, "memory"),
     ({"num_mem_tokens": "2"}, "num_mem_tokens='2'"),
     ({"d_mem": 4}, "W_mq"),
@@ -197,3 +202,80 @@ def test_arguments_of_a_folder(tmp_path):
     refused(ValueError, ("arch=None", "armt"), load_reference, path / "model.safetensors")
     (path / "config.json").unlink()
     refused(FileNotFoundError, "config.json", load_reference, path)
+
+
+# the sliding window between segments
+
+
+def windowed(tmp_path, family, case):
+    """The authors' checkpoint with a window, with or without the sink."""
+    sink = {"sink": EXPECTED["sink"]} if case == "sink" else {}
+    settings = {"model_type": "armt_sw", "use_sink": case == "sink"}
+    return load_reference(folder(tmp_path, family, weights_of(family) | sink, **settings))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "diagonal"])
+@pytest.mark.parametrize("case", ["window", "sink"])
+@pytest.mark.parametrize("family", ["neox", "llama"])
+def test_window_is_the_authors(tmp_path, family, case, schedule):
+    model = windowed(tmp_path, family, case)
+    logits = compare(model, family, case, schedule)
+    if (family, case) == ("llama", "sink"):
+        (logits * EXPECTED["dlogits"]).sum().backward()
+        grads = {n.removeprefix("window.grad."): t for n, t in EXPECTED.items() if n.startswith("window.grad.")}
+        path = folder(tmp_path, family, grads, model_type="armt_sw", use_sink=True)
+        for name, expected in load_reference(path).named_parameters():
+            torch.testing.assert_close(model.get_parameter(name).grad, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_window_slow_twin(build, tokens, sink):
+    """With an empty memory, and without rotations, it is one pass over all rows under one mask, whatever the lengths of
+    segments and window."""
+    for past in (3, 5, 8):
+        model = build("armt", family="gpt2", past_tokens=past, sink=sink, value_std=0.0)
+        ids, places = tokens(2, 18), []
+        for s, segment in enumerate(ids.split(5, dim=1)):
+            places += (
+                [(s, "sink", 0)] * sink + [(s, "token", i) for i in range(segment.shape[1])] + [(s, "memory", 0)] * 2
+            )
+        token = [(s, i, 5 * s + i) for s, kind, i in places if kind == "token"]
+        sees = torch.eye(len(places), dtype=torch.bool)
+        for row, (s, kind, i) in enumerate(places):
+            first = {"sink": 99, "token": 5 * s - past + i, "memory": 5 * s - past}[kind]
+            for column, (t, other, j) in enumerate(places):
+                earlier = other == "token" and t < s and 5 * t + j >= first
+                sees[row, column] |= (t == s and column <= row) or earlier
+        rows = torch.cat([model.embed(segment) for segment in ids.split(5, dim=1)], dim=1)
+        for layer in model.layers:
+            rows = layer.block(rows, sees)
+        kept = [row for row, (_, kind, _) in enumerate(places) if kind == "token"]
+        assert len(token) == len(kept) == 18
+        expected = model.decoder.norm(rows[:, kept])
+        torch.testing.assert_close(unroll(model, ids, 5).hidden_BTD, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", [[], [1]])
+def test_window_streams_and_is_read_by_several(build, tokens, tmp_path, layers):
+    """State in and out, readers of one state, padding, bf16, saved folders, and generation, which reads the open
+    segment again."""
+    model, ids = build("armt", past_tokens=4, sink=True, memory_layers=layers, **PRESENT).eval(), tokens(2, 20)
+    whole, first = unroll(model, ids, 5), unroll(model, ids[:, :10], 5)
+    rest = unroll(model, ids[:, 10:], 5, state=first.state)
+    assert torch.equal(torch.cat([first.hidden_BTD, rest.hidden_BTD], dim=1), whole.hidden_BTD)
+    read = unroll(model, ids, 5, read_only=2).hidden_BTD[:, 10:]
+    alone = [model.step(first.state, part, write=False)[0] for part in ids[:, 10:].split(5, dim=1)]
+    torch.testing.assert_close(read, torch.cat(alone, dim=1), rtol=1e-10, atol=1e-10)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[0, 7:10] = False
+    padded = ids.where(mask, 0), ids.where(mask, 1)
+    one, other = (unroll(model, part, 5, mask_BT=mask).hidden_BTD[mask] for part in padded)
+    assert torch.equal(one, other)
+    new = generate(model, ids[:, :12], 4, segment_len=5)
+    for i in range(4):
+        hidden = unroll(model, torch.cat([ids[:, :12], new[:, :i]], dim=1), 5).hidden_BTD[:, -1]
+        assert torch.equal(model.logits(hidden).argmax(-1), new[:, i])
+    model.save_pretrained(tmp_path, segment_len=5)
+    assert torch.equal(unroll(ARMT.from_pretrained(tmp_path), ids, 5).hidden_BTD, whole.hidden_BTD)
+    low = unroll(model.bfloat16(), ids, 5)
+    assert low.hidden_BTD.isfinite().all() and low.state[0].k_BGPK.dtype == torch.float32

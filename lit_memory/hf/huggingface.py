@@ -61,7 +61,8 @@ def _convert(config: Any, weights: Any, arch: str, flags: dict[str, Any]) -> Seg
     check_width(config, family, canonical)
     settings = decoder_settings(config, family, flags.pop("dropout", None))
     model: Any = build_model(arch, family, canonical, settings, flags)
-    if "memory" in dict(model.named_parameters(recurse=False)):
-        # its scale is that of the embeddings, which were random when it was drawn
-        model.memory = model.decoder.memory_tokens(len(model.memory))
+    for name, rows in [*model.named_parameters(recurse=False)]:
+        if name in ("memory", "sink"):
+            # its scale is that of the embeddings, which were random when it was drawn
+            setattr(model, name, model.decoder.memory_tokens(len(rows)))
     return model.eval()

@@ -171,7 +171,7 @@ def canonical_weights(weights: Any, stem: str) -> dict[str, Tensor]:
             continue
         key = re.sub(rf"^(memory_cell\.)?(model\.)*({stem}\.)?", "", name)
         key = key.replace("embed_out.", "lm_head.")  # NeoX's head in files and before transformers 5
-        if key not in (HEAD, "memory"):
+        if key not in (HEAD, "memory", "sink"):
             key = f"{stem}.{key}"
         if key in canonical:
             raise ValueError(f"two weights are named {key}: expected one, with or without a prefix; drop the other")

@@ -1,6 +1,7 @@
 """Checkpoints of ARMT as its authors run it today: folders with config.json and weights.
 
-Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at 3da7f48, ``src/armt.py``.
+Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at 3da7f48, ``src/armt.py`` and
+           ``src/armt_sw.py``, which is the same with a sliding window between segments.
 
 config.json holds the settings of the memory and, in ``base_model_config``, those of the decoder. The weights
 have Hugging Face's names, with ``layer.`` in front of those of a block.
@@ -31,6 +32,8 @@ SETTINGS = {
     "wrap_layers": list[bool] | None,
 }
 """Settings of config.json that a memory follows from."""
+WINDOW_SETTINGS = {"segment_size": int, "use_sink": bool}
+"""Those of the sliding window."""
 BASES = [family.model_type for family in FAMILIES.values() if family.model_type != "gpt2"]
 SCALED_INPUTS, UNSCALED_SINCE = ("gemma", "gemma2"), (5, 4)
 """Decoders that scaled all their inputs, memory tokens included, before this version of transformers."""
@@ -55,8 +58,9 @@ def load_present(folder: Path, layout: Layout, given: Mapping[str, Any], flags: 
     weights = canonical_weights(read_weights(folder), family.stem)
     check_width(config, family, weights)
     fixed = decoder_settings(config, family, flags.pop("dropout", None)) | memory_settings(content, config)
-    layout = replace(layout, sizes={}, layers=fixed["memory_layers"])
-    is_memory = re.compile(rf"memory|.*\.({'|'.join(map(re.escape, layout.layer.values()))})")
+    sink = {"sink": "sink"} if fixed["sink"] else {}
+    layout = replace(layout, model={**layout.model, **sink}, sizes={}, layers=fixed["memory_layers"])
+    is_memory = re.compile(rf"memory|sink|.*\.({'|'.join(map(re.escape, layout.layer.values()))})")
     parts = [{name for name in weights if bool(is_memory.fullmatch(name)) is which} for which in (False, True)]
     own = [shared_dtype({name: weights[name] for name in part}) for part in parts]
     wide = torch.promote_types(*own)
@@ -65,27 +69,32 @@ def load_present(folder: Path, layout: Layout, given: Mapping[str, Any], flags: 
         weights["memory"] = weights["memory"] * config.hidden_size**0.5
     model = build_model("armt", family, weights, fixed, flags, layout)
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(own[name == "memory" or name.endswith(tuple(layout.layer))])
+        parameter.data = parameter.data.to(own[name in layout.model or name.endswith(tuple(layout.layer))])
     return model.eval()
 
 
 def decoder_config(content: Mapping[str, Any]) -> Any:
     """The configuration of the decoder. Raises FieldError for what ours does not compute."""
-    check_model_type(content.get("model_type"), ["armt"])
+    check_model_type(content.get("model_type"), ["armt", "armt_sw"])
     base = content.get("base_model_config")
     if not isinstance(base, dict):
         raise FieldError("base_model_config", base, "expected the configuration of a decoder", reprlib.repr(base))
     if base.get("model_type") == "gpt2":
         expected = f"its positions go on from segment to segment, ours begin anew; expected one of {', '.join(BASES)}"
         raise FieldError("model_type", "gpt2", expected)
+    if content["model_type"] == "armt_sw" and "gemma" in str(base.get("model_type")):
+        expected = "its rotations go on from segment to segment, ours begin anew; expected no Gemma with a window"
+        raise FieldError("model_type", base["model_type"], expected)
     return parse_config(base, BASES)
 
 
 def memory_settings(content: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Fields of ``ARMT.Config`` from config.json. Raises FieldError for a setting of another type, or that we do not
     compute."""
-    found = {name: content.get(name) for name in SETTINGS}
-    for name, kind in SETTINGS.items():
+    windowed = content["model_type"] == "armt_sw"
+    kinds = SETTINGS | (WINDOW_SETTINGS if windowed else {})
+    found = {name: content.get(name) for name in kinds}
+    for name, kind in kinds.items():
         if not fits(found[name], kind):
             raise FieldError(
                 name, found[name], f"expected {getattr(kind, '__name__', kind)}", reprlib.repr(found[name])
@@ -104,6 +113,8 @@ def memory_settings(content: Mapping[str, Any], config: Any) -> dict[str, Any]:
         "memory_dim": found["d_mem"],
         "gamma": "clip" if found["correction"] else "off",
         "use_denom": found["use_denom"],
+        "past_tokens": found["segment_size"] if windowed else 0,
+        "sink": found["use_sink"] if windowed else False,
         "memory_layers": [] if all(wrapped) else [i for i, has in enumerate(wrapped) if has],
     }
 

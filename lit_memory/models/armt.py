@@ -3,8 +3,8 @@
 Paper:     Rodkin et al. 2024, arXiv 2407.04841, section 2 and appendix C.1. The equations are in
            ``memory/associative.py``.
 Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa145de,
-           ``modeling_amt/language_modeling.py``; ``PRESENT`` makes it ``src/armt.py`` at 3da7f48, as the authors run it
-           today.
+           ``modeling_amt/language_modeling.py``; with ``PRESENT`` ``src/armt.py`` at 3da7f48, as the authors run it
+           today, and with ``past_tokens`` and ``sink`` its ``src/armt_sw.py`` (see ``armt_past.py``).
 
 The rows of a segment are ``[tokens; memory tokens]``. Every layer first adds to all its rows what they recall from the
 layer's memory of earlier segments, then runs the transformer block, then writes the block's outputs at the memory
@@ -19,8 +19,8 @@ Deviations
 4. Flags that are not in the paper: see ``memory/associative.py``, ``beta_init`` and ``memory_layers`` (3da7f48), and
    ``recall_on_mem_rows=False``, which is ours.
 5. Against 3da7f48: GPT-2's positions begin anew in every segment, as at aa145de (there they go on, so that a context
-   ends with the table); fresh memory tokens have the scale of the embeddings (there: 0.02), and a state is never below
-   fp32. Its sliding window between segments (``src/armt_sw.py``) is not here.
+   ends with the table), and with ``past_tokens`` so do Gemma's rotations; fresh memory tokens have the scale of the
+   embeddings (there: 0.02), and a state is never below fp32.
 
 Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
 """
@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import associative, compiled
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.models import armt_segments
+from lit_memory.models import armt_past, armt_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
@@ -49,7 +49,7 @@ options there as here."""
 
 
 class ARMTLayer(nn.Module):
-    """Recall, block, write; with ``remembers`` off the block alone, whose state is empty."""
+    """Recall, block, write; with ``remembers`` off the block alone, whose memory has no features."""
 
     def __init__(self, config: "ARMT.Config", remembers: bool = True) -> None:
         super().__init__()
@@ -68,10 +68,14 @@ class ARMTLayer(nn.Module):
         else:
             nn.init.zeros_(self.to_value.weight)
 
-    def forward(self, rows_BTD: Tensor, state: AssociativeState, mask_BT: Tensor | None = None, write: bool = True):
+    def forward(self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None = None, write: bool = True):
         memory_tokens = self.config.memory_tokens if write else 0
         rows_BTD = rows_BTD + self.recall(rows_BTD, state, memory_tokens)
-        rows_BTD = self.block(rows_BTD, _mask(mask_BT, memory_tokens))
+        if self.config.past_tokens:
+            rows_BTD, new = armt_past.attend(self.block, rows_BTD, state, mask_BT, int(self.config.sink), memory_tokens)
+            state = new if write else state
+        else:
+            rows_BTD = self.block(rows_BTD, _mask(mask_BT, memory_tokens))
         return rows_BTD, self.memorize(rows_BTD[:, -memory_tokens:], state) if memory_tokens else state
 
     def precise(self, rows: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ class ARMTLayer(nn.Module):
                 gates["gamma"] = associative.gammas(state.z_BK, phi, beta_BM1, **flags).squeeze(-1)
         return phi, gates
 
-    def memorize(self, rows_BMD: Tensor, state: AssociativeState) -> AssociativeState:
+    def memorize(self, rows_BMD: Tensor, state: Any) -> Any:
         """The state after the M memory rows have been written."""
         if not self.remembers:
             return state
@@ -123,7 +127,8 @@ class ARMTLayer(nn.Module):
         with full_precision(rows_BMD.device):
             phi = self.features(key, state)
             value, beta = value.to(phi.dtype), beta.to(phi.dtype)
-            return associative.write(state, phi, value, beta, **flags)
+            memory = AssociativeState(state.A_BKD, state.z_BK)
+            return state._replace(**associative.write(memory, phi, value, beta, **flags)._asdict())
 
 
 def _mask(mask_BT: Tensor | None, memory_tokens: int) -> Tensor | None:
@@ -173,6 +178,10 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         """Bias of beta's logit at init; default: random, as at aa145de (3da7f48: 1)."""
         memory_layers: list[int] = added([])
         """Layers that have a memory, counted from 0; default: all (3da7f48: ``wrap_layers``)."""
+        past_tokens: int = added(0)
+        """Tokens before the segment whose keys and values every layer keeps, see ``armt_past.py``; 0: none."""
+        sink: bool = added(False)
+        """A learned row in front of the tokens; with ``past_tokens`` only."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -181,7 +190,9 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
                 raise FieldError("nu", self.nu, f"expected fewer rolls than 2*memory_dim={2 * self.memory_dim}")
             if self.eps <= 0:
                 raise FieldError("eps", self.eps, "expected more than 0, which an empty memory would be divided by")
-            at_least(0, self, "denom_floor", "value_std", "gamma_eps")
+            at_least(0, self, "denom_floor", "value_std", "gamma_eps", "past_tokens")
+            if not self.past_tokens and self.sink:
+                raise FieldError("sink", self.sink, "expected past_tokens with it")
             if self.gamma_eps == 0 and (self.gamma == "raw" or not self.gamma_detach):
                 expected = "expected more than 0 unless gamma is clipped and detached: a key of zeros is divided by it"
                 raise FieldError("gamma_eps", self.gamma_eps, expected)
@@ -190,7 +201,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
                 raise FieldError("memory_layers", self.memory_layers, expected)
 
         def rows(self, segment_len: int) -> int:
-            return segment_len + self.memory_tokens
+            return self.sink + segment_len + self.memory_tokens
 
     def __init__(self, config: "ARMT.Config") -> None:
         super().__init__()
@@ -199,22 +210,27 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         remembers = iter([i in chosen for i in range(config.layers)])
         self.decoder = Decoder(config, lambda config: ARMTLayer(config, next(remembers)))
         self.memory = self.decoder.memory_tokens(config.memory_tokens)
+        if config.sink:
+            self.sink = self.decoder.memory_tokens(1)
 
     def init_state(self, batch, device=None, dtype=None):
-        c = self.config
-        options = state_options(self, device, dtype)
+        c, options = self.config, state_options(self, device, dtype)
         layers: Any = self.layers
-        sizes = batch, 2 * c.nu * c.memory_dim, c.width
-        return tuple(associative.empty(*sizes, **options) if layer.remembers else () for layer in layers)
+        features = [2 * c.nu * c.memory_dim if layer.remembers else 0 for layer in layers]
+        state = tuple(associative.empty(batch, keys, c.width, **options) for keys in features)
+        return tuple(armt_past.empty(memory, c) for memory in state) if c.past_tokens else state
 
     def embed(self, ids_BT, write=True):
         rows_BTD = self.decoder.tokens(ids_BT)
-        if write:
-            rows_BTD = torch.cat([rows_BTD, self.memory.to(rows_BTD.dtype).expand(len(rows_BTD), -1, -1)], dim=1)
-        return self.decoder.add_positions(rows_BTD, after=self.config.memory_tokens if write else 0)
+        c = self.config
+        own = ([self.sink] if c.sink else []), ([self.memory] if write else [])
+        before, after = ([rows.to(rows_BTD.dtype).expand(len(rows_BTD), -1, -1) for rows in part] for part in own)
+        rows_BTD = torch.cat([*before, rows_BTD, *after], dim=1)
+        return self.decoder.add_positions(rows_BTD, before=int(c.sink), after=c.memory_tokens if write else 0)
 
     def finish(self, rows_BTD, write=True):
-        return self.decoder.norm(rows_BTD[:, : rows_BTD.shape[1] - self.config.memory_tokens] if write else rows_BTD)
+        end = rows_BTD.shape[1] - (self.config.memory_tokens if write else 0)
+        return self.decoder.norm(rows_BTD[:, self.config.sink : end])
 
     def read_tokens(self, state, piece, rows_BTD):
         layers: Any = self.layers
@@ -234,6 +250,8 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         return tuple(new)
 
     def refuses_layer_major(self):
+        if self.config.past_tokens:
+            return "its token rows see those of the segment before"
         precision = self.decoder.norm.weight.dtype
         if precision != torch.promote_types(precision, torch.float32):
             return "its weights are less precise than its state"
@@ -242,6 +260,9 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         if self.config.special:
             return f"its blocks ({', '.join(self.config.special)}) have no backward pass by hand"
         return super().refuses_layer_major()
+
+    def refuses_incremental(self):
+        return "its rows see past_tokens" if self.config.past_tokens else super().refuses_incremental()
 
     def refuses_diagonal(self):
         return "not all of its layers have a memory" if self.config.memory_layers else super().refuses_diagonal()
@@ -258,7 +279,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
         return layer.block(rows_SBRD.flatten(0, 1), mask).unflatten(0, rows_SBRD.shape[:2]), state
 
     def parts(self, state):
-        state = [layer for layer in state if layer]
+        state = [layer for layer in state if layer.A_BKD.shape[1]]
         named = {"A": tuple(layer.A_BKD for layer in state)}
         return named | {"z": tuple(layer.z_BK for layer in state)} if self.config.use_denom else named
 

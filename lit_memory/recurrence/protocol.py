@@ -190,6 +190,10 @@ class Incremental(SegmentRecurrent):
     segment again with every piece.
     """
 
+    def refuses_incremental(self) -> str | None:
+        """Why nothing can be kept with these settings, so that ``Rereading`` does it; None if it can."""
+        return None
+
     def begin(self, state: State, opened: State | None = None, live_B: Tensor | None = None) -> State:
         """Segments of which no token has been read.
 

@@ -91,7 +91,7 @@ Reader = Incremental | Rereading
 
 def reader(model: SegmentRecurrent) -> Reader:
     """What reads an open segment of the model piece by piece."""
-    return model if isinstance(model, Incremental) else Rereading(model)
+    return model if isinstance(model, Incremental) and not model.refuses_incremental() else Rereading(model)
 
 
 def joined(hidden_BSD: Tensor, cut_B: Tensor, first: int, total: int) -> Tensor:
