@@ -20,7 +20,9 @@ from test_interop import refused
 
 from lit_memory import ARMT, generate, load_reference, unroll
 from lit_memory.hf.names import NORMS
+from lit_memory.hf.pretrained import from_pretrained as load_by_class
 from lit_memory.models.armt import PRESENT
+from lit_memory.registry import load_class
 
 FIXTURES = Path(__file__).parent / "fixtures" / "armt_present"
 EXPECTED = safetensors.torch.load_file(FIXTURES / "expected.safetensors")
@@ -197,6 +199,10 @@ def test_what_does_not_fit_is_told(tmp_path, settings, words):
 def test_arguments_of_a_folder(tmp_path):
     path = folder(tmp_path, "llama")
     assert load_reference(path, dropout=0.5).config.dropout == 0.5
+    again = ARMT.from_pretrained(path)
+    assert again.config == load_reference(path).config and again.source == path
+    refused(ValueError, ("encoder='bert'", "leave it out"), load_by_class, ARMT, path, encoder="bert")
+    refused(ValueError, "model_type='armt'", load_by_class, load_class("model", "rmt"), path)
     for flag in ({"arch": "armt"}, {"backbone": "llama"}, {"n_head": 2}, {"gamma": "off"}, {"memory_tokens": 2}):
         refused(ValueError, (next(iter(flag)), "leave it out"), load_reference, path, **flag)
     refused(ValueError, ("arch=None", "armt"), load_reference, path / "model.safetensors")

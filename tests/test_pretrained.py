@@ -245,9 +245,7 @@ def test_wrong_encoders(tmp_path):
     )
     refused(FileNotFoundError, ("no/such",), larimar.from_pretrained, decoder, encoder=Path("no/such"))
     larimar.from_pretrained(decoder).save_pretrained(tmp_path / "ours")
-    refused(
-        ValueError, ("expected none with a model of ours",), larimar.from_pretrained, tmp_path / "ours", encoder=bert
-    )
+    refused(ValueError, ("expected none with a whole model",), larimar.from_pretrained, tmp_path / "ours", encoder=bert)
     _edit(bert, hidden_act="relu")
     refused(ValueError, ("hidden_act='relu'",), larimar.from_pretrained, decoder, encoder=bert)
     _edit(bert, hidden_act="gelu", num_hidden_layers=3)

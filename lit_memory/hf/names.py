@@ -100,6 +100,21 @@ class Layout:
     """Weights that the reference stores and never uses."""
 
 
+ARMT_LAYOUT = Layout(
+    wrapper="layer.",
+    model={"memory": "memory"},
+    layer={
+        "to_query.weight": "W_mq.weight",
+        "to_key.weight": "W_mk.weight",
+        "to_value.weight": "W_mv.weight",
+        "to_beta.weight": "W_mb.weight",
+        "to_beta.bias": "W_mb.bias",
+    },
+    sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"},
+)
+"""Both of the authors' codes for ARMT."""
+
+
 def block_names(family: str, weights: Collection[str], prefix: str = "") -> dict[str, list[str]]:
     """Weights of our ``Block`` -> Hugging Face's.
 

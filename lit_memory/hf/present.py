@@ -18,12 +18,14 @@ import torch
 
 from lit_memory.hf.decoders import build_model
 from lit_memory.hf.families import FAMILIES, check_width, decoder_settings
-from lit_memory.hf.names import Layout, canonical_weights
+from lit_memory.hf.names import ARMT_LAYOUT, canonical_weights
 from lit_memory.hf.reading import check_model_type, parse_config, read_json, read_weights, shared_dtype
 from lit_memory.models.armt import PRESENT
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.util.checks import FieldError, fits
 
+PRESENT_TYPES = ("armt", "armt_sw")
+"""``model_type`` of these folders, without and with a sliding window."""
 SETTINGS = {
     "num_mem_tokens": int,
     "d_mem": int,
@@ -39,19 +41,15 @@ SCALED_INPUTS, UNSCALED_SINCE = ("gemma", "gemma2"), (5, 4)
 """Decoders that scaled all their inputs, memory tokens included, before this version of transformers."""
 
 
-def load_present(folder: Path, layout: Layout, given: Mapping[str, Any], flags: dict[str, Any]) -> SegmentRecurrent:
+def load_present(folder: Path, flags: dict[str, Any]) -> SegmentRecurrent:
     """The model in a folder, in eval mode; decoder and memory have their own precisions.
 
-    layout: where the weights of the memory are. given: arguments that the folder decides, and that must be None. flags:
-        further fields of ``ARMT.Config``, such as ``dropout``.
+    flags: fields of ``ARMT.Config`` that the folder does not decide, such as ``dropout``.
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"{folder}: expected a folder with config.json and weights, as save_pretrained writes it"
         )
-    for name, value in given.items():
-        if value is not None:
-            raise FieldError(name, value, "expected no such argument, config.json decides it; leave it out")
     content = read_json(folder / "config.json")
     config = decoder_config(content)
     family = next(family for family in FAMILIES.values() if family.model_type == config.model_type)
@@ -59,7 +57,7 @@ def load_present(folder: Path, layout: Layout, given: Mapping[str, Any], flags: 
     check_width(config, family, weights)
     fixed = decoder_settings(config, family, flags.pop("dropout", None)) | memory_settings(content, config)
     sink = {"sink": "sink"} if fixed["sink"] else {}
-    layout = replace(layout, model={**layout.model, **sink}, sizes={}, layers=fixed["memory_layers"])
+    layout = replace(ARMT_LAYOUT, model={**ARMT_LAYOUT.model, **sink}, sizes={}, layers=fixed["memory_layers"])
     is_memory = re.compile(rf"memory|sink|.*\.({'|'.join(map(re.escape, layout.layer.values()))})")
     parts = [{name for name in weights if bool(is_memory.fullmatch(name)) is which} for which in (False, True)]
     own = [shared_dtype({name: weights[name] for name in part}) for part in parts]
@@ -75,7 +73,7 @@ def load_present(folder: Path, layout: Layout, given: Mapping[str, Any], flags: 
 
 def decoder_config(content: Mapping[str, Any]) -> Any:
     """The configuration of the decoder. Raises FieldError for what ours does not compute."""
-    check_model_type(content.get("model_type"), ["armt", "armt_sw"])
+    check_model_type(content.get("model_type"), PRESENT_TYPES)
     base = content.get("base_model_config")
     if not isinstance(base, dict):
         raise FieldError("base_model_config", base, "expected the configuration of a decoder", reprlib.repr(base))

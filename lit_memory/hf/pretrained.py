@@ -22,6 +22,7 @@ from torch import nn
 from lit_memory.hf.bert import bert_weights, read_bert, token_pieces
 from lit_memory.hf.card import save_tokenizer, write_card
 from lit_memory.hf.huggingface import MODEL_TYPES, load_huggingface
+from lit_memory.hf.present import PRESENT_TYPES, load_present
 from lit_memory.hf.reading import check_model_type, check_weights, errors_from, preview, read_json, read_weights
 from lit_memory.models.decoder import BackboneConfig
 from lit_memory.recurrence import SegmentRecurrent
@@ -119,9 +120,10 @@ def from_pretrained(
 ) -> Any:
     """The model of class ``cls`` in a folder, in eval mode and in the precision of its weights.
 
-    source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; or a folder with a
-        pretrained decoder, which gets a new memory (``load_huggingface``, which explains ``flags``). A name that is no
-        folder is looked up on the Hugging Face hub, or in its cache alone with ``HF_HUB_OFFLINE=1``.
+    source: a folder that ``save_pretrained`` wrote, with ``flags`` as changes of its ``Config``; for ARMT one that its
+        authors' present code wrote (``present.py``); or a folder with a pretrained decoder, which gets a new memory
+        (``load_huggingface``, which explains ``flags``). A name that is no folder is looked up on the Hugging Face hub,
+        or in its cache alone with ``HF_HUB_OFFLINE=1``.
     revision: a branch, a tag or a commit on the hub.
     encoder: for a line-reading model around a pretrained decoder: a BERT, without a revision, that becomes its encoder
         (``bert_weights``). Both have their tokenizers beside their weights; lines are cut by the decoder's.
@@ -140,11 +142,13 @@ def _from_folder(cls: Any, folder: Path, encoder: str | os.PathLike[str] | None,
     """``from_pretrained`` of a folder."""
     with errors_from(folder):
         config = read_json(folder / "config.json")
+        whole = config.get("model_type") in (MODEL_TYPE, *PRESENT_TYPES)
+        if whole and encoder is not None:
+            raise FieldError("encoder", str(encoder), "expected none with a whole model; leave it out")
         if config.get("model_type") == MODEL_TYPE:
-            if encoder is not None:
-                expected = "expected none with a model of ours, which has one; leave it out"
-                raise FieldError("encoder", str(encoder), expected)
             return _load(cls, folder, config, flags)
+        if whole and registered_name(cls) == "armt":
+            return load_present(folder, flags)
         check_model_type(config.get("model_type"), (*MODEL_TYPES, MODEL_TYPE))
     if encoder is None:
         return load_huggingface(folder, architecture(cls), **flags)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_memory.hf.decoders import build_model
 from lit_memory.hf.families import FAMILIES
 from lit_memory.hf.mamba import build_mamba
-from lit_memory.hf.names import OUTER, Layout, canonical_weights
+from lit_memory.hf.names import ARMT_LAYOUT, OUTER, Layout, canonical_weights
 from lit_memory.hf.present import load_present
 from lit_memory.hf.reading import errors_from, look_up, read_file
 from lit_memory.recurrence import SegmentRecurrent
@@ -33,18 +33,7 @@ LAYOUTS = {
     "prmt": Layout(  # see Deviations in prmt.py
         wrapper="layer.", layer={"memory": "memory"}, sizes={"memory_tokens": "{}.memory"}, ignored=("memory",)
     ),
-    "armt": Layout(
-        wrapper="layer.",
-        model={"memory": "memory"},
-        layer={
-            "to_query.weight": "W_mq.weight",
-            "to_key.weight": "W_mk.weight",
-            "to_value.weight": "W_mv.weight",
-            "to_beta.weight": "W_mb.weight",
-            "to_beta.bias": "W_mb.bias",
-        },
-        sizes={"memory_tokens": "memory", "memory_dim": "{}.W_mq.weight"},
-    ),
+    "armt": ARMT_LAYOUT,
 }
 """Registered name of an architecture -> where the reference keeps its weights."""
 
@@ -75,7 +64,10 @@ def load_reference(
     if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
         given = {"arch": arch, "backbone": backbone, "n_head": n_head}
         with errors_from(source):
-            return load_present(Path(source), LAYOUTS["armt"], given, flags)
+            for name, value in given.items():
+                if value is not None:
+                    raise FieldError(name, value, "expected no such argument, config.json decides it; leave it out")
+            return load_present(Path(source), flags)
     if arch is None:
         raise FieldError("arch", arch, f"expected one of {', '.join(LAYOUTS)}, mamba; a folder with config.json has it")
     if arch != "mamba":
