@@ -94,6 +94,8 @@ def by_chunk(
     residual: bool = False,
     normalized: bool = False,
     real_XT: Tensor | None = None,
+    segment: int | None = None,
+    write: bool = True,
 ) -> Read:
     """(1) to (4) chunk by chunk, by (5) and (6), from a state and the gates of every token.
 
@@ -103,27 +105,32 @@ def by_chunk(
     normalized: no step corrects more than the share theta of its error.
     real_XT: False at tokens that leave the memory unchanged; their outputs are arbitrary. They must be at the end.
         Default: all are real.
+    segment: tokens after which a new chunk begins, whatever is left of the last one. They divide T. Default: T.
+    write: without, the state that is returned is the one that was given.
     """
-    tokens = q_XTK.shape[1]
+    size, segment = q_XTK.shape[:2], segment or q_XTK.shape[1]
     target_XTV = v_XTV - k_XTK if residual else v_XTV
-    cut, cut_gates, real_XNT = into_chunks((q_XTK, k_XTK, target_XTV), gates, real_XT, min(chunk, tokens))
-    table = coefficients(cut_gates, bool(state.S), real_XNT)
-    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, True), state, *cut, table)
-    o_XTV = o_XNTV.flatten(1, 2)[:, :tokens]
-    scale_XT1 = None if scale_XNT1 is None else scale_XNT1.flatten(1, 2)[:, :tokens]
-    return Read(o_XTV + q_XTK if residual else o_XTV, new, scale_XT1)
+    parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
+    *cut, log_keep, log_eta, theta, real_XNT = parts
+    table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
+    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, *cut, table)
+
+    def whole(t_XNT: Tensor) -> Tensor:
+        return t_XNT.flatten(1, 2).unflatten(1, (size[1] // segment, -1))[:, :, :segment].flatten(1, 2)
+
+    o_XTV, scale_XT1 = whole(o_XNTV), None if scale_XNT1 is None else whole(scale_XNT1)
+    return Read(o_XTV + q_XTK if residual else o_XTV, state if new is None else new, scale_XT1)
 
 
-def into_chunks(
-    tensors: tuple[Tensor, ...], gates: Gates, real_XT: Tensor | None, chunk: int
-) -> tuple[list[Tensor], Gates, Tensor | None]:
-    """Tensors (X, T, ...), gates and mask cut to (X, N, chunk, ...), with tokens that are not real at the end."""
-    size = tensors[0].shape[:2]
-    if missing := -size[1] % chunk:
-        real_XT = torch.ones(size, dtype=torch.bool, device=tensors[0].device) if real_XT is None else real_XT
-        real_XT = F.pad(real_XT, (0, missing))
-        tensors = tuple(F.pad(t, (0, 0, 0, missing)) for t in tensors)
-        gates = Gates(*(F.pad(gate, (0, missing)) for gate in gates))
-    cut = [t.unflatten(1, (-1, chunk)) for t in tensors]
-    cut_gates = Gates(*(gate.unflatten(1, (-1, chunk)) for gate in gates))
-    return cut, cut_gates, None if real_XT is None else real_XT.unflatten(1, (-1, chunk))
+def into_chunks(tensors: tuple[Tensor, ...], real_XT: Tensor | None, segment: int, chunk: int) -> list[Any]:
+    """Tensors (X, T, ...) and the mask cut to (X, N, chunk, ...), with tokens that are not real behind every segment."""
+    missing = -segment % chunk
+    if missing and real_XT is None:
+        real_XT = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=tensors[0].device)
+
+    def cut(t_XT: Tensor) -> Tensor:
+        if missing:
+            t_XT = F.pad(t_XT.unflatten(1, (-1, segment)), (0, 0) * (t_XT.dim() - 2) + (0, missing)).flatten(1, 2)
+        return t_XT.unflatten(1, (-1, chunk))
+
+    return [*map(cut, tensors), None if real_XT is None else cut(real_XT)]

@@ -34,7 +34,11 @@ class Attention(nn.Module):
         return x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
     def keys_values(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        k_BTD, v_BTD = self.key_value(x_BTD).chunk(2, dim=-1)
+        return self.halves(self.key_value(x_BTD))
+
+    def halves(self, kv_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, T, K) from their channels side by side."""
+        k_BTD, v_BTD = kv_BTC.chunk(2, dim=-1)
         return self.split(k_BTD), self.split(v_BTD)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int, prefix_BPD: Tensor | None) -> Tensor:
@@ -59,16 +63,19 @@ class SegmentAttention(Attention):
     ``recalled`` has one row for each row, at the same position.
     """
 
-    def forward(self, x_BTD: Tensor, prefix_BPD: Tensor | None, recalled_BTD: Tensor | None = None) -> Tensor:
-        tokens = x_BTD.shape[1]
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device).tril()
-        k, v = self.keys_values(x_BTD)
+    def forward(
+        self, q_BTD: Tensor, kv_BTC: Tensor, prefix_BPD: Tensor | None, recalled_BTD: Tensor | None = None
+    ) -> Tensor:
+        """Output (B, T, D) of rows of which ``query`` and ``key_value`` are given."""
+        tokens = q_BTD.shape[1]
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BTD.device).tril()
+        k, v = self.halves(kv_BTC)
         k = rotate(k, self.head_width)
         if recalled_BTD is not None:
             recalled_k, recalled_v = self.keys_values(recalled_BTD)
             k, v = torch.cat([rotate(recalled_k, self.head_width), k], dim=2), torch.cat([recalled_v, v], dim=2)
             mask = torch.cat([mask, mask], dim=1)
-        y = self.attend(self.split(self.query(x_BTD)), k, v, mask, 0, prefix_BPD)
+        y = self.attend(self.split(q_BTD), k, v, mask, 0, prefix_BPD)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def attend_prefix(self, prefix_BPD: Tensor) -> Tensor:
@@ -154,15 +161,25 @@ class LMMLayer(nn.Module):
         self.memory = NeuralMemory(config)
         self.feed_forward = FeedForward(config) if config.ff_width else None
 
-    def forward(self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None = None, write: bool = True):
-        rows_BTD, new = self.mix(rows_BTD, state, mask_BT)
+    def forward(
+        self,
+        rows_BTD: Tensor,
+        state: Any,
+        mask_BT: Tensor | None = None,
+        write: bool = True,
+        segment: int | None = None,
+    ):
+        """segment: rows of each of several segments that are read one after the other; default: all rows are one."""
+        rows_BTD, new = self.mix(rows_BTD, state, mask_BT, segment, write)
         if self.feed_forward is not None:
             rows_BTD = rows_BTD + self.feed_forward(rows_BTD)
         return rows_BTD, new if write else state
 
-    def mix(self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None) -> tuple[Tensor, Any]:
-        """The layer without its feed-forward: rows and next state."""
-        out = self.memory(rows_BTD, state, mask_BT)
+    def mix(
+        self, rows_BTD: Tensor, state: Any, mask_BT: Tensor | None, segment: int | None = None, write: bool = True
+    ) -> tuple[Tensor, Any]:
+        """The layer without its feed-forward: rows, and the next state if it writes."""
+        out = self.memory(rows_BTD, state, mask_BT, segment=segment, write=write)
         return rows_BTD + out.out_BTD, out.state
 
     def empty_state(self, **options: Any) -> Any:
@@ -191,33 +208,63 @@ class MACLayer(LMMLayer):
     def first_state(self, **options: Any) -> MemoryState:
         return self.empty_state(**options)  # P is for attention
 
-    def mix(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
-        segments, outs = rows_BTD.split(self.config.window, dim=1), []
-        masks = [None] * len(segments) if mask_BT is None else mask_BT.split(self.config.window, dim=1)
-        for rows, mask in zip(segments, masks, strict=True):
-            out_BTD, state = self.segment(rows, state, mask)
-            outs.append(out_BTD)
-        return torch.cat(outs, dim=1), state
+    def mix(
+        self,
+        rows_BTD: Tensor,
+        state: MemoryState,
+        mask_BT: Tensor | None,
+        segment: int | None = None,
+        write: bool = True,
+    ) -> tuple[Tensor, MemoryState]:
+        """Rows by eq. 21 to 25, and the next state. What needs no state is done for all segments at once."""
+        c, x_BTD, tokens = self.config, self.norm(rows_BTD), rows_BTD.shape[1]
+        segment = segment or tokens
+        lengths = [min(c.window, segment - at) for at in range(0, segment, c.window)] * (tokens // segment)
+        projected = [self.attention.query(x_BTD), self.attention.key_value(x_BTD)]
+        if not c.long_tokens:
+            projected.append(self.memory.own_queries(x_BTD, state))
+        parts = zip(*(t.split(lengths, dim=1) for t in projected), strict=True)
+        masks = [None] * len(lengths) if mask_BT is None else mask_BT.split(lengths, dim=1)
+        attended, read = [], []
+        for i, (part, mask) in enumerate(zip(parts, masks, strict=True)):
+            y_BTD, o_BTD, state = self.segment(*part, state=state, mask_BT=mask, write=write or i + 1 < len(lengths))
+            attended.append(y_BTD)
+            read.append(o_BTD)
+        y_BTD, o_BTD = torch.cat(attended, dim=1), torch.cat(read, dim=1)
+        return rows_BTD + self.fusion(y_BTD, self.memory.output(o_BTD, self.memory.norm(y_BTD))), state
 
-    def segment(self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None) -> tuple[Tensor, MemoryState]:
-        """Rows (B, T, D) of one segment by eq. 21 to 25, and the next state."""
-        c, x_BTD = self.config, self.norm(rows_BTD)
-        prefix_BPD = self.prefix(state)
-        recalled_BTD = None if c.long_tokens else self.norm(self.memory.recall(x_BTD, state))  # eq. 21
-        y_BTD = self.attention(x_BTD, prefix_BPD, recalled_BTD)  # eq. 22 and 23
+    def segment(
+        self,
+        q_BTD: Tensor,
+        kv_BTC: Tensor,
+        asked_XTK: Tensor | None = None,
+        *,
+        state: MemoryState,
+        mask_BT: Tensor | None,
+        write: bool,
+    ) -> tuple[Tensor, Tensor, MemoryState]:
+        """Attention's output y, what the memory has read at y, both (B, T, D), and the next state.
+
+        q, kv: projections of the rows for attention. asked: those for the memory; default: ``long_tokens`` ask it.
+        """
+        c, prefix_BPD = self.config, self.prefix(state, q_BTD.dtype)
+        recalled_BTD = None
+        if asked_XTK is not None:
+            recalled_BTD = self.norm(self.memory.recall(asked_XTK, state, q_BTD.dtype))  # eq. 21
+        y_BTD = self.attention(q_BTD, kv_BTC, prefix_BPD, recalled_BTD)  # eq. 22 and 23
         if c.write_prefix and prefix_BPD is not None:
             real_BP = None if mask_BT is None else mask_BT.any(1, keepdim=True).expand(-1, prefix_BPD.shape[1])
             state = self.memory(self.attention.attend_prefix(prefix_BPD), state, real_BP).state
-        out = self.memory(y_BTD, state, mask_BT, c.causal_read)  # eq. 24 and the right side of 25
-        return rows_BTD + self.fusion(y_BTD, out.out_BTD), out.state
+        out = self.memory(y_BTD, state, mask_BT, c.causal_read, write=write, project=False)  # eq. 24, 25
+        return y_BTD, out.out_BTD, out.state
 
-    def prefix(self, state: MemoryState) -> Tensor | None:
+    def prefix(self, state: MemoryState, dtype: torch.dtype) -> Tensor | None:
         """[P; recalls of the learned queries], (B, P, D); None if there are neither."""
         batch = len(state.conv_BJC)
         parts = [] if self.persistent_1PD is None else [self.norm(self.persistent_1PD)]
         if self.long_1PD is not None:
-            queries_BPD = self.norm(self.long_1PD).expand(batch, -1, -1)
-            parts.append(self.norm(self.memory.recall(queries_BPD, state)))
+            asked_XPK = self.memory.own_queries(self.norm(self.long_1PD).expand(batch, -1, -1), state)
+            parts.append(self.norm(self.memory.recall(asked_XPK, state, dtype)))
         return torch.cat([part.expand(batch, -1, -1) for part in parts], dim=1) if parts else None
 
 
@@ -259,17 +306,31 @@ class MAGLayer(HybridLayer):
         memory = self.memory(self.persistent_1PD, state.memory).state
         return HybridState(memory, state.window)  # attention sees P anyway
 
-    def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
+    def mix(
+        self,
+        rows_BTD: Tensor,
+        state: HybridState,
+        mask_BT: Tensor | None,
+        segment: int | None = None,
+        write: bool = True,
+    ) -> tuple[Tensor, HybridState]:
         y_BTD, window = self.attend(rows_BTD, state.window, mask_BT, self.persistent_1PD)  # eq. 27
-        out = self.memory(rows_BTD, state.memory, mask_BT)
+        out = self.memory(rows_BTD, state.memory, mask_BT, segment=segment, write=write)
         return rows_BTD + self.fusion(y_BTD, out.out_BTD), HybridState(out.state, window)  # eq. 28
 
 
 class MALLayer(HybridLayer):
     """The memory, then attention over a window of its output (section 4.3)."""
 
-    def mix(self, rows_BTD: Tensor, state: HybridState, mask_BT: Tensor | None) -> tuple[Tensor, HybridState]:
-        out = self.memory(rows_BTD, state.memory, mask_BT)
+    def mix(
+        self,
+        rows_BTD: Tensor,
+        state: HybridState,
+        mask_BT: Tensor | None,
+        segment: int | None = None,
+        write: bool = True,
+    ) -> tuple[Tensor, HybridState]:
+        out = self.memory(rows_BTD, state.memory, mask_BT, segment=segment, write=write)
         rows_BTD = rows_BTD + out.out_BTD  # eq. 30
         y_BTD, window = self.attend(rows_BTD, state.window, mask_BT)  # eq. 31
         return rows_BTD + y_BTD, HybridState(out.state, window)

@@ -35,6 +35,7 @@ Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,8 +44,25 @@ from torch import Tensor, nn
 from lit_memory.models.parts import RMSNorm
 from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
-from lit_memory.recurrence import Diagnosed, Look, NoWeightDecay, Visible, map_state, state_options, unroll
+from lit_memory.models.token_recurrent import (
+    Stack,
+    TokenRecurrent,
+    TokenRecurrentConfig,
+    in_order,
+    joined,
+    real_first,
+)
+from lit_memory.recurrence import (
+    Diagnosed,
+    LayerMajor,
+    Look,
+    NoWeightDecay,
+    Visible,
+    detach,
+    map_state,
+    state_options,
+    unroll,
+)
 from lit_memory.util.checks import FieldError, at_least, one_of
 
 
@@ -141,7 +159,7 @@ class AttentionConfig(TitansConfig):
             )
 
 
-class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
+class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     """Shared base of the four models: the stack of layers, the initial state and the diagnostics."""
 
     visible = ("norm", "gates")
@@ -166,6 +184,23 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
         return tuple(
             map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
         )
+
+    def refuses_layer_major(self):
+        return None
+
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        total, found = len(rows_SBRD), []
+        for begin, end in pairwise(sorted({0, *cuts, total})):
+            state = detach(state) if begin in cuts else state
+            if mask_SBT is None:
+                rows_BTD, state = layer(joined(rows_SBRD[begin:end]), state, segment=rows_SBRD.shape[2])
+                found.append(rows_BTD.unflatten(1, (end - begin, -1)).transpose(0, 1))
+                continue
+            for rows_BRD, mask_BT in zip(rows_SBRD[begin:end], mask_SBT[begin:end], strict=True):
+                order_BT = real_first(mask_BT)
+                rows_BRD, state = layer(in_order(rows_BRD, order_BT), state, in_order(mask_BT, order_BT))
+                found.append(in_order(rows_BRD, order_BT.argsort(1)).unsqueeze(0))
+        return torch.cat(found)[total - keep :], state
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if not ids_BT.shape[1]:
