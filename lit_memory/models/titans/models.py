@@ -189,17 +189,17 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         return None
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
-        total, found = len(rows_SBRD), []
+        total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
         for begin, end in pairwise(sorted({0, *cuts, total})):
-            state = detach(state) if begin in cuts else state
-            if mask_SBT is None:
-                rows_BTD, state = layer(joined(rows_SBRD[begin:end]), state, segment=rows_SBRD.shape[2])
-                found.append(rows_BTD.unflatten(1, (end - begin, -1)).transpose(0, 1))
-                continue
-            for rows_BRD, mask_BT in zip(rows_SBRD[begin:end], mask_SBT[begin:end], strict=True):
-                order_BT = real_first(mask_BT)
-                rows_BRD, state = layer(in_order(rows_BRD, order_BT), state, in_order(mask_BT, order_BT))
-                found.append(in_order(rows_BRD, order_BT.argsort(1)).unsqueeze(0))
+            state, rows = detach(state) if begin in cuts else state, rows_SBRD[begin:end]
+            if mask_SBT is not None:
+                rows, state = one_by_one(layer, rows, state, mask_SBT[begin:end])
+            elif keep:
+                rows_BTD, state = layer(joined(rows), state, segment=segment)
+                rows = rows_BTD.unflatten(1, (end - begin, -1)).transpose(0, 1)
+            else:
+                state = layer.mix(joined(rows), state, None, segment)[1]
+            found.append(rows)
         return torch.cat(found)[total - keep :], state
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
@@ -231,6 +231,16 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         names = [*["alpha"] * c.forget, *["eta"] * c.momentum, "theta"]
         gates = {name: tuple(of_layer[name] for of_layer in found) for name in names}
         return Look(self.parts(new), (), gates), new
+
+
+def one_by_one(layer: LMMLayer, rows_SBRD: Tensor, state: Any, mask_SBT: Tensor) -> tuple[Tensor, Any]:
+    """Rows and state of a layer that reads segments with padding, which would stand between them as one sequence."""
+    found = []
+    for rows_BRD, mask_BR in zip(rows_SBRD, mask_SBT, strict=True):
+        order_BR = real_first(mask_BR)
+        rows_BRD, state = layer(in_order(rows_BRD, order_BR), state, in_order(mask_BR, order_BR))
+        found.append(in_order(rows_BRD, order_BR.argsort(1)))
+    return torch.stack(found), state
 
 
 class LMM(Titans):
