@@ -54,9 +54,9 @@ class Layer(NamedTuple):
     """The layer's part of the state."""
     a_XTI: Tensor
     """Inputs of the keys."""
-    z_XTO: Tensor | None
+    z_XTO: Any
     """What the layer makes of them."""
-    t_XTO: Tensor | None
+    t_XTO: Any
     """The gradient of the inner loss behind the activation."""
     g_XTO: Tensor
     """The gradient in front of it."""

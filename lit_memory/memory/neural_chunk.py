@@ -113,9 +113,9 @@ def by_chunk(
     size, segment = q_XTK.shape[:2], segment or q_XTK.shape[1]
     target_XTV = v_XTV - k_XTK if residual else v_XTV
     parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
-    *cut, log_keep, log_eta, theta, real_XNT = parts
+    q, k, target, log_keep, log_eta, theta, real_XNT = parts
     table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
-    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, *cut, table)
+    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, q, k, target, table)
 
     def whole(t_XNT: Tensor) -> Tensor:
         return t_XNT.flatten(1, 2).unflatten(1, (size[1] // segment, -1))[:, :, :segment].flatten(1, 2)

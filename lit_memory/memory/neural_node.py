@@ -27,11 +27,12 @@ from lit_memory.memory.neural_by_hand import Coefficients, Layer, one_chunk, one
 
 class Form(NamedTuple):
     """activation: "silu" or "gelu". normalized: steps are shortened by ``shortening``. write: without, the last chunk
-    leaves no state, which is then None."""
+    leaves no state, which is then None. keep: a backward pass may follow."""
 
     activation: str
     normalized: bool
     write: bool
+    keep: bool = True
 
 
 class Passed(NamedTuple):
@@ -48,6 +49,7 @@ def chunks(
     """The chunks one after the other, by (8) and (9). target: values, less the keys where M(x) has the residual x."""
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return plain_chunks(form, state, q_XNTK, k_XNTK, target_XNTV, table)
+    form = form._replace(keep=torch.is_grad_enabled())
     o_XNTV, scale_XNT1, *weights = _Chunks.apply(form, q_XNTK, k_XNTK, target_XNTV, *table, *state.M, *state.S)
     depth = len(state.M)
     new = NeuralState(tuple(weights[:depth]), tuple(weights[depth:])) if form.write else None
@@ -69,16 +71,13 @@ def plain_chunks(
         parts = [list(layer) for layer in zip(*filter(None, state), strict=True)]
         for layer, (V, a, h) in enumerate(zip(parts, inputs, grads, strict=True)):
             x = ACTIVATIONS[form.activation].function(x) if layer else x
-            read_V = [read[..., j : j + 1] * (x @ part) for j, part in enumerate(V)]
-            new.append(
-                [
-                    sum(carry[:, i, j, None, None] * part for j, part in enumerate(V))
-                    + (a * write[..., i : i + 1]).mT @ h
-                    for i in range(len(V))
-                ]
-            )
+            read_V = [weight * (x @ part) for weight, part in zip(read.split(1, -1), V, strict=True)]
             x = sum(read_V) + ((x @ a.mT) * inside) @ h
-        state = NeuralState(*(tuple(part) for part in zip(*new, strict=True)), *(() if state.S else [()]))
+            written = [(a * weight).mT @ h for weight in write.split(1, -1)]
+            carried = (carry[:, :, :, None, None] * torch.stack(V, 1).unsqueeze(1)).sum(2).unbind(1)
+            new.append([old + step for old, step in zip(carried, written, strict=True)])
+        M, *S = zip(*new, strict=True)
+        state = NeuralState(M, *(S or [()]))
         outputs.append(x)
     scale_XNT1 = torch.stack(scales, 1) if form.normalized else None
     return Passed(torch.stack(outputs, 1), state if form.write else None, scale_XNT1)
@@ -97,7 +96,7 @@ class _Chunks(torch.autograd.Function):
         tokens = zip(q.unbind(1), k.unbind(1), target.unbind(1), strict=True)
         for n, (row, chunk) in enumerate(zip(rows, tokens, strict=True)):
             scale, layers, V = one_chunk(act, form.normalized, V, *chunk, row, form.write or n + 1 < len(rows))
-            kept += [t for layer in layers for t in layer]
+            kept += [t for layer in layers for t in layer if form.keep]
             outputs.append(layers[-1].y_XTO)
             scales.append(scale)
         ctx.form, ctx.depth = form, depth
@@ -113,15 +112,17 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None):
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
-        parts = ctx.saved_tensors[3].shape[-1]
-        count = 7 + ctx.depth * parts
-        inputs, scale, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count], ctx.saved_tensors[count + 1 :]
+        saved, depth = ctx.saved_tensors, ctx.depth
+        parts = saved[3].shape[-1]
+        count = 7 + depth * parts
+        inputs, scale, kept = saved[:count], saved[count], saved[count + 1 :]
         if torch.is_grad_enabled():  # this pass is to be differentiated itself
-            return None, *differentiable_backward(ctx.form, ctx.depth, inputs, ctx.needs_input_grad[1:], grads)
+            return None, *differentiable_backward(ctx.form, depth, inputs, ctx.needs_input_grad[1:], grads)
         size, act = len(Layer._fields), ACTIVATIONS[ctx.form.activation]
         layers = [Layer(*kept[at : at + size]) for at in range(0, len(kept), size)]
-        chunks = [layers[at : at + ctx.depth] for at in range(0, len(layers), ctx.depth)]
-        dV, table = state_grads(chunks[0], grads[2:]), Coefficients(*inputs[3:7])
+        chunks: list[Any] = [layers[at : at + depth] for at in range(0, len(layers), depth)]
+        dV: list[Any] = state_grads(chunks[0], grads[2:])
+        table = Coefficients(*inputs[3:7])
         dtable = [torch.zeros_like(t) for t in table]
         drows = list(zip(*(t.unbind(1) for t in dtable), strict=True))
         dys = [None] * len(chunks) if grads[0] is None else grads[0].unbind(1)
@@ -148,7 +149,8 @@ def differentiable_backward(
 ) -> list[Tensor | None]:
     """The gradients of the inputs that are wanted, through ``plain_chunks``, with a graph."""
     state = NeuralState(inputs[7 : 7 + depth], inputs[7 + depth :])
-    passed = plain_chunks(form, state, *inputs[:3], Coefficients(*inputs[3:7]))
+    q, k, target, *table = inputs[:7]
+    passed = plain_chunks(form, state, q, k, target, Coefficients(*table))
     outputs = [passed.o_XNTV, *(() if passed.state is None else (*passed.state.M, *passed.state.S))]
     pairs = [(o, g) for o, g in zip(outputs, (grads[0], *grads[2:]), strict=True) if g is not None]
     leaves = [t for t, one in zip(inputs, wanted, strict=True) if one]
