@@ -15,6 +15,9 @@ product of the gates g of the tokens j+1..t, and from the start of the chunk for
 
 (7) beta_t = R(1 - alpha)_t0,  mu_t = R(eta)_t0,  c_tj = R(eta)_tj theta_j,  f = R(1 - alpha) mu,  G = R(1 - alpha) c
 
+``coefficients`` computes (7) for all chunks at once, in the form that (5) and (6) have in ``neural_node.py``, which
+goes from chunk to chunk.
+
 Shape suffixes: X samples times heads, N chunks, T tokens (of a chunk, or of all), K width of keys and queries, V width
 of values, I and O inputs and outputs of a layer of the memory.
 """

@@ -186,7 +186,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         )
 
     def refuses_layer_major(self):
-        return None
+        return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
