@@ -63,7 +63,7 @@ from lit_memory.recurrence import (
     state_options,
     unroll,
 )
-from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 
 
 @dataclass
@@ -123,6 +123,7 @@ class TitansConfig(TokenRecurrentConfig):
         super().__post_init__()
         one_of(self)
         at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
+        check_layers(self, "memory_depth")
         at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:
