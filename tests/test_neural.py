@@ -175,10 +175,10 @@ def test_coefficients(real):
                     M = (1 - alpha[x, 0, t]) * M + S
                 rows.append(M)
             M = torch.stack(rows)
-            expected = [M[:, :1], M[:, 2:], M[:, 1:2], S[1:2, None], S[2:, None]]
-            present = [part[x, 0] for part in found if part is not None]
-            assert len(present) == (5 if momentum else 2)
-            assert close(present, expected[: len(present)], 1e-12)
+            parts = 1 + momentum
+            carry = torch.stack([M[-1, :2], S[:2]])[:parts, :parts]
+            expected = [M[:, :parts], M[:, 2:], torch.stack([M[-1, 2:], S[2:]], 1)[:, :parts], carry]
+            assert close([part[x, 0] for part in found], expected, 1e-12)
 
 
 def test_delta():
@@ -325,6 +325,43 @@ def test_padding():
             assert close([W[one] for W in (*padded.state.M, *padded.state.S)], [*alone.state.M, *alone.state.S], 1e-12)
 
 
+@pytest.mark.parametrize("momentum", [True, False])
+@pytest.mark.parametrize(("segment", "chunk"), [(4, 4), (5, 2), (2, 9), (1, 3)])
+def test_segments(momentum, segment, chunk):
+    """Several segments in one call are the calls one after the other: values, state and all gradients. Without
+    ``write`` the outputs are the same, and the state is the one that was given."""
+    leaves = draw(2, 20, momentum)
+
+    def apart(state, q, k, v, gates, chunk, **options):
+        outputs = []
+        for part in zip(*(t.split(segment, dim=1) for t in (q, k, v, *gates)), strict=True):
+            read = by_chunk(state, *part[:3], Gates(*part[3:]), chunk, **options)
+            state = read.state
+            outputs.append(read.o_XTV)
+        return read._replace(o_XTV=torch.cat(outputs, 1), state=state)
+
+    (values, grads), (slow, slow_grads) = (
+        outcome(form, leaves, chunk, normalized=True, **options)
+        for form, options in ((by_chunk, {"segment": segment}), (apart, {}))
+    )
+    assert close(values, slow, 1e-12) and close(grads, slow_grads, 1e-11)
+    assert not close(values[:1], run(by_chunk, leaves, chunk + segment, normalized=True)[:1])
+    reading = run(by_chunk, leaves, chunk, normalized=True, segment=segment, write=False)
+    assert torch.equal(reading[0], values[0])
+    assert all(a is b for a, b in zip(reading[1:], [*leaves["M"], *leaves["S"]], strict=True))
+
+
+@pytest.mark.parametrize("wanted", [["o"], ["M"], ["S"]], ids=str)
+def test_gradients_of_some_results(wanted):
+    """Where a loss sees the outputs, the weights or the momentum alone, what it does not see has no gradient."""
+    leaves, found = draw(2, 7), []
+    for form in (by_chunk, by_token):
+        o, *state = run(form, leaves, 3, normalized=True)
+        seen = {"o": [o], "M": state[:2], "S": state[2:3]}[wanted[0]]
+        found.append(torch.autograd.grad(weighted(seen), flat(leaves), materialize_grads=True))
+    assert close(*found)
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_needs_no_autograd(mode):
     """The inner gradients are formulas: the same values where autograd is off."""
@@ -418,8 +455,8 @@ def chunk_map(alpha, eta, theta, hit):
         torch.full((1, 1, T), eta, dtype=torch.float64).log(),
         theta * hit[None, None],
     )
-    beta, minus_G, f, mu, minus_c = (part[0, 0] for part in coefficients(gates, True))
-    return torch.tensor([[beta[-1] + minus_G[-1].sum(), f[-1]], [minus_c.sum(), mu]])
+    _, _, write, carry = (part[0, 0] for part in coefficients(gates, True))
+    return carry + F.pad(write.sum(0)[:, None], (0, 1))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 16, 64])

@@ -38,7 +38,7 @@ NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", nam
 
 def close(a, b, tol):
     """Two tensors, or two states, agree to ``tol`` times the largest value of each tensor."""
-    pairs = zip(state_tensors(a), state_tensors(b), strict=True)
+    pairs = zip(*([t.double() for t in state_tensors(state)] for state in (a, b)), strict=True)
     return all(x.shape == y.shape and (x - y).abs().max() <= tol * y.abs().max() for x, y in pairs if y.numel())
 
 

@@ -36,7 +36,7 @@ outputs of a layer of the memory.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,22 +64,43 @@ def silu_slope(z: Tensor) -> Tensor:
     return s * (1 + z * (1 - s))
 
 
+def silu_curve(z: Tensor) -> Tensor:
+    """The second derivative of silu."""
+    s = z.sigmoid()
+    rest = 1 - s
+    return (rest - s).mul_(z).add_(2).mul_(rest).mul_(s)
+
+
 def gelu_slope(z: Tensor) -> Tensor:
     """d gelu(z) / dz."""
     return torch.special.ndtr(z) + z * torch.exp(-0.5 * z.square()) * 0.3989422804014327  # 1 / sqrt(2 pi)
 
 
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "silu": (F.silu, silu_slope),
-    "gelu": (F.gelu, gelu_slope),
+def gelu_curve(z: Tensor) -> Tensor:
+    """The second derivative of gelu."""
+    square = z.square()
+    return torch.exp(-0.5 * square) * (2 - square) * 0.3989422804014327
+
+
+class Activation(NamedTuple):
+    """Activation of the memory: the function, its derivative, that times another tensor, and its second derivative."""
+
+    function: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+    """(dy, z) -> dy times the derivative at z, as one operation, which cannot be differentiated."""
+    curve: Callable[[Tensor], Tensor]
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": Activation(F.silu, silu_slope, torch.ops.aten.silu_backward, silu_curve),
+    "gelu": Activation(F.gelu, gelu_slope, torch.ops.aten.gelu_backward, gelu_curve),
 }
-"""Activation of the memory -> the function and its derivative."""
 
 
 def recall(M: tuple[Tensor, ...], x_XTK: Tensor, activation: str = "silu", residual: bool = False) -> Tensor:
     """M(x), (X, T, V)."""
-    act, _ = ACTIVATIONS[activation]
-    h = x_XTK
+    act, h = ACTIVATIONS[activation].function, x_XTK
     for W_XIO in M[:-1]:
         h = act(h @ W_XIO)
     return h @ M[-1] + x_XTK if residual else h @ M[-1]
@@ -89,7 +110,7 @@ def surprise(
     M: tuple[Tensor, ...], k_XTK: Tensor, v_XTV: Tensor, activation: str = "silu", residual: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(1) in closed form: a (X, T, I) and g (X, T, O) of every layer; u_t of the layer is their outer product."""
-    act, slope = ACTIVATIONS[activation]
+    act, slope, *_ = ACTIVATIONS[activation]
     inputs, slopes = [k_XTK], []
     for W_XIO in M[:-1]:
         z = torch.bmm(inputs[-1], W_XIO)
@@ -102,39 +123,11 @@ def surprise(
     return inputs, grads[::-1]
 
 
-class _Shortening(torch.autograd.Function):
-    """1 / max(1, rho_t), (X, T, 1), of a and then g of all layers, as one node. The backward may be differentiated."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def squares(factors: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """|a|^2 and |g|^2 of every layer, and that of the error; above 0, as without an error there is no step."""
-        squares = [torch.linalg.vecdot(x, x).unsqueeze(-1) for x in factors]
-        return squares[: len(squares) // 2], squares[len(squares) // 2 :], squares[-1] + 1e-20
-
-    @staticmethod
-    def forward(*factors: Tensor) -> Tensor:
-        of_a, of_g, of_error = _Shortening.squares(factors)
-        of_u = torch.stack([a * g for a, g in zip(of_a, of_g, strict=True)]).sum(0)
-        return of_u.div_(of_error).clamp(min=1).reciprocal()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        *factors, scale = ctx.saved_tensors
-        of_a, of_g, of_error = _Shortening.squares(tuple(factors))
-        weight = torch.where(scale < 1, -2 * grads[0] * scale.square(), 0) / of_error
-        of_a[-1] = of_a[-1] - scale.reciprocal()  # rho has the error as its denominator
-        return tuple(x * (weight * other) for x, other in zip(factors, [*of_g, *of_a], strict=True))
-
-
 def shortening(inputs: list[Tensor], grads: list[Tensor]) -> Tensor:
     """The factor of ``normalized`` for every u_t: 1 / max(1, rho_t), (X, T, 1). |u_t|^2 sums over all layers."""
-    return _Shortening.apply(*inputs, *grads)
+    of_a, of_g = ([torch.linalg.vecdot(x, x).unsqueeze(-1) for x in factors] for factors in (inputs, grads))
+    of_u = torch.stack([a * g for a, g in zip(of_a, of_g, strict=True)]).sum(0)
+    return (of_u / (of_g[-1] + 1e-20)).clamp(min=1).reciprocal()  # without an error there is no step
 
 
 class Read(NamedTuple):

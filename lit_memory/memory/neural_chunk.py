@@ -15,17 +15,22 @@ product of the gates g of the tokens j+1..t, and from the start of the chunk for
 
 (7) beta_t = R(1 - alpha)_t0,  mu_t = R(eta)_t0,  c_tj = R(eta)_tj theta_j,  f = R(1 - alpha) mu,  G = R(1 - alpha) c
 
+``coefficients`` computes (7) for all chunks at once, in the form that (5) and (6) have in ``neural_node.py``, which
+goes from chunk to chunk.
+
 Shape suffixes: X samples times heads, N chunks, T tokens (of a chunk, or of all), K width of keys and queries, V width
 of values, I and O inputs and outputs of a layer of the memory.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_memory.memory.neural import ACTIVATIONS, Gates, NeuralState, Read, shortening, surprise
+from lit_memory.memory.neural import Gates, NeuralState, Read
+from lit_memory.memory.neural_by_hand import Coefficients
+from lit_memory.memory.neural_node import Form, chunks
 
 FLOOR = -800.0
 """Smallest logarithm of a gate: its exponential is 0 in every precision."""
@@ -62,106 +67,24 @@ def products(log_XNT: Tensor) -> tuple[Tensor, Tensor]:
     return _Ratios.apply(sums, log_XNT.dtype), sums.to(log_XNT.dtype).exp().unsqueeze(-1)
 
 
-class Coefficients(NamedTuple):
-    """Coefficients of (5) and (6) for every token t; minus signs are included.
-
-    mu and minus_c are those of the last token, as S_t is needed there alone. f, mu and minus_c are None without
-    momentum. The shapes are those of N chunks; ``chunks`` leaves N out.
-    """
-
-    beta_XNT1: Tensor
-    minus_G_XNTT: Tensor
-    f_XNT1: Tensor | None = None
-    mu_XN11: Tensor | None = None
-    minus_c_XNT1: Tensor | None = None
-
-    def chunks(self) -> list[Self]:
-        """The coefficients of every chunk."""
-        count = self.beta_XNT1.shape[1]
-        parts = [[None] * count if t is None else t.unbind(1) for t in self]
-        return [type(self)(*chunk) for chunk in zip(*parts, strict=True)]
-
-    def scaled(self, scale_XT1: Tensor) -> Self:
-        """The coefficients of one chunk whose u_t are multiplied by these factors."""
-        minus_c = None if self.minus_c_XNT1 is None else self.minus_c_XNT1 * scale_XT1
-        return self._replace(minus_G_XNTT=self.minus_G_XNTT * scale_XT1.mT, minus_c_XNT1=minus_c)
-
-
 def coefficients(gates: Gates, momentum: bool, real_XNT: Tensor | None = None) -> Coefficients:
     """(7) from gates (X, N, T). ``real_XNT``: False at tokens that leave M and S unchanged; default: all are real."""
     log_keep, log_eta, theta = gates if real_XNT is None else (gate.masked_fill(~real_XNT, 0) for gate in gates)
-    keep_XNTT, beta_XNT1 = products(log_keep)
     minus_theta = -theta.unsqueeze(-2)
     if not momentum:
-        return Coefficients(beta_XNT1, keep_XNTT * minus_theta)
-    eta_XNTT, mu_XNT1 = products(log_eta)
+        keep_XNTT, beta_XNT1 = products(log_keep)
+        minus_G_XNTT = keep_XNTT * minus_theta
+        return Coefficients(beta_XNT1, minus_G_XNTT, minus_G_XNTT[..., -1:, :].mT, beta_XNT1[..., -1:, :])
+    ratios, firsts = products(torch.stack([log_keep, log_eta]))  # both at once: half the operations
+    (keep_XNTT, eta_XNTT), (beta_XNT1, mu_XNT1) = ratios.unbind(), firsts.unbind()
     if real_XNT is not None:
         keep_XNTT = keep_XNTT * real_XNT.unsqueeze(-2)  # M takes S in at real tokens only
     minus_G_XNTT = (keep_XNTT @ eta_XNTT) * minus_theta
-    minus_c_XNT1 = (eta_XNTT[..., -1:, :] * minus_theta).mT
-    return Coefficients(beta_XNT1, minus_G_XNTT, keep_XNTT @ mu_XNT1, mu_XNT1[..., -1:, :], minus_c_XNT1)
-
-
-class _ReadAndWrite(torch.autograd.Function):
-    """One layer on one chunk as one node of the graph: less time and half the memory of the plain operations.
-
-    (M, S, x, a, g, *coefficients) -> (x M_t of the queries x (6), M and S after the last token (5), and x a^T). S and
-    its three coefficients may be None. The backward may be differentiated.
-    """
-
-    @staticmethod
-    def forward(M, S, x, a, g, beta, minus_G, f, mu, minus_c):
-        y = torch.bmm(x, M).mul_(beta)
-        M = M * beta[:, -1:]
-        if S is not None:
-            y.addcmul_(torch.bmm(x, S), f)
-            M.addcmul_(S, f[:, -1:])
-            S = (S * mu).baddbmm_(a.mT, g * minus_c)
-        scores = torch.bmm(x, a.mT)
-        y.baddbmm_(scores * minus_G, g)
-        return y, M.baddbmm_(a.mT, g * minus_G[:, -1].unsqueeze(-1)), S, scores
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs, output[3])
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor):
-        M, S, x, a, g, beta, minus_G, f, mu, minus_c, scores = ctx.saved_tensors
-        dy, dM_new, dS_new, dscores = outputs
-        last = minus_G[:, -1].unsqueeze(-1)  # the last token's row makes the new M
-        dread = torch.bmm(dy, g.mT)
-        dscores, dG = torch.addcmul(dscores, dread, minus_G), dread * scores
-        xdM, adM = torch.bmm(dy, M.mT), torch.bmm(a, dM_new)
-        dx = (xdM * beta).baddbmm_(dscores, a)
-        dM = (dM_new * beta[:, -1:]).baddbmm_(x.mT, dy * beta)
-        da = torch.bmm(dscores.mT, x).baddbmm_(g * last, dM_new.mT)
-        dg = (adM * last).baddbmm_((scores * minus_G).mT, dy)
-        dbeta = (x * xdM).sum(-1, keepdim=True)
-        dbeta[:, -1:] += (M * dM_new).sum((1, 2), keepdim=True)
-        dG[:, -1] += (g * adM).sum(-1)
-        if S is None:
-            return dM, None, dx, da, dg, dbeta, dG, None, None, None
-        xdS, adS = torch.bmm(dy, S.mT), torch.bmm(a, dS_new)
-        dx.addcmul_(xdS, f)
-        dS = (dM_new * f[:, -1:]).addcmul_(dS_new, mu).baddbmm_(x.mT, dy * f)
-        da.baddbmm_(g * minus_c, dS_new.mT)
-        dg.addcmul_(adS, minus_c)
-        df = (x * xdS).sum(-1, keepdim=True)
-        df[:, -1:] += (S * dM_new).sum((1, 2), keepdim=True)
-        dmu, dc = (S * dS_new).sum((1, 2), keepdim=True), (g * adS).sum(-1, keepdim=True)
-        return dM, dS, dx, da, dg, dbeta, dG, df, dmu, dc
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None):
-        """A further batch dimension is more samples, as functorch has no rule for the operations in place."""
-        groups = [
-            t if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(inputs, in_dims, strict=True)
-        ]
-        outputs = _ReadAndWrite.apply(*(None if t is None else t.flatten(0, 1) for t in groups))
-        outputs = tuple(None if t is None else t.unflatten(0, (info.batch_size, -1)) for t in outputs)
-        return outputs, tuple(None if t is None else 0 for t in outputs)
+    minus_c_XN1T = eta_XNTT[..., -1:, :] * minus_theta
+    read_XNTJ = torch.cat([beta_XNT1, keep_XNTT @ mu_XNT1], dim=-1)
+    write_XNTJ = torch.cat([minus_G_XNTT[..., -1:, :], minus_c_XN1T], dim=-2).mT
+    last_mu = F.pad(mu_XNT1[..., -1:, :], (1, 0))  # S takes nothing of M in
+    return Coefficients(read_XNTJ, minus_G_XNTT, write_XNTJ, torch.cat([read_XNTJ[..., -1:, :], last_mu], dim=-2))
 
 
 def by_chunk(
@@ -176,6 +99,8 @@ def by_chunk(
     residual: bool = False,
     normalized: bool = False,
     real_XT: Tensor | None = None,
+    segment: int | None = None,
+    write: bool = True,
 ) -> Read:
     """(1) to (4) chunk by chunk, by (5) and (6), from a state and the gates of every token.
 
@@ -185,54 +110,32 @@ def by_chunk(
     normalized: no step corrects more than the share theta of its error.
     real_XT: False at tokens that leave the memory unchanged; their outputs are arbitrary. They must be at the end.
         Default: all are real.
+    segment: tokens after which a new chunk begins, whatever is left of the last one. They divide T. Default: T.
+    write: without, the state that is returned is the one that was given.
     """
-    tokens = q_XTK.shape[1]
-    cut, cut_gates, real_XNT = into_chunks((q_XTK, k_XTK, v_XTV), gates, real_XT, min(chunk, tokens))
-    table = coefficients(cut_gates, bool(state.S), real_XNT)
-    outputs, scales = [], []
-    for q, k, v, row in zip(*(t.unbind(1) for t in cut), table.chunks(), strict=True):
-        output, state, scale = one_chunk(state, q, k, v, row, activation, residual, normalized)
-        outputs.append(output)
-        scales.append(scale)
-    scale_XT1 = torch.cat(scales, dim=1)[:, :tokens] if normalized else None
-    return Read(torch.cat(outputs, dim=1)[:, :tokens], state, scale_XT1)
+    size, segment = q_XTK.shape[:2], segment or q_XTK.shape[1]
+    target_XTV = v_XTV - k_XTK if residual else v_XTV
+    parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
+    q, k, target, log_keep, log_eta, theta, real_XNT = parts
+    table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
+    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, q, k, target, table)
+
+    def whole(t_XNT: Tensor) -> Tensor:
+        return t_XNT.flatten(1, 2).unflatten(1, (size[1] // segment, -1))[:, :, :segment].flatten(1, 2)
+
+    o_XTV, scale_XT1 = whole(o_XNTV), None if scale_XNT1 is None else whole(scale_XNT1)
+    return Read(o_XTV + q_XTK if residual else o_XTV, state if new is None else new, scale_XT1)
 
 
-def into_chunks(
-    tensors: tuple[Tensor, ...], gates: Gates, real_XT: Tensor | None, chunk: int
-) -> tuple[list[Tensor], Gates, Tensor | None]:
-    """Tensors (X, T, ...), gates and mask cut to (X, N, chunk, ...), with tokens that are not real at the end."""
-    size = tensors[0].shape[:2]
-    if missing := -size[1] % chunk:
-        real_XT = torch.ones(size, dtype=torch.bool, device=tensors[0].device) if real_XT is None else real_XT
-        real_XT = F.pad(real_XT, (0, missing))
-        tensors = tuple(F.pad(t, (0, 0, 0, missing)) for t in tensors)
-        gates = Gates(*(F.pad(gate, (0, missing)) for gate in gates))
-    cut = [t.unflatten(1, (-1, chunk)) for t in tensors]
-    cut_gates = Gates(*(gate.unflatten(1, (-1, chunk)) for gate in gates))
-    return cut, cut_gates, None if real_XT is None else real_XT.unflatten(1, (-1, chunk))
+def into_chunks(tensors: tuple[Tensor, ...], real_XT: Tensor | None, segment: int, chunk: int) -> list[Any]:
+    """Tensors (X, T, ...) and the mask as (X, N, chunk, ...), with tokens behind every segment that are not real."""
+    missing = -segment % chunk
+    if missing and real_XT is None:
+        real_XT = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=tensors[0].device)
 
+    def cut(t_XT: Tensor) -> Tensor:
+        if missing:
+            t_XT = F.pad(t_XT.unflatten(1, (-1, segment)), (0, 0) * (t_XT.dim() - 2) + (0, missing)).flatten(1, 2)
+        return t_XT.unflatten(1, (-1, chunk))
 
-def one_chunk(
-    state: NeuralState,
-    q_XTK: Tensor,
-    k_XTK: Tensor,
-    v_XTV: Tensor,
-    row: Coefficients,
-    activation: str,
-    residual: bool,
-    normalized: bool,
-) -> Read:
-    """``by_chunk`` of one chunk with its coefficients."""
-    inputs, grads = surprise(state.M, k_XTK, v_XTV, activation, residual)
-    scale_XT1 = shortening(inputs, grads) if normalized else None
-    if scale_XT1 is not None:
-        row = row.scaled(scale_XT1)
-    act, x, M, S = ACTIVATIONS[activation][0], q_XTK, [], []
-    for layer, (W, a, g) in enumerate(zip(state.M, inputs, grads, strict=True)):
-        momentum = state.S[layer] if state.S else None
-        x, new_W, new_momentum, _ = _ReadAndWrite.apply(W, momentum, act(x) if layer else x, a, g, *row)
-        M.append(new_W)
-        if new_momentum is not None:
-            S.append(new_momentum)
-    return Read(x + q_XTK if residual else x, NeuralState(tuple(M), tuple(S)), scale_XT1)
+    return [*map(cut, tensors), None if real_XT is None else cut(real_XT)]

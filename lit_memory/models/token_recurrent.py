@@ -92,7 +92,8 @@ class TokenRecurrent(Divisible, LayerRecurrent):
 class ReadsAhead(TokenRecurrent, LayerMajor):
     """A ``TokenRecurrent`` model of which a layer reads many segments as one sequence.
 
-    Mamba, RWKV and Titans do not, as the last digits of their numbers would move.
+    Mamba and RWKV do not, as the last digits of their numbers would move. Titans has its own way, as a segment begins a
+    chunk.
     """
 
     def refuses_layer_major(self) -> str | None:

@@ -82,11 +82,12 @@ class NeuralMemory(nn.Module):
         q, k, v = (fold_heads(part, self.config.memory_heads).to(dtype) for part in F.silu(qkv_BTC).chunk(3, dim=-1))
         return [l2_normalized(q), l2_normalized(k), v]
 
-    def gates(self, x_BTD: Tensor, dtype: torch.dtype) -> Gates:
+    def gates(self, x_BTD: Tensor, dtype: torch.dtype, segment: int | None = None) -> Gates:
         """The gates of every row; with ``per_chunk_gates`` a chunk has those of its first row."""
         c = self.config
         if c.per_chunk_gates:
-            x_BTD = x_BTD[:, :: c.chunk].repeat_interleave(c.chunk, dim=1)[:, : x_BTD.shape[1]]
+            row_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+            x_BTD = x_BTD[:, row_T - row_T % (segment or len(row_T)) % c.chunk]
         alpha, eta, theta = (
             fold_heads(part, c.memory_heads).squeeze(-1).to(dtype) for part in self.to_gates(x_BTD).chunk(3, dim=-1)
         )
@@ -95,37 +96,59 @@ class NeuralMemory(nn.Module):
             rate = rate * eta.neg().sigmoid()  # 1 - eta
         return Gates(F.logsigmoid(-alpha) if c.forget else torch.zeros_like(alpha), F.logsigmoid(eta), rate)
 
-    def recall(self, x_BTD: Tensor, state: MemoryState) -> Tensor:
-        """M(q) of rows that are already normalised, at the state's weights and without convolution, (B, T, D)."""
-        c, queries = self.config, F.linear(x_BTD, self.qkv.weight[: self.config.width])
+    def own_queries(self, x_BTD: Tensor, state: MemoryState) -> Tensor:
+        """Queries (X, T, K), for ``recall``, of rows that are already normalised, without convolution."""
+        queries = F.linear(x_BTD, self.qkv.weight[: self.config.width])
         with full_precision(x_BTD.device):
-            q_XTK = l2_normalized(fold_heads(F.silu(queries), c.memory_heads).to(state.M[0].dtype))
+            return l2_normalized(fold_heads(F.silu(queries), self.config.memory_heads).to(state.M[0].dtype))
+
+    def recall(self, q_XTK: Tensor, state: MemoryState, dtype: torch.dtype) -> Tensor:
+        """M(q) at the state's weights, (B, T, D), in this precision."""
+        c = self.config
+        with full_precision(q_XTK.device):
             M = tuple(W.flatten(0, 1) for W in state.M)
             recalled_XTK = neural.recall(M, q_XTK, c.memory_activation, c.memory_residual)
-            return unfold_heads(recalled_XTK, c.memory_heads).to(x_BTD.dtype)
+            return unfold_heads(recalled_XTK, c.memory_heads).to(dtype)
 
     def forward(
-        self, rows_BTD: Tensor, state: MemoryState, mask_BT: Tensor | None = None, causal: bool = True
+        self,
+        rows_BTD: Tensor,
+        state: MemoryState,
+        mask_BT: Tensor | None = None,
+        causal: bool = True,
+        segment: int | None = None,
+        write: bool = True,
+        project: bool = True,
     ) -> MemoryOutput:
-        """Read and write. With ``causal=False`` all rows read the memory as it was before the first one."""
+        """Read and write.
+
+        causal: without, all rows read the memory as it was before the first one.
+        segment: rows after which a new chunk begins; default: all.
+        write: without, the state may lack what the last chunk writes.
+        project: without, the output is only what was read, and ``output`` is left to the caller.
+        """
         c, dtype = self.config, state.M[0].dtype
         x_BTD = self.norm(rows_BTD)
         qkv_BTC, conv_BJC = self.convolve(self.qkv(x_BTD), state.conv_BJC, mask_BT)
-        gates = self.gates(x_BTD, dtype)
+        gates = self.gates(x_BTD, dtype, segment)
         with full_precision(x_BTD.device):
             q, k, v = self.queries_keys_values(qkv_BTC, dtype)
             old = NeuralState(*(tuple(W.flatten(0, 1) for W in part) for part in (state.M, state.S)))
             form: dict[str, Any] = {"activation": c.memory_activation, "residual": c.memory_residual}
             real_XT = None if mask_BT is None else mask_BT.repeat_interleave(c.memory_heads, dim=0)
             normalized = c.normalized and c.memory_depth > 1  # it leaves a matrix with keys of unit length as it is
-            read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, real_XT=real_XT, **form)
+            cut: dict[str, Any] = {"real_XT": real_XT, "segment": segment, "write": write}
+            read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, **form, **cut)
             o_XTK = read.o_XTV if causal else neural.recall(old.M, q, **form)
-        o_BTD = self.out_norm(unfold_heads(o_XTK, c.memory_heads))
-        gate = F.silu if c.output_gate == "silu" else torch.sigmoid
+        o_BTD = unfold_heads(o_XTK, c.memory_heads)
         new = (tuple(W.unflatten(0, (-1, c.memory_heads)) for W in part) for part in read.state)
-        return MemoryOutput(
-            self.out(o_BTD * gate(self.to_output_gate(x_BTD))), MemoryState(conv_BJC, *new), gates, read.scale_XT1
-        )
+        state = MemoryState(conv_BJC, *new)
+        return MemoryOutput(self.output(o_BTD, x_BTD) if project else o_BTD, state, gates, read.scale_XT1)
+
+    def output(self, o_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        """The gated output of section 4.4. o: what was read. x: the rows, normalised."""
+        gate = F.silu if self.config.output_gate == "silu" else torch.sigmoid
+        return self.out(self.out_norm(o_BTD) * gate(self.to_output_gate(x_BTD)))
 
     def convolve(self, qkv_BTC: Tensor, kept_BJC: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise convolution over time, and the last inputs, which the next rows need."""

@@ -35,6 +35,7 @@ Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,8 +44,25 @@ from torch import Tensor, nn
 from lit_memory.models.parts import RMSNorm
 from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
-from lit_memory.recurrence import Diagnosed, Look, NoWeightDecay, Visible, map_state, state_options, unroll
+from lit_memory.models.token_recurrent import (
+    Stack,
+    TokenRecurrent,
+    TokenRecurrentConfig,
+    in_order,
+    joined,
+    real_first,
+)
+from lit_memory.recurrence import (
+    Diagnosed,
+    LayerMajor,
+    Look,
+    NoWeightDecay,
+    Visible,
+    detach,
+    map_state,
+    state_options,
+    unroll,
+)
 from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 
 
@@ -142,7 +160,7 @@ class AttentionConfig(TitansConfig):
             )
 
 
-class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
+class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     """Shared base of the four models: the stack of layers, the initial state and the diagnostics."""
 
     visible = ("norm", "gates")
@@ -167,6 +185,23 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
         return tuple(
             map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
         )
+
+    def refuses_layer_major(self):
+        return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
+
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
+        for begin, end in pairwise(sorted({0, *cuts, total})):
+            state, rows = detach(state) if begin in cuts else state, rows_SBRD[begin:end]
+            if mask_SBT is not None:
+                rows, state = one_by_one(layer, rows, state, mask_SBT[begin:end])
+            elif keep:
+                rows_BTD, state = layer(joined(rows), state, segment=segment)
+                rows = rows_BTD.unflatten(1, (end - begin, -1)).transpose(0, 1)
+            else:
+                state = layer.mix(joined(rows), state, None, segment)[1]
+            found.append(rows)
+        return torch.cat(found)[total - keep :], state
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if not ids_BT.shape[1]:
@@ -197,6 +232,16 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
         names = [*["alpha"] * c.forget, *["eta"] * c.momentum, "theta"]
         gates = {name: tuple(of_layer[name] for of_layer in found) for name in names}
         return Look(self.parts(new), (), gates), new
+
+
+def one_by_one(layer: LMMLayer, rows_SBRD: Tensor, state: Any, mask_SBT: Tensor) -> tuple[Tensor, Any]:
+    """Rows and state of a layer that reads segments with padding, which would stand between them as one sequence."""
+    found = []
+    for rows_BRD, mask_BR in zip(rows_SBRD, mask_SBT, strict=True):
+        order_BR = real_first(mask_BR)
+        rows_BRD, state = layer(in_order(rows_BRD, order_BR), state, in_order(mask_BR, order_BR))
+        found.append(in_order(rows_BRD, order_BR.argsort(1)))
+    return torch.stack(found), state
 
 
 class LMM(Titans):
