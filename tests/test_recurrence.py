@@ -14,6 +14,7 @@ from lit_memory.memory import compiled
 from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models import armt_segments
 from lit_memory.models.decoder import Decoder
+from lit_memory.models.episodic.line_recurrent import LineRecurrent
 from lit_memory.recurrence import (
     LayerMajor,
     LayerRecurrent,
@@ -371,24 +372,38 @@ def test_keep(model, tokens, read_only):
 
 
 def test_advance(model, tokens):
-    """A ``SeparateWrite`` model gives the state that ``step`` gives, and ``unroll`` uses that for all segments that are
-    not kept: a line-reading model decodes nothing there."""
+    """A ``SeparateWrite`` model gives the state that ``step`` gives, with its gradients, and ``unroll`` uses that for
+    all segments that are not kept: a line-reading model decodes nothing there."""
     ids, mask, seen = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool), []
     mask[0, 2:N] = mask[1, 3 * N + 1 :] = False
     state = unroll(model, ids[:, :N], N, mask_BT=mask[:, :N]).state
     following = ids[:, N : 2 * N], mask[:, N : 2 * N]
     if isinstance(model, SeparateWrite):
-        assert same(model.advance(state, *following), model.step(state, *following)[1], 0)
+        for segment in (following, following[:1]):
+            fast, slow = model.advance(state, *segment), model.step(state, *segment)[1]
+            assert same(fast, slow, 1e-12)
+            assert same(state_gradients(model, fast), state_gradients(model, slow), 1e-10)
     expected = [unroll(model, ids, N, mask_BT=mask, keep=keep) for keep in (None, 1)]
     model.decoder.layers[0].register_forward_pre_hook(lambda *_: seen.append(1))
     for keep, decoded in ((0, 0), (1, 1), (3, 3), (None, 4)):
         seen.clear()
-        assert same(unroll(model, ids, N, mask_BT=mask, keep=keep).state, expected[0].state, 0)
-        assert len(seen) == (decoded if isinstance(model, SeparateWrite) else 4)
+        assert same(unroll(model, ids, N, mask_BT=mask, keep=keep).state, expected[0].state, 1e-12)
+        assert len(seen) == decoded or not isinstance(model, LineRecurrent)
     seen.clear()
     unroll(model, iter(ids.split(N, dim=1)), keep=0)
-    assert len(seen) == (0 if isinstance(model, SeparateWrite) else 4)
-    assert same(expected[1].hidden_BTD, expected[0].hidden_BTD[:, LAST], 0)
+    assert not seen or not isinstance(model, LineRecurrent)
+    assert same(expected[1].hidden_BTD, expected[0].hidden_BTD[:, LAST], 1e-12)
+
+
+def state_gradients(model, state):
+    """Gradients of all parameters of a functional of a state; 0 where there is no graph."""
+    floats = [tensor for tensor in state_tensors(state) if tensor.is_floating_point()]
+    loss = sum(((tensor + 1).square() * torch.linspace(-1, 1, tensor.shape[-1])).sum() for tensor in floats)
+    if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+        return ()
+    return torch.autograd.grad(
+        loss, [*model.parameters()], retain_graph=True, allow_unused=True, materialize_grads=True
+    )
 
 
 # --- the diagonal schedule

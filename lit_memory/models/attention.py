@@ -42,6 +42,13 @@ def split_heads(qkv_BTE: Tensor, widths: Sequence[int], head_width: int) -> Iter
     return (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in qkv_BTE.split(widths, dim=-1))
 
 
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # as above
+def last_rows(rows: int, keys: int, device: torch.device) -> Tensor:
+    """(T, S), True at the keys that the last T of S causal rows see."""
+    return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)
+
+
 def attention_mask(mask_BS: Tensor, rows: int) -> Tensor:
     """(B, 1, T, S) mask of the last ``rows`` of S causal rows, whose keys are valid where ``mask_BS`` is True.
 

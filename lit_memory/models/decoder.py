@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_memory.models.attention import attention_mask, rotate, split_heads
+from lit_memory.models.attention import attention_mask, last_rows, rotate, split_heads
 from lit_memory.models.backbone import GATED, TIED, BackboneConfig
 from lit_memory.util.checks import FieldError
 
@@ -63,11 +63,16 @@ class Attention(nn.Module):
         return q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k), v
 
     def forward(
-        self, x_BTD: Tensor, mask: Tensor | None = None, past: tuple[Tensor, Tensor] | None = None
+        self,
+        x_BTD: Tensor,
+        mask: Tensor | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
+        last: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output (B, T, D), and all keys and values (B, G, S, K), unrotated, for the caller to cache.
 
-        mask: that of ``attention_mask``; None is plain causal attention. past: cached keys and values.
+        mask: that of ``attention_mask``; None is plain causal attention. past: cached keys and values. last: number of
+        last rows that have an output; default all.
         """
         q, k, v = self.heads(self.qkv(x_BTD))
         if past is not None:
@@ -78,6 +83,9 @@ class Attention(nn.Module):
             k = rotate(k, self.rotary, self.base)
             q = F.pad(q, (0, 0, old, 0)) if old else q
             q = rotate(q, self.rotary, self.base)[:, :, old:]
+        if last is not None:
+            q = q[:, :, q.shape[2] - last :]
+            mask = last_rows(last, k.shape[2], k.device) if mask is None else mask[..., mask.shape[-2] - last :, :]
         return self.mix(q, k, v, mask), keys, v
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
@@ -143,18 +151,21 @@ class Block(nn.Module):
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x_BTD)) * up
         return self.dropout(self.post2(self.down(inner)))
 
-    def attend(self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+    def attend(
+        self, x_BTD: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None, last: int | None = None
+    ) -> tuple[Tensor, ...]:
         """``forward`` that also returns keys and values."""
-        y, keys, values = self.attention(self.norm1(x_BTD), mask, past)
-        return self.join(x_BTD, y), keys, values
+        y, keys, values = self.attention(self.norm1(x_BTD), mask, past, last)
+        return self.join(x_BTD[:, x_BTD.shape[1] - y.shape[1] :], y), keys, values
 
     def join(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         """The block's output, from its input and that of its attention."""
         y_BTD = x_BTD + self.dropout(self.post1(attended_BTD))
         return y_BTD + self.feed_forward(x_BTD if self.parallel else y_BTD)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.attend(x_BTD, mask, None)[0]
+    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, last: int | None = None) -> Tensor:
+        """Output (B, T, D), or at the ``last`` rows alone. mask: that of ``attention_mask``."""
+        return self.attend(x_BTD, mask, None, last)[0]
 
 
 class Numbers(nn.Linear):
@@ -254,12 +265,16 @@ class Decoder(nn.Module):
             rows_BTD = rows_BTD + positions_TD
         return self.dropout(rows_BTD)
 
-    def run(self, rows_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """All layers and the final norm on embedded rows."""
+    def run(self, rows_BTD: Tensor, mask_BT: Tensor | None = None, last: int | None = None) -> Tensor:
+        """All layers and the final norm on embedded rows. last: number of last rows that are needed; default all."""
         mask = None if mask_BT is None else attention_mask(mask_BT, rows_BTD.shape[1])
-        for layer in self.layers:
+        *layers, top = self.layers
+        for layer in layers:
             rows_BTD = layer(rows_BTD, mask)
-        return self.norm(rows_BTD)
+        if self.training and self.config.dropout:  # fewer rows would draw other numbers
+            rows_BTD = top(rows_BTD, mask)
+            return self.norm(rows_BTD if last is None else rows_BTD[:, rows_BTD.shape[1] - last :])
+        return self.norm(top(rows_BTD, mask, last))
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the plain decoder."""

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-from lit_memory.recurrence import Diagnosed, State, state_options, state_tensors
+from lit_memory.recurrence import Diagnosed, SeparateWrite, State, state_options, state_tensors
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -76,7 +76,7 @@ class TokenMemory(Diagnosed):
         return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), averaged / written), strict=True))
 
 
-class RMT(KeyValueCache, TokenMemory):
+class RMT(SeparateWrite, KeyValueCache, TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
     @dataclass
@@ -112,6 +112,12 @@ class RMT(KeyValueCache, TokenMemory):
         )
         return hidden_BTD, self.written(state, new_BMD) if write else state
 
+    def advance(self, state, ids_BT, mask_BT=None):
+        if not self.config.memory_tokens:
+            return self.step(state, ids_BT, mask_BT)[1]
+        rows = self.read_rows(state), self.write_rows(state)
+        return self.written(state, self.segment(*rows, ids_BT, mask_BT, hidden=False)[1])
+
     def read_rows(self, state: State) -> Tensor:
         """The rows in front of the tokens."""
         return state
@@ -125,16 +131,20 @@ class RMT(KeyValueCache, TokenMemory):
         return self.update(state, new_BMD.to(state.dtype))
 
     def segment(
-        self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None
+        self, read_BMD: Tensor, write_BMD: Tensor, ids_BT: Tensor, mask_BT: Tensor | None, hidden: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Decoder outputs at the tokens and at the write rows (which may be none) of ``[read; tokens; write]``."""
+        """Decoder outputs at the tokens and at the write rows (which may be none) of ``[read; tokens; write]``.
+
+        hidden: without, the tokens have none.
+        """
         tokens_BTD = self.decoder.tokens(ids_BT)
         rows_BTD = torch.cat([read_BMD.to(tokens_BTD.dtype), tokens_BTD, write_BMD.to(tokens_BTD.dtype)], dim=1)
         start, written = read_BMD.shape[1], write_BMD.shape[1]
         mask = None if mask_BT is None else F.pad(mask_BT, (start, written), value=True)
-        hidden_BTD = self.decoder.run(self.decoder.add_positions(rows_BTD, start, written), mask)
+        rows_BTD = self.decoder.add_positions(rows_BTD, start, written)
+        hidden_BTD = self.decoder.run(rows_BTD, mask, None if hidden else written)
         end = hidden_BTD.shape[1] - written
-        return hidden_BTD[:, start:end], hidden_BTD[:, end:]
+        return hidden_BTD[:, start if hidden else 0 : end], hidden_BTD[:, end:]
 
     def read_tokens(self, state, piece, rows_BTD):
         for block in self.decoder.layers:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from lit_memory.models.attention import attention_mask, rotary_table, turn
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-from lit_memory.recurrence import LayerRecurrent, state_options
+from lit_memory.recurrence import LayerRecurrent, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError
 
 
@@ -50,14 +50,16 @@ class WindowLayer(nn.Module):
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         past = (state.k_BGWK.to(rows_BTD.dtype), state.v_BGWK.to(rows_BTD.dtype))
         rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), past)
-        if not write:
-            return rows_BTD, state
-        k, v = (t[:, :, -self.window :].to(state.k_BGWK.dtype) for t in (k, v))
+        return rows_BTD, self.kept(k, v, mask_BS, state) if write else state
+
+    def kept(self, k_BGSK: Tensor, v_BGSK: Tensor, mask_BS: Tensor, state: WindowState) -> WindowState:
+        """The state after all keys and values up to now."""
+        k, v = (t[:, :, -self.window :].to(state.k_BGWK.dtype) for t in (k_BGSK, v_BGSK))
         new = WindowState(k, v, mask_BS[:, -self.window :])
-        return rows_BTD, WindowState(new.k_BGWK.detach(), new.v_BGWK.detach(), new.mask_BW) if self.detach else new
+        return WindowState(new.k_BGWK.detach(), new.v_BGWK.detach(), new.mask_BW) if self.detach else new
 
 
-class Transformer(KeyValueCache, LayerRecurrent):
+class Transformer(SeparateWrite, KeyValueCache, LayerRecurrent):
     """The backbone alone. ``window=0`` reads every segment by itself."""
 
     @dataclass
@@ -92,6 +94,11 @@ class Transformer(KeyValueCache, LayerRecurrent):
 
     def finish(self, rows_BTD, write=True):
         return self.decoder.norm(rows_BTD)
+
+    def advance(self, state, ids_BT, mask_BT=None):
+        if self.config.window or (self.training and self.config.dropout):
+            return self.step(state, ids_BT, mask_BT)[1]
+        return state  # the next segment sees nothing of this one
 
     def read_memory(self, state, opened, live_B):
         if not self.config.window:

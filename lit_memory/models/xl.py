@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence import LayerRecurrent, LossHead, state_options
+from lit_memory.recurrence import LayerRecurrent, LossHead, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -145,20 +145,17 @@ class XLLayer(nn.Module):
     def forward(
         self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True, tokens: slice = ALL
     ):
-        now_BT = (
-            torch.ones(rows_BTD.shape[:2], dtype=torch.bool, device=rows_BTD.device) if mask_BT is None else mask_BT
-        )
+        now_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
         out_BTD = self.block(rows_BTD, all_BSD, attention_mask(mask_BS, rows_BTD.shape[1]))
-        if not write:
-            return out_BTD, state
-        new_BTD = (rows_BTD.detach() if self.detach else rows_BTD)[:, tokens].to(state.rows_BWD.dtype)
-        count = new_BTD.shape[1]
-        return out_BTD, XLState(
-            torch.cat([state.rows_BWD, new_BTD], dim=1)[:, count:],
-            torch.cat([state.mask_BW, now_BT[:, tokens]], dim=1)[:, count:],
-        )
+        return out_BTD, self.cached(rows_BTD[:, tokens], state, now_BT[:, tokens]) if write else state
+
+    def cached(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor) -> XLState:
+        """The cache with these rows as the newest."""
+        count, old = rows_BTD.shape[1], state.rows_BWD
+        rows_BWD = torch.cat([old, (rows_BTD.detach() if self.detach else rows_BTD).to(old.dtype)], dim=1)
+        return XLState(rows_BWD[:, count:], torch.cat([state.mask_BW, mask_BT], dim=1)[:, count:])
 
 
 class AdaptiveHead(LossHead, nn.AdaptiveLogSoftmaxWithLoss):
@@ -219,7 +216,7 @@ def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLStat
     return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
 
 
-class XL(LayerRecurrent):
+class XL(SeparateWrite, LayerRecurrent):
     """Transformer with relative positions and a cache of the hidden states before the segment."""
 
     @dataclass
@@ -279,6 +276,22 @@ class XL(LayerRecurrent):
 
     def init_state(self, batch, device=None, dtype=None):
         return empty_cache(self.config, batch, **state_options(self, device, dtype))
+
+    def advance(self, state, ids_BT, mask_BT=None):
+        if self.training and self.config.dropout:  # fewer rows would draw other numbers
+            return self.step(state, ids_BT, mask_BT)[1]
+        if not self.config.mem_len:
+            return state
+        layers: Any = self.layers
+        states = []
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.mem_detach):
+            rows_BTD = self.embed(ids_BT)
+            now_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
+            for i, (layer, old) in enumerate(zip(layers, state, strict=True)):
+                states.append(layer.cached(rows_BTD, old, now_BT))
+                if i + 1 < len(layers):  # the cache of the last layer has its inputs
+                    rows_BTD = layer(rows_BTD, old, mask_BT, write=False)[0]
+        return tuple(states)
 
     def embed(self, ids_BT, write=True):
         return self.decoder.embed(ids_BT)
