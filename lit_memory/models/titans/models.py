@@ -163,9 +163,9 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers
         options = state_options(self, device, dtype)
-        return tuple(
-            map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
-        )
+        sizes = options["device"].type == "meta"  # which the persistent tokens leave as they are
+        firsts = [layer.empty_state(**options) if sizes else layer.first_state(**options) for layer in layers]
+        return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), first) for first in firsts)
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
         if not ids_BT.shape[1]:
