@@ -72,6 +72,26 @@ EVERY_FAMILY = {"transformer", "armt"}
 """Models whose tests run with every family of backbones; other pairs of a model and a family are slow tests."""
 
 
+ROW = {"rmt", "armt"}
+"""Models of which the tests with the mark ``row`` are run by default; of the others they are slow tests. Of a cross
+product of models and settings that is one full column and two full rows: every model has the settings without the mark,
+and one model whose recurrence lies in its layers and one whose does not have all settings."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("row") and not any(
+            case in [(name, {}) for name in ROW] for case in item.callspec.params.values()
+        ):
+            item.add_marker(pytest.mark.slow)
+
+
+def row(*values):
+    """Values of a parameter with the mark ``row``."""
+    return pytest.param(*values, marks=pytest.mark.row)
+
+
 def _params(cases):
     """Parameters of a fixture, with their ids."""
     return [
