@@ -111,12 +111,17 @@ PAIRS = [
     if not (name in TEXT_ONLY and task == "time_series")
 ]
 PAIRS = [(m, d) for m, d in PAIRS if d.task_name != "quadratic" or m.model_name in WRITES]
-COMMON = {"armt", "memreasoner"}, {"associative_retrieval"}
-"""Models that are tested with every task, and tasks with every model; all other pairs are slow tests."""
+COMMON = {"armt"}, {"associative_retrieval"}
+"""Models that are tested with every task, and tasks with every model, and the pair of one name; all other pairs are
+slow tests."""
 modules_and_data = pytest.mark.parametrize(
     ("lit", "data"),
     [
-        pytest.param(m, d, marks=[] if m.model_name in COMMON[0] or d.task_name in COMMON[1] else [pytest.mark.slow])
+        pytest.param(
+            m,
+            d,
+            marks=[] if m.model_name in (*COMMON[0], d.task_name) or d.task_name in COMMON[1] else [pytest.mark.slow],
+        )
         for m, d in PAIRS
     ],
     ids=lambda c: c.__name__,

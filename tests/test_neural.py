@@ -285,7 +285,8 @@ def test_grad(depth, momentum, normalized):
 
     assert torch.allclose(values()[0], run(by_chunk, leaves, 2)[0]) != normalized
     assert torch.autograd.gradcheck(values, flat(leaves))
-    assert torch.autograd.gradgradcheck(values, flat(leaves))
+    # by random projections: entry by entry it takes seconds
+    assert torch.autograd.gradgradcheck(values, flat(leaves), fast_mode=True)
 
 
 def test_products_gradients_numerically():
@@ -466,8 +467,17 @@ def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, normal
     return most
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16])
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("depth", "chunk"),
+    [
+        (2, 4),
+        (3, 4),
+        (4, 4),
+        (2, 1),
+        (2, 16),
+        *(pytest.param(d, c, marks=pytest.mark.slow) for d in (3, 4) for c in (1, 16)),
+    ],
+)
 def test_deep_memories_stay_bounded(depth, chunk):
     """A matrix's limit holds for deeper memories whose values are about as long as their keys, and ``normalized``
     changes nothing there; where values are longer, weights then grow no more than they do, and without it the memory
@@ -505,7 +515,7 @@ def eta_on_or_off(X, chunk, draws):
         (e, n)
         for e in (eta_per_token, eta_per_chunk, eta_on_or_off)
         for n in (1, 2, 5, 16, 64)
-        if e != eta_on_or_off or n > 2
+        if n > {eta_per_token: 0, eta_per_chunk: 1, eta_on_or_off: 2}[e]  # of one token the first two are the same
     ],
 )
 def test_random_gates_stay_bounded(chunk, eta):
