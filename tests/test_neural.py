@@ -469,14 +469,7 @@ def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, normal
 
 @pytest.mark.parametrize(
     ("depth", "chunk"),
-    [
-        (2, 4),
-        (3, 4),
-        (4, 4),
-        (2, 1),
-        (2, 16),
-        *(pytest.param(d, c, marks=pytest.mark.slow) for d in (3, 4) for c in (1, 16)),
-    ],
+    [(d, c) if d == 2 or c == 4 else pytest.param(d, c, marks=pytest.mark.slow) for d in (2, 3, 4) for c in (1, 4, 16)],
 )
 def test_deep_memories_stay_bounded(depth, chunk):
     """A matrix's limit holds for deeper memories whose values are about as long as their keys, and ``normalized``
@@ -524,7 +517,9 @@ def test_random_gates_stay_bounded(chunk, eta):
 
     Left out: an eta that jumps between 0 and 0.9 with every token or two, which makes rare large excursions.
     """
-    assert longest(chunk, lambda e: (1 - e) / chunk, eta, 2000, [1, 3, 50]) < (12 if chunk == 1 else 4)
+    assert longest(chunk, lambda e: (1 - e) / chunk, eta, min(600 * chunk, 2000), [1, 3, 50]) < (
+        12 if chunk == 1 else 4
+    )
 
 
 def test_undamped_gates_do_not():
