@@ -309,12 +309,14 @@ def inline(monkeypatch):
 
 @pytest.fixture
 def unsaved_figures(monkeypatch):
-    """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
+    """Figures of reports are made, but not laid out, and their files stay a word: that takes most of the time of a
+    report."""
 
     def words(figures, suffixes=("png", "pdf")):
         return {f"{name}.{suffix}": suffix.encode() for name in figures for suffix in suffixes}
 
     monkeypatch.setattr("lit_memory.report.figures.saved", words)
+    monkeypatch.setattr("lit_memory.report.figures.lay_out", lambda figure, top: None)
 
 
 @pytest.fixture

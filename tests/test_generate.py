@@ -129,7 +129,7 @@ def test_a_token_is_read_once(build, tokens, name):
     assert rows == [count for count in expected if count]
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", [False, row(True)])
 def test_prompts_and_what_follows(model, tokens, last):
     """``read_prompts`` and ``read_on``, in pieces that cross segments, give the hidden states of ``unroll``."""
     ids = tokens(2, 4 * N + 2)
