@@ -68,7 +68,7 @@ LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("mode
 AHEAD = [(name, extra) for name, extra in LAYERED if issubclass(load_class("model", name), LayerMajor)]
 
 
-EVERY_FAMILY = {"transformer", "armt"}
+EVERY_FAMILY = {"armt"}
 """Models whose tests run with every family of backbones; other pairs of a model and a family are slow tests."""
 
 
