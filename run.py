@@ -1,4 +1,5 @@
 """python run.py experiments/armt_ablation_gamma.yaml"""
+# PYTHON_ARGCOMPLETE_OK: see docs/experiments.md
 
 import os
 import signal

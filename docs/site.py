@@ -3,6 +3,7 @@
 Pages of the reference are made from the registries, a module each.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -46,6 +47,16 @@ def reference() -> dict[str, str]:
     }
 
 
+def notebooks() -> dict[str, str]:
+    """Address of a page -> its text: the cells of every notebook."""
+    pages = {}
+    for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
+        cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(path.read_text())["cells"]]
+        text = "\n\n".join(f"```python\n{source}\n```" if kind == "code" else source for source, kind in cells)
+        pages[str(path.relative_to(ROOT).with_suffix(".md"))] = text
+    return pages
+
+
 class Docstrings(griffe.Extension):
     """Our docstrings as Markdown: what they say of an argument, and every deviation, is an item of a list."""
 
@@ -62,7 +73,7 @@ def on_files(files: Files, config) -> Files:
     ours = [path for pattern in [*PAGES, *BESIDE] for path in sorted(ROOT.glob(pattern))]
     found = {str(path.relative_to(ROOT)): path for path in ours}
     made = [File.generated(config, uri, abs_src_path=str(path)) for uri, path in found.items()]
-    made += [File.generated(config, uri, content=text) for uri, text in reference().items()]
+    made += [File.generated(config, uri, content=text) for uri, text in {**reference(), **notebooks()}.items()]
     theme = [file for file in files if file.src_dir != config.docs_dir]
     return Files([*theme, *made])
 
@@ -72,11 +83,12 @@ def on_config(config):
     pages = list(reference())
     reports = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("reports/*/README.md"))]
     guide = dict.fromkeys(re.findall(r"\((docs/\w+\.md)\)", (ROOT / "README.md").read_text()))  # in its order
+    books = dict.fromkeys(re.findall(r"\((docs/notebooks/\w+)\.ipynb\)", (ROOT / "README.md").read_text()))
     named = {"models": "Models", "tasks": "Tasks", "recurrence": "Recurrence", "memory": "Memories"}
     parts = [{title: [p for p in pages if p.startswith(f"reference/{folder}/")]} for folder, title in named.items()]
     config.nav = [
         {"Start": "README.md"},
-        {"Guide": [*guide, "benchmarks/README.md"]},
+        {"Guide": [*(f"{book}.md" for book in books), *guide, "benchmarks/README.md"]},
         {"Reports": ["reports/README.md", *({Path(r).parent.name: r} for r in reports)]},
         {"Reference": [*parts, "reference/lightning.md", "reference/testing.md"]},
         {"Project": ["CONTRIBUTING.md", "CHANGELOG.md"]},
@@ -85,15 +97,16 @@ def on_config(config):
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Links into the repository that are no pages lead to nothing here: the words stay."""
+    """Notebooks are pages here. Links into the repository that are no pages lead to nothing: the words stay."""
     here = Path(page.file.src_uri).parent
 
     def shown(link: re.Match) -> str:
-        target = link[2].partition("#")[0]
+        address = re.sub(r"\.ipynb$", ".md", link[2])
+        target = address.partition("#")[0]
         if not target or "://" in target or target.startswith("mailto:"):
             return link[0]
         path = (ROOT / here / target).resolve()
         uri = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
-        return link[0] if uri in files.src_uris else link[1]
+        return f"[{link[1]}]({address})" if uri in files.src_uris else link[1]
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", shown, markdown)

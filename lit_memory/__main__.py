@@ -21,6 +21,10 @@ def command(words: bool = False) -> NoReturn:
     gc.set_threshold(
         100_000, 20
     )  # imports make many objects and no garbage: a fifth of their time would be collections
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks, after Tab
+        from lit_memory.run.completion import complete
+
+        complete(words)
     from lit_memory.util.streams import fill_gaps, settle
 
     fill_gaps()

@@ -33,7 +33,7 @@ ORDER = {
     "run": "util registry plan report hf lit tasks",
     "cli": "util registry plan report run",
     "__init__": "util registry",
-    "__main__": "util cli",
+    "__main__": "util run cli",
 }
 # Part or file -> packages from elsewhere that it imports with itself, besides the standard library.
 OUTSIDE = {
@@ -77,6 +77,7 @@ LATE = {
     "run/frame.py": "pandas",
     "run/launchers/ray.py": "ray",
     "run/launchers/slurm.py": "submitit",
+    "run/completion.py": "argcomplete",
     "run/server.py": "requests",
     "hf/pretrained.py": "huggingface_hub",
     "tasks/babilong_sets.py": "datasets",

@@ -195,3 +195,18 @@ def test_accumulated_batches_are_one(tmp_path):
         trainer.fit(lit, DataLoader(data, batch_size=size))
     pairs = zip(found[0].parameters(), found[1].parameters(), strict=True)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("cls", [lit_memory.LitRMT, lit_memory.LitARMT])
+def test_a_compiled_module_trains_as_it_does_itself(cls):
+    """``torch.compile(LitARMT(...))``, traced by Dynamo: half a minute and more."""
+    found = []
+    for change in (lambda lit: lit, lambda lit: torch.compile(lit, backend="eager")):
+        torch.manual_seed(0)
+        lit = module(cls, lr=0.01)
+        trained(change(lit), steps=2)
+        found.append(dict(lit.model.state_dict()))
+    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])

@@ -80,6 +80,11 @@ class LitMemory(Optimized, OnDevices):
         if model.get("vocab_size"):
             self.configure_model()
 
+    def setup(self, stage: str) -> None:
+        """Leave ``log`` out of what ``torch.compile`` traces: Dynamo fails on what Lightning 2.6 does there."""
+        if getattr(self, "_compiler_ctx", None):
+            self.log: Any = torch.compiler.disable(self.log)
+
     @classmethod
     def config_class(cls) -> type | None:
         """The ``Config`` of the model; None for a base class without a model."""

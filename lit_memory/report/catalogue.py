@@ -12,15 +12,24 @@ from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
 
+def folders() -> tuple[Path, Path]:
+    """Where an experiment is looked for by its name: the working directory, then the project's."""
+    return Path(), PROJECT / "experiments"
+
+
+def experiment_names() -> list[str]:
+    """The experiments that can be named, without .yaml."""
+    return [path.stem for folder in folders() for path in sorted(folder.glob("*.yaml"))]
+
+
 def find_experiment(text: str) -> Path:
     """The file of an experiment, from a path or the name of a project's experiment, with or without .yaml. Raises
     ConfigError for an unknown name."""
-    folders = (Path(), PROJECT / "experiments")
-    given, *others = (folder / f"{text}{end}" for folder in folders for end in ("", ".yaml"))
+    given, *others = (folder / f"{text}{end}" for folder in folders() for end in ("", ".yaml"))
     found = next((path for path in (given, *others) if path.is_file()), given)
     if not found.exists() and found.parent == Path():
         ending = ".yaml" if text.endswith(".yaml") else ""
-        names = [f"{path.stem}{ending}" for folder in folders for path in sorted(folder.glob("*.yaml"))]
+        names = [f"{name}{ending}" for name in experiment_names()]
         close = get_close_matches(text, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "expected a file, or a name that --list shows"
         raise ConfigError(text, "", f"no such file; {hint}")

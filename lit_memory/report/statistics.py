@@ -206,10 +206,11 @@ class Margin:
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of a margin of 0, from interval (b); 0 if all draws are equal, 1 without an interval."""
+        """Two-sided, of a margin of 0, from interval (b). If all draws are equal, 0, or 1 if they are 0; 1 without an
+        interval."""
         from scipy.special import stdtr
 
-        if not self.known:
+        if not self.known or not self.estimate:
             return 1.0
         return 2 * float(stdtr(self.seeds - 1, -abs(self.estimate) / self.error)) if self.error else 0.0
 

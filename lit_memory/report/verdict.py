@@ -155,8 +155,10 @@ def _decided(claim: Claim, margin: Margin, level: float, drawn: Draws) -> Claim:
     low, high = margin.interval(level)
     strict = any(isinstance(op, ast.Lt | ast.Gt) for op in tree.ops)
     verdict, reason, detectable = INCONCLUSIVE, "", margin.detectable(level)
-    if low == high == 0 and any(calls(tree, "reach")):
-        reason = "both sides carry to the end of the test, or equally far in every draw; a longer test could tell them"
+    if low == high == 0:
+        reason = "both sides are equal in every draw"
+        if any(calls(tree, "reach")):
+            reason = "both sides carry to the end of the test, or equally far in every draw; a longer test may differ"
     elif low > 0 or (low == 0 and not strict):
         verdict = REPRODUCED
     elif high < 0 or (high == 0 and strict):
