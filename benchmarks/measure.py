@@ -81,7 +81,8 @@ class Worker:
             pass
         answer = self.process.stdout.readline()
         if not answer:
-            lines = self.process.stderr.read().strip().splitlines() or ["no message"]
+            with self.process:  # it has ended, or is about to
+                lines = self.process.stderr.read().strip().splitlines() or ["no message"]
             raise Failed(f"{self.name}: {lines[-1]}")
         return json.loads(answer)
 
@@ -93,6 +94,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process. Its peak is known afterwards."""
+        if self.process.returncode is not None:
+            return
         out, _ = self.process.communicate()
         if not self.found.skipped and out:
             self.found.peak = json.loads(out)["peak"]

@@ -235,9 +235,9 @@ def permitted(work, *arguments, **settings):
 
 
 def statuses(root):
-    """Run id -> status of all runs of a root but those of the leases, read without MLflow."""
+    """Run id -> status of all runs of a root, or of a database, but those of the leases, read without MLflow."""
     query = "select run_uuid, status from runs join experiments using (experiment_id) where experiments.name not like ?"
-    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
+    with contextlib.closing(sqlite3.connect(root if root.is_file() else root / "mlflow.db")) as database:
         return dict(database.execute(query, [f"{register.NAME}%"]))
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import records
 from faults import (
     NOLOAD,
     PLACES,
@@ -249,8 +250,8 @@ def hammer(spec, root, number, deadline):
         assert tracker.find(one.key) is None
         run_id = tracker.start(one, None, parent, {"where": "here"}, {"model.width": 1})
         for step in range(STEPS):
-            tracker.log(run_id, {"train/loss": 1.0, "valid/loss": 0.5}, step)
-        tracker.finish(run_id, [("exact_match", x, 0.5) for x in (2, 4)], {"steps": STEPS})
+            records.log(tracker, run_id, {"train/loss": 1.0, "valid/loss": 0.5}, step)
+        records.finish(tracker, run_id, [("exact_match", x, 0.5) for x in (2, 4)], {"steps": STEPS})
         assert tracker.find(one.key).status == "FINISHED"
         done += 1
     return done

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import records
 import torch
+from faults import statuses
 from mlflow.exceptions import MlflowException
 
 from lit_memory.cli import main
@@ -457,8 +458,7 @@ class Server:
         query = "select t.value, m.key, m.step, m.value from metrics m join tags t on t.run_uuid = m.run_uuid"
         with contextlib.closing(sqlite3.connect(self.database)) as database:
             rows = database.execute(f"{query} where t.key = 'lit.arm' order by 1, 2, 3, 4").fetchall()
-            statuses = [status for (status,) in database.execute("select status from runs order by 1")]
-        return [row for row in rows if row[1] not in CLOCK], statuses
+        return [row for row in rows if row[1] not in CLOCK], list(statuses(self.database).values())
 
 
 def wait_for(condition, process=None, seconds=120.0):
@@ -608,8 +608,8 @@ def test_a_server_killed_for_good_and_for_a_while(own_server, command, tmp_path)
     code, out, err = ended(command(here, own_server.uri))
     assert (code, err) == (0, "") and "sent     what waited on disk: a seed 0, b seed 0" in out
     assert "2 runs: 2 finished" in out and "(1 of 2)" not in out
-    rows, statuses = own_server.rows()
-    assert statuses.count("FINISHED") == 3 and len(rows) == len({row[:3] for row in rows})
+    rows, found = own_server.rows()
+    assert found.count("FINISHED") == 3 and len(rows) == len({row[:3] for row in rows})
     assert metric_lines(here) == metric_lines(calm)
 
     with contextlib.closing(sqlite3.connect(own_server.database)) as database, database:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import records
 import stand_in
 import test_faults as faults
 import yaml
@@ -219,6 +220,21 @@ def test_new_processes_do_not_see_ctrl_c(make_launch):
     status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
     assert int(status.partition("SigBlk:")[2].split()[0], 16) >> (signal.SIGINT - 1) & 1
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_temporary_folder_may_be_too_long_for_a_socket(root, tmp_path, tree, monkeypatch, capsys):
+    """It is named before a run begins."""
+
+    def refuse():
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(forkserver, "ensure_running", refuse)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    assert main([str(file), "--root", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: TMPDIR") and "too long for a socket" in err and err.count("\n") == 1
+    assert not list((root / "checkpoints").glob("*/*.ckpt"))
 
 
 def test_a_signal_that_was_swallowed_counts(make_launch):
@@ -441,7 +457,7 @@ def test_the_second_start_of_forty_runs(tree, root, tmp_path):
     for spec in sweep.specs:
         run_id = tracker.start(spec, None, parent, {"where": sweep.location}, parameters(spec))
         rows = [(name, x, 0.5) for name in ("exact_match", "capacity", "loss") for x in (2, 4)]
-        tracker.finish(run_id, rows, {"steps": 6, "seconds": 1.0}, [("seconds", x, 0.1) for x in (2, 4)])
+        records.finish(tracker, run_id, rows, {"steps": 6, "seconds": 1.0}, [("seconds", x, 0.1) for x in (2, 4)])
     used = []
     for _ in range(4):
         before = os.times()

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -349,21 +350,23 @@ def test_three_commands_at_once_on_a_server_of_mlflow(tmp_path, mlflow_server, s
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
-def test_a_command_writes_below_its_root_alone(tmp_path, write, monkeypatch):
+def test_a_command_writes_below_its_root_alone(tmp_path, write, monkeypatch, request):
     """And to the system's temporary folder: not to the home, the working directory or the source tree."""
     caches = ("MPLCONFIGDIR", "NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", *caches):
         monkeypatch.delenv(name, raising=False)
-    for name in ("home", "working", "temporary"):
+    for name in ("home", "working"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    temporary = Path(tempfile.mkdtemp(prefix="t"))  # its path is short, as a socket's must be
+    request.addfinalizer(lambda: shutil.rmtree(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # else Python keeps what it compiles
     command = [sys.executable, RUN, write(), "--root", tmp_path / "q?x=1"]
     trace = ["strace", "-f", "--seccomp-bpf", "-qq", "-y", "-e", f"trace={CALLS}", "-o", tmp_path / "trace"]
     done = subprocess.run([*trace, *command], cwd=tmp_path / "working", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    allowed = tuple(map(str, (tmp_path / "q?x=1", tmp_path / "temporary", "/dev/", "/proc/")))
+    allowed = tuple(map(str, (tmp_path / "q?x=1", temporary, "/dev/", "/proc/")))
     written = set(written_paths((tmp_path / "trace").read_text(), tmp_path / "working"))
     assert any(path.endswith("mlflow.db") for path in written)
     assert not [path for path in written if not path.startswith(allowed)]

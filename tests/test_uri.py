@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import socket
-import sqlite3
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from faults import statuses
 from sqlalchemy.engine import make_url
 
 from lit_memory.cli import main
@@ -338,9 +338,7 @@ def test_user_and_password_in_the_uri_of_a_server(place, guarded_server, root, t
     assert done.returncode == 1 and "a seed 0 finished" in done.stdout and "failed after" in done.stderr, done.stderr
     assert f"runs     http://ann:***@127.0.0.1:{guarded_server}\n" in done.stdout
     assert WORD not in done.stdout + done.stderr
-    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
-        statuses = [status for (status,) in database.execute("select status from runs")]
-    assert sorted(statuses) == ["FAILED", "FINISHED", "FINISHED"]
+    assert sorted(statuses(root).values()) == ["FAILED", "FINISHED", "FINISHED"]
     logs = list(runs.glob("checkpoints/*/log.txt"))
     assert len(logs) == 2 and any("Traceback" in log.read_text() for log in logs)
     assert holding(WORD, runs) == [] and holding(WORD, root) == [] and (runs / "reports/tiny/README.md").is_file()

@@ -243,7 +243,10 @@ class Tracker:
         self.tag(run_id, {"verdict": summary.verdict, "modified": summary.modified})
         self.client.set_tag(run_id, NOTE, summary.note[:LONGEST_NOTE])
         now = time.time_ns() // 1_000_000
-        self.client.log_batch(run_id, [Metric(name, value, now, 0) for name, value in summary.metrics.items()])
+        with self._creation_lock():  # commands that end together have the same metrics
+            known = self.client.get_run(run_id).data.metrics
+            new = {name: value for name, value in summary.metrics.items() if known.get(name) != value}
+            self.client.log_batch(run_id, [Metric(name, value, now, 0) for name, value in new.items()])
         self.end(run_id, "FINISHED")
 
     def page(self, experiment: str) -> str:

@@ -45,7 +45,7 @@ from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recor
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
 from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
 from lit_memory.recurrence import Diagnosed, Look, NoWeightDecay, Visible, map_state, state_options, unroll
-from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 
 
 @dataclass
@@ -105,6 +105,7 @@ class TitansConfig(TokenRecurrentConfig):
         super().__post_init__()
         one_of(self)
         at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
+        check_layers(self, "memory_depth")
         at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Protocol
 
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
@@ -160,7 +162,14 @@ class LocalLauncher(Launcher):
         self.context.set_forkserver_preload(PRELOAD)
         resource_tracker.ensure_running()  # by itself, as it unblocks SIGINT
         with this_package_first(), without_ctrl_c():
-            forkserver.ensure_running()
+            try:
+                forkserver.ensure_running()
+            except OSError as error:
+                if "path too long" not in str(error):  # so says Python of a socket's name of more than 100 characters
+                    raise
+                raise ConfigError(
+                    "TMPDIR", "", f"{gettempdir()} is too long for a socket; name a shorter one"
+                ) from None
 
     def start_ready(self) -> None:
         while len(self.running) < self.jobs and (spec := self.next_ready()):
