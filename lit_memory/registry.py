@@ -228,10 +228,10 @@ def build(kind: str, settings: Mapping[str, Any]) -> Any:
 
 
 def sketch(settings: Mapping[str, Any]) -> Any:
-    """``build`` of a model without allocating its weights."""
+    """``build`` of a model without allocating its weights or drawing them."""
     import torch
 
-    with torch.device("meta"):
+    with torch.device("meta"), load("lit_memory.models.undrawn:Undrawn")():
         return build("model", settings)
 
 

@@ -68,8 +68,28 @@ LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("mode
 AHEAD = [(name, extra) for name, extra in LAYERED if issubclass(load_class("model", name), LayerMajor)]
 
 
-EVERY_FAMILY = {"transformer", "armt"}
+EVERY_FAMILY = {"armt"}
 """Models whose tests run with every family of backbones; other pairs of a model and a family are slow tests."""
+
+
+ROW = {"rmt", "armt"}
+"""Models of which the tests with the mark ``row`` are run by default; of the others they are slow tests. Of a cross
+product of models and settings that is one full column and two full rows: every model has the settings without the mark,
+and one model whose recurrence lies in its layers and one whose does not have all settings."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("row") and not any(
+            case in [(name, {}) for name in ROW] for case in item.callspec.params.values()
+        ):
+            item.add_marker(pytest.mark.slow)
+
+
+def row(*values):
+    """Values of a parameter with the mark ``row``."""
+    return pytest.param(*values, marks=pytest.mark.row)
 
 
 def _params(cases):
@@ -289,12 +309,14 @@ def inline(monkeypatch):
 
 @pytest.fixture
 def unsaved_figures(monkeypatch):
-    """Figures of reports are made, but their files stay a word: writing a PDF takes most of the time of a report."""
+    """Figures of reports are made, but not laid out, and their files stay a word: that takes most of the time of a
+    report."""
 
     def words(figures, suffixes=("png", "pdf")):
         return {f"{name}.{suffix}": suffix.encode() for name in figures for suffix in suffixes}
 
     monkeypatch.setattr("lit_memory.report.figures.saved", words)
+    monkeypatch.setattr("lit_memory.report.figures.lay_out", lambda figure, top: None)
 
 
 @pytest.fixture

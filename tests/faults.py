@@ -63,6 +63,17 @@ PLACES = {
     "FINISHED is sent": ("lit_memory.run.tracking:Tracker.end", 1),
 }
 """A phase -> place and call, for ``at``."""
+TELLING = (
+    "middle of a stage",
+    "stage change",
+    "checkpoint half written",
+    "checkpoint without its checksum",
+    "old checkpoint is removed",
+    "test metrics are written",
+    "metrics are sent",
+    "FINISHED is sent",
+)
+"""Those of which each leaves something of its own behind; at the others a run is killed in slow tests."""
 
 LONG = ["train.steps=100000", "train.valid_every=100000"]
 """No validation comes within the test: what is saved is saved because of the signal."""

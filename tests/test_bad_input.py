@@ -29,7 +29,10 @@ from lit_memory.run.tracking import Tracker
 from lit_memory.tasks import babilong
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
-CORPUS = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8"))
+CORPUS = yaml.load(  # with libyaml where it is: every worker reads it
+    Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+)
 CASES = CORPUS["cases"]
 RUN = Path(__file__).parents[1] / "run.py"
 LIMIT = 6.0

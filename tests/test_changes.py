@@ -17,7 +17,10 @@ from lit_memory.run.saving import VerifiedCheckpoints
 from lit_memory.run.tracking import Tracker
 from lit_memory.util.provenance import code_changes, provenance
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 NOW = {
     "commit": "bbbbbbbbbbbb",
     "dirty": "false",

@@ -389,6 +389,7 @@ def test_a_failing_arm_leaves_the_other_alone(write, root, capsys):
     assert "NonFinite" in (spec.folder(root) / "log.txt").read_text()
 
 
+@pytest.mark.usefixtures("unsaved_figures")
 def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     file = write()
     assert call(file, "--root", root, "--arms", "a") == 0
@@ -402,6 +403,7 @@ def test_a_part_of_a_plan_is_incomplete(write, root, inline, capsys):
     )
 
 
+@pytest.mark.usefixtures("unsaved_figures")
 @pytest.mark.parametrize("flags", [[], ["train.steps=4"]])
 def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inline, capsys, flags):
     """As in a clone of the project, whose reports are complete while its MLflow knows no run."""
@@ -426,6 +428,7 @@ def test_what_misses_runs_leaves_a_complete_report_alone(write, make_root, inlin
     ] == ("NOT CHECKED" if flags else "INCONCLUSIVE")
 
 
+@pytest.mark.usefixtures("unsaved_figures")
 def test_a_run_that_another_starts_from_is_trained_first_and_once(write, tree, root, tmp_path, inline, capsys):
     """It belongs to its own experiment; what starts from it and trains nothing tests the same weights."""
     first, starts = write(), {"train.init": {"run": "tiny/b"}, "train.steps": 0, "model.gamma": "off"}
@@ -470,6 +473,7 @@ def test_what_starts_from_a_run_that_failed_fails(write, root, inline, capsys):
     )
 
 
+@pytest.mark.usefixtures("unsaved_figures")
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
     file = write()
     assert call(file, "--root", root, "--report") == 0

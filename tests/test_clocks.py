@@ -34,7 +34,7 @@ from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 
-pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.filterwarnings(NOLOAD)]
+pytestmark = [pytest.mark.usefixtures("warm", "unsaved_figures"), pytest.mark.filterwarnings(NOLOAD)]
 
 HAMMER_SECONDS = float(os.environ.get("LIT_MEMORY_HAMMER_SECONDS", "45"))
 BUSY_SECONDS = 20

@@ -80,7 +80,7 @@ def confined(tmp_path_factory):
     base = tmp_path_factory.mktemp("f")
     for name in ("cwd", "root", "tmp", "source", "poison"):
         (base / name).mkdir()
-    shutil.copytree(PROJECT / "lit_memory", base / "source/lit_memory", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "lit_memory", base / "source/lit_memory")  # with bytecode: nobody may write it there
     shutil.copy(PROJECT / "run.py", base / "source")
     environment = {
         "PATH": os.environ["PATH"],

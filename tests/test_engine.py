@@ -144,9 +144,20 @@ STOPS = [
     (("valid", 9), 7),
 ]
 STOPS += [(("testing", None), 9)]
+FIRST = ("train", 1), ("valid", 4), ("train", 8), ("testing", None)
+"""Before, at and after a checkpoint, and behind the training; runs that stop elsewhere are slow tests."""
 
 
-@pytest.mark.parametrize(("place", "step"), STOPS, ids=[f"{kind}-{step}" for (kind, step), _ in STOPS])
+def or_slow(default, *values):
+    """Values of a parameter, of a slow test unless ``default``."""
+    return pytest.param(*values, marks=[] if default else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [or_slow(place in FIRST, place, step) for place, step in STOPS],
+    ids=[f"{kind}-{step}" for (kind, step), _ in STOPS],
+)
 def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, step):
     spec, expected = whole
     with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -174,7 +185,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, root, stop_at, place, ste
     assert (spec.folder(root) / "scores.npz").read_bytes() == expected["scores"]
 
 
-@pytest.mark.parametrize("step", [2, 3, 6, 7, 8])
+@pytest.mark.parametrize("step", [or_slow(step in (2, 6), step) for step in (2, 3, 6, 7, 8)])
 def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_at, monkeypatch, step):
     """One step before the stop is saved, except where the step was the last before a validation."""
     spec, expected = whole
@@ -190,7 +201,10 @@ def test_a_checkpoint_between_two_validations_serves_as_well(whole, root, stop_a
     )
 
 
-@pytest.mark.parametrize(("step", "kept"), [(1, 1), (2, 2), (3, 0), (4, 3), (5, 5), (6, 6), (7, 4)])
+KEPT = {1: 1, 2: 2, 3: 0, 4: 3, 5: 5, 6: 6, 7: 4}
+
+
+@pytest.mark.parametrize(("step", "kept"), [or_slow(step in (3, 4, 5), step, kept) for step, kept in KEPT.items()])
 def test_sigterm_ends_the_step_and_saves(whole, root, stop_at, monkeypatch, step, kept):
     """The last step before a validation is not saved by itself: what follows it would be lost."""
     spec, expected = whole

@@ -30,6 +30,7 @@ from faults import (
     PROJECT,
     RUN,
     STAGED,
+    TELLING,
     alive,
     assert_same,
     check_both,
@@ -74,7 +75,9 @@ pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.filterwarnings(NOLOAD
 # Killed
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=[] if place in TELLING else pytest.mark.slow) for place in PLACES]
+)
 def test_kill_9_in_every_phase(whole, root, place):
     spec, expected = whole
     assert forked(lambda: train(spec, root), (*PLACES[place], die))() == -signal.SIGKILL

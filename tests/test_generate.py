@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import CASES, _params, build_model
+from conftest import CASES, _params, build_model, row
 
 from lit_memory.models.key_values import GROWTH
 from lit_memory.recurrence import (
@@ -70,7 +70,7 @@ def steps_of(model, monkeypatch, how, *args, **options):
         return generate(model, *args, **options), torch.stack(seen)
 
 
-@pytest.mark.parametrize("segment_len", [N, None])
+@pytest.mark.parametrize("segment_len", [N, row(None)])
 def test_twin(fast, tokens, monkeypatch, segment_len):
     """In a ragged batch whose samples fill their segments at different times, tokens and hidden states are those of
     reading the open segment from its start (1e-10)."""
@@ -129,7 +129,7 @@ def test_a_token_is_read_once(build, tokens, name):
     assert rows == [count for count in expected if count]
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", [False, row(True)])
 def test_prompts_and_what_follows(model, tokens, last):
     """``read_prompts`` and ``read_on``, in pieces that cross segments, give the hidden states of ``unroll``."""
     ids = tokens(2, 4 * N + 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, build_model
+from conftest import VOCAB, build_model, row
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -90,8 +90,8 @@ class Streamer:
     "options",
     [
         {"num_beams": 3, "do_sample": False},
-        {"do_sample": True, "num_return_sequences": 2},
-        {"do_sample": True, "num_beams": 2, "repetition_penalty": 1.3},
+        row({"do_sample": True, "num_return_sequences": 2}),
+        row({"do_sample": True, "num_beams": 2, "repetition_penalty": 1.3}),
     ],
     ids=["beams", "samples", "sampled beams"],
 )

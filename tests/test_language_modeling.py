@@ -37,6 +37,7 @@ from lit_memory.text.stream import Stream, build_stream
 from lit_memory.text.tokenizers import ByteTokenizer, WordTokenizer
 
 pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy

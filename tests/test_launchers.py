@@ -29,7 +29,10 @@ from lit_memory.run.launchers.work import MESSAGES, NOT_SHARED, TOKEN, MessageFi
 from lit_memory.run.options import Options
 from lit_memory.run.uri import StoreURI
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 PROJECT = Path(__file__).parents[1]
 
 

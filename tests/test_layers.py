@@ -127,20 +127,17 @@ GLOBAL_RNG = (
 
 def imports(tree: ast.AST) -> list[tuple[str, bool]]:
     """Dotted names of the modules that a file imports, for type checkers too, and whether a function does it."""
-    inside = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(node)
-    }
-    found = []
-    for node in ast.walk(tree):
+    found, left = [], [(tree, False)]
+    while left:
+        node, inside = left.pop()
+        inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        left += [(child, inside) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "relative import"
             own = str(node.module).partition(".")[0] == "lit_memory"
             names = [f"{node.module}.{a.name}" for a in node.names] if own else [str(node.module)]
-        found += [(name, node in inside) for name in names]
+        found += [(name, inside) for name in names]
     return found
 
 

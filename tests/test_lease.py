@@ -24,7 +24,10 @@ from lit_memory.run.engine import run_one
 from lit_memory.run.lease import Lease, LeaseLost
 from lit_memory.run.tracking import Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 
 STAGED = ("train.stages=[{task.pairs: 1, steps: 4}, {task.pairs: 3, steps: 5}]", "train.valid_every=3")
 

@@ -18,7 +18,7 @@ from lit_memory.models.armt import ARMT
 from lit_memory.models.attention import attention_mask, rotate
 from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.recurrence import state_tensors, unroll
-from lit_memory.registry import MODELS, load_class
+from lit_memory.registry import MODELS, load_class, model_size, sketch
 
 N = 5  # tokens per segment
 MEMORY = ["rmt", "rmt_r", "prmt", "armt", "tarm"]
@@ -119,6 +119,20 @@ def test_position_table_is_checked(build, tokens):
         with pytest.raises(ValueError, match=r"position.*segment"):
             too_long()
     build("rmt", positions=8).config.check_segment(500)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sketch_has_the_sizes_of_the_model(build, name):
+    """Weights that are neither allocated nor drawn, and the state that is made of them."""
+    model = build(name).float()
+    settings = {"name": name, **dataclasses.asdict(model.config)}
+    drawn, sizes = sketch(settings), model_size(settings)
+    shapes = [
+        [(key, t.shape, t.dtype) for key, t in each.state_dict(keep_vars=True).items()] for each in (drawn, model)
+    ]
+    assert shapes[0] == shapes[1] and all(p.is_meta for p in drawn.parameters())
+    states = [[(t.shape, t.dtype) for t in state_tensors(each.init_state(1))] for each in (drawn, model)]
+    assert states[0] == states[1] and sizes["state_floats"] == model.state_floats(model.init_state(1))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -285,7 +285,8 @@ def test_grad(depth, momentum, normalized):
 
     assert torch.allclose(values()[0], run(by_chunk, leaves, 2)[0]) != normalized
     assert torch.autograd.gradcheck(values, flat(leaves))
-    assert torch.autograd.gradgradcheck(values, flat(leaves))
+    # by random projections: entry by entry it takes seconds
+    assert torch.autograd.gradgradcheck(values, flat(leaves), fast_mode=True)
 
 
 def test_products_gradients_numerically():
@@ -503,8 +504,10 @@ def longest(chunk, theta, eta, tokens, keys, seed=0, depth=1, length=1.0, normal
     return most
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16])
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("depth", "chunk"),
+    [(d, c) if d == 2 or c == 4 else pytest.param(d, c, marks=pytest.mark.slow) for d in (2, 3, 4) for c in (1, 4, 16)],
+)
 def test_deep_memories_stay_bounded(depth, chunk):
     """A matrix's limit holds for deeper memories whose values are about as long as their keys, and ``normalized``
     changes nothing there; where values are longer, weights then grow no more than they do, and without it the memory
@@ -542,7 +545,7 @@ def eta_on_or_off(X, chunk, draws):
         (e, n)
         for e in (eta_per_token, eta_per_chunk, eta_on_or_off)
         for n in (1, 2, 5, 16, 64)
-        if e != eta_on_or_off or n > 2
+        if n > {eta_per_token: 0, eta_per_chunk: 1, eta_on_or_off: 2}[e]  # of one token the first two are the same
     ],
 )
 def test_random_gates_stay_bounded(chunk, eta):
@@ -551,7 +554,9 @@ def test_random_gates_stay_bounded(chunk, eta):
 
     Left out: an eta that jumps between 0 and 0.9 with every token or two, which makes rare large excursions.
     """
-    assert longest(chunk, lambda e: (1 - e) / chunk, eta, 2000, [1, 3, 50]) < (12 if chunk == 1 else 4)
+    assert longest(chunk, lambda e: (1 - e) / chunk, eta, min(600 * chunk, 2000), [1, 3, 50]) < (
+        12 if chunk == 1 else 4
+    )
 
 
 def test_undamped_gates_do_not():

@@ -20,7 +20,10 @@ from lit_memory.run.store import open_tracker
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 OLD = Path(__file__).parent / "fixtures" / "root_of_0.1"
 OLD_PLACE = "file:///work/scratch/v0/root"
 """Where that root lay: MLflow keeps absolute paths."""

@@ -36,7 +36,10 @@ from lit_memory.run.tracking import Tracker
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 CLOCK = ("seconds", "train_seconds", "peak_memory_mb", "time/seconds")
 

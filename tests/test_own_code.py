@@ -23,7 +23,10 @@ from lit_memory.plan.experiment import load
 from lit_memory.registry import RegistrationError, discover, load_class
 from lit_memory.util.code import digest, sources
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 
 ROOT = Path(__file__).parents[1]
 MODEL, TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)[:2]

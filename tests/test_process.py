@@ -33,7 +33,10 @@ from lit_memory.run.tracking import Tracker
 from lit_memory.util import files
 from lit_memory.util.streams import Lenient, settle
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 RUN = Path(__file__).parents[1] / "run.py"
 
 
@@ -410,12 +413,13 @@ def delete_runs(root, kind):
         tracker.client.delete_run(run.info.run_id)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_is_planned_again(done, root, no_plan, change):
-    CHANGES[change](done, root)
-    assert not no_plan(done, "--root", root)
-    assert no_plan(done, "--root", root)
-    assert "RUNNING" not in faults.statuses(root).values()
+def test_what_has_changed_is_planned_again(done, root, no_plan):
+    """One change after the other: each is planned again once, and leaves a finished plan."""
+    for name, change in CHANGES.items():
+        change(done, root)
+        assert not no_plan(done, "--root", root), name
+        assert no_plan(done, "--root", root), name
+        assert "RUNNING" not in faults.statuses(root).values(), name
 
 
 def test_other_code_or_flags_plan_again(done, root, no_plan, monkeypatch, tmp_path):

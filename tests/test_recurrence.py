@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+from conftest import row
 from torch.nn import functional as F
 
 from lit_memory.memory import compiled
@@ -68,7 +69,7 @@ def test_seg_roundtrip(align, lengths):
         assert len(parts) == -(-total // 4) and all(1 <= len(p) <= 4 for p in parts)
 
 
-@pytest.mark.parametrize("align", ["left", "right", "center"])
+@pytest.mark.parametrize("align", [row("left"), row("right"), "center"])
 def test_unroll_is_the_loop(model, tokens, align):
     """T-SEG-boundary: the joined hidden states are those of the segments in order, so the last token of one predicts
     the first of the next."""
@@ -143,7 +144,7 @@ def test_batch_rows_are_independent(model):
     checks.rows_independent(model)
 
 
-@pytest.mark.parametrize("changed", [0, 3, 7, 12])
+@pytest.mark.parametrize("changed", [row(0), 3, row(7), 12])
 def test_causal(model, changed):
     """T-CAUSAL: another token at j changes no hidden state before j, the one at j, and, through the memory, those of
     later segments."""
@@ -191,14 +192,17 @@ def test_masked_token_is_invisible(model):
 # --- gradients
 
 
-@pytest.mark.parametrize(("bptt", "read_only"), [(None, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 1), (3, 1)])
+REACHES = [(None, 0), row(1, 0), (2, 0), row(3, 0), row(4, 0), row(1, 1), (2, 1), row(3, 1)]
+
+
+@pytest.mark.parametrize(("bptt", "read_only"), REACHES)
 def test_gradient_reach(model, bptt, read_only):
     """T-RMT-grad, T-ARMT-bptt: the last segment's loss reaches ``bptt`` segments (all by default), and the others get
     exactly 0."""
     checks.gradient_reach(model, bptt, read_only)
 
 
-@pytest.mark.parametrize("read_only", [0, 2])
+@pytest.mark.parametrize("read_only", [row(0), 2])
 def test_bptt_values_and_full_length(model, tokens, read_only):
     """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial
     memory included."""
@@ -280,7 +284,11 @@ def test_iterator_of_segments(model):
     checks.streaming(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"bptt": 2}, {"read_only": 2}, {"keep": 1}, {"schedule": "diagonal"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [row({}), {"bptt": 2}, row({"read_only": 2}), row({"keep": 1}), row({"schedule": "diagonal"})],
+    ids=str,
+)
 def test_tuple_of_segments(model, tokens, options):
     """A tuple equals the tensor, gradients included."""
     if options.get("schedule") and not isinstance(model, LayerRecurrent):
@@ -292,7 +300,7 @@ def test_tuple_of_segments(model, tokens, options):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "diagonal"])
+@pytest.mark.parametrize("schedule", ["sequential", row("diagonal")])
 def test_samples_that_begin_later(model, tokens, schedule):
     """Samples of 4, 2 and 1 segments that end together equal each by itself: hidden states, state and all gradients
     (1e-10)."""
@@ -340,7 +348,10 @@ def test_segments_may_have_masks(model, tokens):
 # --- read-only segments and what is kept
 
 
-@pytest.mark.parametrize(("read_only", "total"), [(1, 5 * N - 2), (3, 5 * N), (3, 5 * N - 2), (5, 5 * N - 2)])
+READERS = [row(1, 5 * N - 2), row(3, 5 * N), (3, 5 * N - 2), row(5, 5 * N - 2)]
+
+
+@pytest.mark.parametrize(("read_only", "total"), READERS)
 def test_read_only_slow_twin(model, tokens, read_only, total):
     """Read-only segments, folded into the batch, equal the loop with write=False: values, state and all gradients
     (1e-10)."""
@@ -409,7 +420,7 @@ def state_gradients(model, state):
 # --- the diagonal schedule
 
 
-@pytest.mark.parametrize("segments", [1, 2, 5])
+@pytest.mark.parametrize("segments", [row(1), row(2), 5])
 def test_diagonal_equals_sequential(layered, tokens, segments):
     """T-DIAG-eq, T-ARMT-diag, T-PRMT-diag: hidden states, final state and all gradients equal the sequential
     schedule's."""
@@ -420,7 +431,7 @@ def test_diagonal_equals_sequential(layered, tokens, segments):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("segments", [1, 2, 3, 6])
+@pytest.mark.parametrize("segments", [row(1), row(2), 3, row(6)])
 def test_diagonal_steps(layered, tokens, segments):
     """T-DIAG-steps: S segments and L layers take S + L - 1 grouped steps."""
     calls = []
@@ -429,7 +440,7 @@ def test_diagonal_steps(layered, tokens, segments):
     assert len(calls) == segments + len(layered.layers) - 1
 
 
-@pytest.mark.parametrize("align", ["left", "right", "center"])
+@pytest.mark.parametrize("align", [row("left"), row("right"), "center"])
 def test_diagonal_ragged(layered, tokens, align):
     """T-DIAG-ragged: a short segment, wherever it is, and ``keep`` give the same as the sequential schedule."""
     ids, lengths = tokens(2, 3 * N + 2), segment_lengths(3 * N + 2, N, align)
@@ -482,7 +493,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"bptt": 3}, {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
+    "options", [row({}), row({"bptt": 3}), {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
 )
 @pytest.mark.usefixtures("way")
 def test_layer_major_equals_sequential(layer_major, tokens, options):
@@ -557,7 +568,7 @@ def agrees(model, ids, tol, **options):
     assert close(gradients(model, layer), gradients(model, sequential), tol)
 
 
-@pytest.mark.parametrize("align", ["left", "right", "center"])
+@pytest.mark.parametrize("align", [row("left"), row("right"), "center"])
 def test_layer_major_ragged(layer_major, tokens, align, monkeypatch):
     """Segments of several lengths, a given state, and groups of few segments give the same as the sequential
     schedule."""
@@ -595,7 +606,7 @@ def test_layer_major_conditions(build, tokens, name):
 # --- segment checkpointing
 
 
-@pytest.mark.parametrize(("options", "size"), [({"read_only": 1}, 2), ({"bptt": 3, "keep": 2}, 3)], ids=str)
+@pytest.mark.parametrize(("options", "size"), [row({"read_only": 1}, 2), ({"bptt": 3, "keep": 2}, 3)], ids=str)
 def test_checkpointed_segments(model, tokens, options, size):
     """Segments that are computed again on the way back: the same bits, and the same gradients."""
     ids = tokens(2, 6 * N)
@@ -634,7 +645,7 @@ def test_checkpointed_segments_save_memory(build, tokens, schedule):
 # --- generation and errors
 
 
-@pytest.mark.parametrize(("prompt", "segment_len"), [(7, 5), (10, 5), (7, None)])
+@pytest.mark.parametrize(("prompt", "segment_len"), [(7, 5), row(10, 5), row(7, None)])
 def test_generate_is_greedy(model, prompt, segment_len):
     """T-ARMT-genmode: each generated token is the argmax of a teacher-forced run over prompt and continuation."""
     checks.generates(model, prompt, segment_len)
@@ -661,8 +672,8 @@ def logits_of(model, call):
         del model.logits
 
 
-@pytest.mark.parametrize("segment_len", [N, None])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("segment_len", [N, row(None)])
+@pytest.mark.parametrize("side", ["left", row("right")])
 def test_generate_slow_twin(model, tokens, side, segment_len):
     """T-cached-generate: in a ragged batch, every step's logits are those of a full pass over that sample alone,
     without padding (1e-10)."""
@@ -696,7 +707,7 @@ def test_generate_where_some_samples_begin(model, tokens):
     assert torch.equal(model.generate(ids[:, N:], 6, segment_len=N + 2, state=state), torch.cat(own))
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [row(False), True])
 def test_generate_stops(model, tokens, several):
     """After a stop token a sample repeats it; before, and in the other samples, nothing changes; once all have ended
     nothing is computed."""

@@ -25,7 +25,7 @@ from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.tasks import language_modeling
 
-pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.filterwarnings(NOLOAD)]
+pytestmark = [pytest.mark.usefixtures("warm", "unsaved_figures"), pytest.mark.filterwarnings(NOLOAD)]
 
 
 def on_mount(arguments, file, root, log, *flags):

@@ -23,6 +23,7 @@ from lit_memory.run.scores import read_scores, scores_file
 from lit_memory.run.tracking import Tracker
 
 pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]

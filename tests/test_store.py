@@ -29,7 +29,10 @@ from lit_memory.run.folders import check_root
 from lit_memory.run.store import find_tracker, open_tracker
 from lit_memory.run.tracking import Tracker, default_uri
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 STATEMENT = "alembic.ddl.impl:DefaultImpl._exec"

@@ -24,6 +24,7 @@ from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.stream import Stream
 
 pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),

@@ -11,7 +11,10 @@ from lit_memory.plan.measured import answerable, check_report
 from lit_memory.report.gallery import counts, shown_verdicts
 from lit_memory.report.verdict import VERDICTS, conclude
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 
 
 @pytest.fixture

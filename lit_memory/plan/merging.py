@@ -4,6 +4,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -61,20 +62,26 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not re.fullmatch(r"[\w.]+\??", key):
         raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+        parsed = copy.deepcopy(_plain(value))
     except RecursionError:
         raise ConfigError("command line", key, f"nested more than {DEEPEST} deep") from None
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
     for place, problem in problems(parsed, ""):
         raise ConfigError("command line", key + place.removeprefix("value"), problem)
-    plain = parsed["value"]  # type: ignore[index,call-overload]
+    plain = parsed["value"]
     if isinstance(plain, str) and "," in plain and value.strip()[0] not in "'\"":
         points = tuple(parse_override(f"{key}={part}")[1] for part in plain.split(","))
         if any(points.index(point) < i for i, point in enumerate(points)):
             raise ConfigError("command line", key, f"{value}: expected different values for a grid")
         return key, points
     return key, plain
+
+
+@lru_cache(maxsize=256)
+def _plain(value: str) -> Any:
+    """A value of the command line as YAML has it, below "value". Every experiment of a command reads the same few."""
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
 
 
 def point_name(settings: Mapping[str, Any]) -> str:

@@ -105,8 +105,8 @@ def _applicable(values: Mapping[str, Any], names: Sequence[str], others: Sequenc
 
 
 _CONVERTED: dict[tuple[type, str, str], Any] = {}
-"""(class, field, value as text) -> the converted value. The arms and stages of a plan repeat a few values very often,
-and OmegaConf needs milliseconds for each."""
+"""(class, field, value as text) -> the converted value. The arms and stages of a plan repeat a few values very
+often."""
 
 
 def converted(cls: type, name: str, value: Any) -> Any:
@@ -117,7 +117,7 @@ def converted(cls: type, name: str, value: Any) -> Any:
     """
     key = cls, name, repr(value)
     if key not in _CONVERTED:
-        config = copy.deepcopy(_schema(cls))
+        config = OmegaConf.masked_copy(_schema(cls), [name])  # of one field: a copy of all of them takes milliseconds
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
             config[name] = float(value) if type(value) is int and _is_float(cls, name) else value

@@ -182,9 +182,9 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     def init_state(self, batch, device=None, dtype=None):
         layers: Any = self.layers
         options = state_options(self, device, dtype)
-        return tuple(
-            map_state(lambda t: t.expand(batch, *t.shape[1:]), layer.first_state(**options)) for layer in layers
-        )
+        sizes = options["device"].type == "meta"  # which the persistent tokens leave as they are
+        firsts = [layer.empty_state(**options) if sizes else layer.first_state(**options) for layer in layers]
+        return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), first) for first in firsts)
 
     def refuses_layer_major(self):
         return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
