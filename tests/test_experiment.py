@@ -249,8 +249,8 @@ SCALES = [(path, scale) for path, whole in WHOLE.items() for scale in whole.scal
 
 
 KEYS = json.loads((Path(__file__).parent / "fixtures/keys.json").read_text())
-"""Experiment -> scale -> run -> the first 16 digits of its key. They change with ``KEY_VERSION`` alone: finished runs
-of users must stay finished."""
+"""Experiment -> scale -> run -> the first 16 digits of its key. They change with ``KEY_VERSION`` and a model's
+``numbers`` alone: finished runs of users must stay finished."""
 
 
 def keys(specs):

@@ -94,6 +94,13 @@ def test_keys_are_what_they_were(make_spec):
     assert (make_spec().key[:12], make_spec("task={name: babilong}").key[:12]) == ("5be978bb388a", "c2ddc11a393f")
 
 
+def test_the_numbers_of_a_model_are_part_of_its_keys(make_spec, monkeypatch):
+    rmt, armt = make_spec("model={name: rmt}"), make_spec()
+    keys = rmt.key, armt.key
+    monkeypatch.setattr("lit_memory.models.rmt.RMT.numbers", 2)
+    assert dataclasses.replace(rmt).key != keys[0] and dataclasses.replace(armt).key == keys[1]
+
+
 def test_the_key_ignores_names_and_reports(tree):
     names = {
         "experiment": "other",

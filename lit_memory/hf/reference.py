@@ -65,7 +65,7 @@ def load_reference(
         given = {"arch": arch, "backbone": backbone, "n_head": n_head}
         with errors_from(source):
             for name, value in given.items():
-                if value is not None:
+                if value is not None and (Path(source) / "config.json").is_file():
                     raise FieldError(name, value, "expected no such argument, config.json decides it; leave it out")
             return load_present(Path(source), flags)
     if arch is None:

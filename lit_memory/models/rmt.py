@@ -79,6 +79,8 @@ class TokenMemory(Diagnosed):
 class RMT(SeparateWrite, KeyValueCache, TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
+    numbers = 1
+
     @dataclass
     class Config(BackboneConfig):
         memory_tokens: int = 32

@@ -13,7 +13,7 @@ from lit_memory.registry import Source, load_class, provide
 from lit_memory.util.fields import added_fields
 
 KEY_VERSION = 2
-"""Part of every key; raise it when a change of the code changes the numbers."""
+"""Part of every key; raise it when a change of the code moves the numbers of all models. A model has ``numbers``."""
 SECTIONS = ("model", "task", "train")
 
 
@@ -50,6 +50,8 @@ class RunSpec:
         if self.start is not None:
             sections["train"]["init"] = {"run": self.start.key}
         content = {"version": KEY_VERSION, **sections, "seed": self.seed}
+        if numbers := load_class("model", self.model["name"]).numbers:
+            content["numbers"] = numbers
         if self.train["trainer"].get("accumulate_grad_batches", 1) > 1:
             content["batch_size"] = "of an optimizer step"  # it was that of each of the accumulated batches before
         if self.code:

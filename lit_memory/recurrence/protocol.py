@@ -40,6 +40,8 @@ class SegmentRecurrent(nn.Module):
     """The ``Config`` that the model was built from."""
     decoder: Any
     """The backbone: embeddings, layers, norm and ``head``."""
+    numbers: ClassVar[int] = 0
+    """Part of the key of a run; raise it when a change of the model's code moves the numbers of its runs."""
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:
         """The state of ``batch`` samples before their first segment.

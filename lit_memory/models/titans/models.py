@@ -164,6 +164,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     """Shared base of the four models: the stack of layers, the initial state and the diagnostics."""
 
     visible = ("norm", "gates")
+    numbers = 1
     layer_class: ClassVar[type[LMMLayer]]
 
     def __init__(self, config: Any) -> None:
