@@ -20,6 +20,7 @@ from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
 from lit_memory.run import receipt
 from lit_memory.run.checkpoint import saved
+from lit_memory.run.delivery import deliver, waiting
 from lit_memory.run.display import (
     LiveLines,
     counted,
@@ -35,7 +36,7 @@ from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
 from lit_memory.run.launchers.remote import RemoteLauncher
 from lit_memory.run.options import Options, flags_of, parse_options, short
-from lit_memory.run.outbox import PATIENCE, away_line, deliver, waiting
+from lit_memory.run.outbox import PATIENCE, away_line
 from lit_memory.run.reporting import write_report
 from lit_memory.run.server import within
 from lit_memory.run.store import find_tracker, open_tracker

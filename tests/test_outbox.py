@@ -25,11 +25,12 @@ from mlflow.exceptions import MlflowException
 
 from lit_memory.cli import main
 from lit_memory.run import checkpoint, engine, journal, saving
+from lit_memory.run.delivery import deliver, waiting
 from lit_memory.run.engine import run_one
 from lit_memory.run.journal import Journal, merged, read
 from lit_memory.run.lease import Lease
 from lit_memory.run.options import parse_options
-from lit_memory.run.outbox import Outbox, Sender, deliver, sending, waiting
+from lit_memory.run.outbox import Outbox, Sender, sending
 from lit_memory.run.search import search
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
@@ -124,6 +125,17 @@ def told(make_spec, root):
     return spec, story, Tracker(root)
 
 
+CALLS = [
+    "create_run",
+    "log_dict",
+    "log_inputs",
+    "log_batch",
+    "create_logged_model",
+    "log_outputs",
+    "finalize_logged_model",
+    "set_terminated",
+]
+"""Of the client, in the order in which a run of an experiment that is there makes them."""
 EXPECTED = [("train/loss", 3, "1.0"), ("valid/loss", 3, "nan")]
 
 
@@ -139,11 +151,11 @@ def test_a_row_that_is_sent_twice_is_there_once(told, root):
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["answer lost", "call lost"])
-@pytest.mark.parametrize("call", ["create_run", "log_dict", "log_batch", "set_terminated", "update_run", "set_tag"])
+@pytest.mark.parametrize("call", [*CALLS, "update_run", "set_tag"])
 def test_every_call_may_fail(told, root, monkeypatch, call, applied):
     """The first, the second and so on, whether the store has done it or not; then all is there once."""
     spec, story, tracker = told
-    story.finish([("exact_match", 2, 0.5)], {"steps": 3})
+    story.finish([("exact_match", 2, 0.5)], {"steps": 3, "result/exact_match at 2": 0.5})
     original, count = getattr(tracker.client, call), [0]
     for fails in range(1, 5):
 
@@ -161,20 +173,27 @@ def test_every_call_may_fail(told, root, monkeypatch, call, applied):
                 Outbox(spec, root, lambda: tracker).send()
     Outbox(spec, root, lambda: tracker).send()
     run = tracker.find(spec.key)
-    assert rows_of(tracker, run) == sorted([*EXPECTED, ("test/exact_match", 2, "0.5"), ("steps", 0, "3.0")])
+    result = ("result/exact_match at 2", 0, "0.5")
+    assert rows_of(tracker, run) == sorted([*EXPECTED, ("test/exact_match", 2, "0.5"), ("steps", 0, "3.0"), result])
     assert (run.status, run.params, run.tags["lit.commit"]) == ("FINISHED", {"lr": "0.1"}, "abc")
     (runs,) = search(tracker.client, f"tags.`lit.key` = '{spec.key}'")
     assert len(runs) == 1 and not journal.waits(spec.folder(root))
+    whole = tracker.client.get_run(run.run_id)
+    (model,) = tracker.client.search_logged_models([whole.info.experiment_id])
+    assert [output.model_id for output in whole.outputs.model_outputs] == [model.model_id]
+    assert (model.status, [(m.key, m.value) for m in model.metrics]) == ("READY", [(result[0], 0.5)])
+    uses = {i.dataset.name: [tag.value for tag in i.tags] for i in whole.inputs.dataset_inputs}
+    assert uses == {"associative_retrieval train": ["training"], "associative_retrieval test": ["evaluation"]}
 
 
 def test_finished_is_sent_last(told, root, monkeypatch):
     spec, story, tracker = told
     story.finish([("exact_match", 2, 0.5)], {"steps": 3})
     seen = []
-    for name in ("log_batch", "set_terminated", "log_dict"):
+    for name in CALLS:
         inner = getattr(tracker.client, name)
         monkeypatch.setattr(
-            tracker.client, name, lambda *a, inner=inner, name=name, **k: (seen.append(name), inner(*a, **k))
+            tracker.client, name, lambda *a, inner=inner, name=name, **k: (seen.append(name), inner(*a, **k))[1]
         )
     Outbox(spec, root, lambda: tracker).send()
     assert seen.count("set_terminated") == 1 and seen[-1] == "set_terminated"

@@ -8,7 +8,10 @@ import records
 import yaml
 
 from lit_memory.plan.sections import ReportConfig
+from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame
+from lit_memory.run.journal import Journal
+from lit_memory.run.outbox import Outbox
 from lit_memory.run.tracking import PARENT, Tracker, default_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -111,6 +114,29 @@ def test_results_are_rows_with_x_as_their_step(tracker, start):
     assert found == pytest.approx({(name, x): value for name, x, value in rows}, nan_ok=True)
     history = tracker.client.get_metric_history(run_id, "test/exact_match")
     assert [(m.step, m.value) for m in history] == [(2, 0.5), (500, 0.25)]
+
+
+def test_a_run_is_linked_to_its_data_and_its_model(root, make_spec, tree):
+    """Runs with the same task share their data sets; a run that trains nothing has none to train on, and no model."""
+    tracker = Tracker(root)
+    checkpoint.save(checkpoint.path_of(make_spec().folder(root), 7), lambda file: file.write(b"x"))
+    sets, whole = [], make_spec()
+    tested = dataclasses.replace(whole, train=whole.train | {"steps": 0, "stages": []})
+    for spec in (whole, make_spec("model.layers=3"), make_spec("task.pairs=1"), tested):
+        story = Journal(spec.folder(root))
+        story.begin({}, {"lr": 0.1})
+        story.finish([], {"result/loss at 2": 0.5})
+        (outbox := Outbox(spec, root, lambda: tracker)).send()
+        outbox.lease.end()
+        run = tracker.client.get_run(outbox.run_id)
+        sets.append({i.dataset.name.split()[1]: i.dataset.digest for i in run.inputs.dataset_inputs})
+        assert len(run.outputs.model_outputs) == bool(spec.stages)
+    assert sets[0] == sets[1] and not {*sets[0].values()} & {*sets[2].values()} and [*sets[3]] == ["test"]
+    models = tracker.client.search_logged_models([run.info.experiment_id], order_by=[{"field_name": "name"}])
+    (model,) = (model for model in models if model.tags["lit.key"] == whole.key)
+    assert len(models) == 3 and (model.name, model.model_type) == ("a-s0", "armt")
+    assert model.params["memory_dim"] == str(whole.model["memory_dim"])
+    assert (root / model.tags["lit.weights"]).read_bytes() == b"x" and model.metrics[0].value == 0.5
 
 
 def test_finished_is_written_last(tracker, start, monkeypatch):

@@ -26,7 +26,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
 
-from mlflow import MlflowClient
+from mlflow import MlflowClient, entities
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.utils import create_sqlalchemy_engine
@@ -39,6 +39,7 @@ from lit_memory.run import database
 from lit_memory.run.artifacts import Artifacts
 from lit_memory.run.experiments import Experiments
 from lit_memory.run.journal import Row, TimedRow, merged
+from lit_memory.run.lineage import Lineage
 from lit_memory.run.register import NAME as LEASES
 from lit_memory.run.register import Checked, Register
 from lit_memory.run.search import PAGE, TAG, Run, finished_among, of_keys, search
@@ -101,6 +102,7 @@ class Tracker:
         """Run id -> (metric, step) that a resumed run logged before."""
         self.experiments = Experiments(self.client, MlflowException, self._creation_lock, self.artifacts, warn)
         self.files = Artifacts(self.client, root, self.artifacts)
+        self.lineage = Lineage(self.client, entities)
         self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
         self.histories: dict[tuple[str, str], list[Metric]] = {}
@@ -110,7 +112,8 @@ class Tracker:
 
     def guard(self, check: Callable[[], None]) -> None:
         """Call ``check`` before everything that is written from now on; it raises where nothing may be written."""
-        self.client = self.experiments.client = self.files.client = Checked(self.client, check)
+        checked = Checked(self.client, check)
+        self.client = self.experiments.client = self.files.client = self.lineage.client = checked
 
     def _creation_lock(self) -> contextlib.AbstractContextManager[None]:
         """Let one process at a time create a database, an experiment or a parent run: first starts race."""
@@ -211,6 +214,8 @@ class Tracker:
     def _describe(self, run_id: str, spec: RunSpec, params: Mapping[str, Any]) -> None:
         """Store the configuration of a run; the parameters are its last part."""
         self.files.store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
+        with self._creation_lock():  # of data sets that other runs have, too
+            self.lineage.link_data(run_id, spec)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
