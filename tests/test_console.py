@@ -118,7 +118,7 @@ def test_a_wheel_has_its_experiments(tmp_path):
     listed = call("list")
     assert "armt_ablation_gamma" in listed.stdout, listed.stderr
     planned = call("run", "armt_ablation_gamma", "--dry-run")
-    assert "6 runs: 6 new" in planned.stdout, planned.stderr
+    assert "20 runs: 20 new" in planned.stdout, planned.stderr
     assert "lit_memory/py.typed" in wheel.namelist()
     with pytest.raises(ConfigError):
         load(tmp_path / "cwd/armt_ablation_gamma.yaml")

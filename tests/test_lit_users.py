@@ -199,6 +199,7 @@ def test_accumulated_batches_are_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # which Dynamo does
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("cls", [lit_memory.LitRMT, lit_memory.LitARMT])
 def test_a_compiled_module_trains_as_it_does_itself(cls):

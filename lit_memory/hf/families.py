@@ -126,6 +126,11 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
 
 def _later_gemma(config: Any) -> dict[str, Any]:
     """Config fields of Gemma 2 and 3 that the decoders before them lack."""
+    if not 0 < config.query_pre_attn_scalar < math.inf:
+        raise FieldError("query_pre_attn_scalar", config.query_pre_attn_scalar, "expected more than 0")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if not 0 <= (getattr(config, name) or 0) < math.inf:
+            raise FieldError(name, getattr(config, name), "expected 0 or more")
     scale, default = config.query_pre_attn_scalar**-0.5, config.head_dim**-0.5
     settings = {
         "query_scale": None if scale == default else scale,

@@ -191,6 +191,8 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
             if self.eps <= 0:
                 raise FieldError("eps", self.eps, "expected more than 0, which an empty memory would be divided by")
             at_least(0, self, "denom_floor", "value_std", "gamma_eps", "past_tokens")
+            if not abs(self.beta_init or 0) <= 1e4:
+                raise FieldError("beta_init", self.beta_init, "expected a logit from -1e4 to 1e4")
             if not self.past_tokens and self.sink:
                 raise FieldError("sink", self.sink, "expected past_tokens with it")
             if self.gamma_eps == 0 and (self.gamma == "raw" or not self.gamma_detach):
