@@ -35,6 +35,7 @@ def old_root(tmp_path, monkeypatch):
     for name in ("MLFLOW_TRACKING_URI", "LIT_MEMORY_ROOT", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("lit_memory.plan.runspec.KEY_VERSION", 1)  # of the numbers, not of the files
+    monkeypatch.setattr("lit_memory.models.rmt.RMT.numbers", 0)
     root, gone = tmp_path / "root", tmp_path / "gone"
     shutil.copytree(OLD / "checkpoints", root / "checkpoints")
     (root / "mlflow.db").write_bytes(gzip.decompress((OLD / "mlflow.db.gz").read_bytes()))

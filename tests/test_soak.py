@@ -214,9 +214,7 @@ CODES = {0, 1, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
 """Done, a run was killed, interrupted; or interrupted before the command could handle it, or by two signals."""
 
 
-EARLY = re.compile(
-    r"Process \S+:\nTraceback (?:(?!Traceback).)*_close_stdin(?:(?!Traceback).)*Interrupted: \d+\n", re.S
-)
+EARLY = re.compile(r"Process \S+:\nTraceback (?:(?!Traceback).)*?Interrupted: \d+\n", re.S)
 """What a fork of the test says that a signal meets before its first line: it still has the handler of its command. The
 processes of a real command come from a fork server, which has none."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.run import checkpoint, journal
+from lit_memory.run import checkpoint
 from lit_memory.run.search import TAG
 
 SPLITS = {"train": "training", "test": "evaluation"}
@@ -25,9 +25,9 @@ WEIGHTS = f"{TAG}weights"
 class Lineage:
     """Links runs to data sets and models."""
 
-    def __init__(self, client: Any, entities: Any) -> None:
-        """client: of MLflow. entities: MLflow's module of classes."""
-        self.client, self.entities = client, entities
+    def __init__(self, client: Any, entities: Any, errors: tuple[type[Exception], ...]) -> None:
+        """client: of MLflow. entities: MLflow's module of classes. errors: what the client raises."""
+        self.client, self.entities, self.errors = client, entities, errors
 
     def link_data(self, run_id: str, spec: RunSpec) -> None:
         """Link the data sets of a run: the task's section, from which every sample of a split follows with the seed.
@@ -42,7 +42,10 @@ class Lineage:
             digest = hashlib.sha256(source.encode()).hexdigest()[:8]
             data = self.entities.Dataset(f"{spec.task['name']} {split}", digest, "lit_memory", source)
             inputs.append(self.entities.DatasetInput(data, [self.entities.InputTag("mlflow.data.context", use)]))
-        self.client.log_inputs(run_id, inputs)
+        try:
+            self.client.log_inputs(run_id, inputs)
+        except self.errors:  # another run has made the same data set in this moment; now it is there
+            self.client.log_inputs(run_id, inputs)
 
     def link_model(self, run_id: str, spec: RunSpec, folder: Path) -> None:
         """Link the model that a run has trained, with the results of its test. folder: of the run."""
@@ -58,11 +61,10 @@ class Lineage:
             name = re.sub(r"\W+", "-", f"{spec.arm} {spec.point} s{spec.seed}")
             params = {name: str(value)[:LONGEST_PARAMETER] for name, value in spec.model.items()}
             model = self.client.create_logged_model(experiment_id, name, run_id, tags, params, spec.model["name"])
-        results = [
-            self.entities.Metric(name, value, time, step, model_id=model.model_id)
-            for name, step, value, time in journal.read(folder).rows
-            if name.startswith("result/")
-        ]
+        names = [name for name in run.data.metrics if name.startswith("result/")]
+        rows = [row for name in names for row in self.client.get_metric_history(run_id, name)]
+        # with the times that the store has: it knows a row by them, and another root may have sent these
+        results = [self.entities.Metric(m.key, m.value, m.timestamp, m.step, model_id=model.model_id) for m in rows]
         self.client.log_batch(run_id, results)
         if not run.outputs.model_outputs:
             steps = sum(stage["steps"] for stage in spec.stages)

@@ -102,7 +102,7 @@ class Tracker:
         """Run id -> (metric, step) that a resumed run logged before."""
         self.experiments = Experiments(self.client, MlflowException, self._creation_lock, self.artifacts, warn)
         self.files = Artifacts(self.client, root, self.artifacts)
-        self.lineage = Lineage(self.client, entities)
+        self.lineage = Lineage(self.client, entities, self.Error)
         self.register = Register(self.client, self.Error, (self.artifacts / LEASES).as_uri())
         """What the processes that use this store agree on."""
         self.histories: dict[tuple[str, str], list[Metric]] = {}
@@ -214,8 +214,7 @@ class Tracker:
     def _describe(self, run_id: str, spec: RunSpec, params: Mapping[str, Any]) -> None:
         """Store the configuration of a run; the parameters are its last part."""
         self.files.store(run_id, lambda: self.client.log_dict(run_id, spec.config(), "config.yaml"))
-        with self._creation_lock():  # of data sets that other runs have, too
-            self.lineage.link_data(run_id, spec)
+        self.lineage.link_data(run_id, spec)
         self.client.log_batch(run_id, params=[Param(k, str(v)[:LONGEST_PARAMETER]) for k, v in params.items()])
 
     def _resume(self, run: Run, tags: Mapping[str, str]) -> None:
