@@ -572,7 +572,7 @@ def agrees(model, ids, tol, **options):
 def test_layer_major_ragged(layer_major, tokens, align, monkeypatch):
     """Segments of several lengths, a given state, and groups of few segments give the same as the sequential
     schedule."""
-    monkeypatch.setattr("lit_memory.recurrence.layer_major.GROUP_ROWS", 3 * 2 * N)
+    monkeypatch.setattr("lit_memory.recurrence.schedules.GROUP_ROWS", 3 * 2 * N)
     ids = tokens(2, 9 * N + 2)
     state = unroll(layer_major, ids[:, : 2 * N], N).state
     for keep in (None, 0, 1, 5):

@@ -1,0 +1,270 @@
+"""Segments of RMT, TARM and RMT-R, each as one node of the graph with a backward pass by hand.
+
+The memory goes through all layers, so that segment follows segment. What enters the first layer is known before,
+though: what the block does with single rows (norm and queries, keys, values; and for a parallel block its feed-forward)
+is done for the tokens of all segments at once, and for memory rows that stand in front of the tokens and behind them
+once. The top layer has outputs at its last rows alone. Weights get their gradients from one node at the end. The slow
+twin is ``RMT.segment``.
+
+Shape suffixes: S segments, B batch, T tokens, F fresh rows (memory, as it enters), M memory rows behind the tokens,
+R rows of a segment, C last rows, D width, E channels of queries, keys and values together.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lit_memory.models.attention import attention_mask
+from lit_memory.models.by_hand import (
+    FeedForward,
+    MemoryAttention,
+    Rotation,
+    SummedLinear,
+    SummedNorm,
+    Tape,
+    Weights,
+    activation,
+)
+from lit_memory.models.decoder import Decoder
+from lit_memory.recurrence import State, detach, select_samples
+
+PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+"""Modules that have a backward pass by hand; what derives from them may compute something else."""
+
+
+def refusal(model: Any) -> str | None:
+    """Why the segments of a model have no backward pass by hand; None if they have one."""
+    decoder, c = model.decoder, model.config
+    precision = decoder.norm.weight.dtype
+    if not c.memory_tokens:
+        return "it has no memory"
+    if c.special:
+        return f"its blocks ({', '.join(c.special)}) have no backward pass by hand"
+    if decoder.norm.weight.device.type != "cpu":
+        return "its backward pass by hand is for the CPU"
+    if precision != torch.promote_types(precision, torch.float32):
+        return "its weights are less precise than its state"
+    for module in (decoder.norm, *(part for block in decoder.layers for part in modules_of(block))):
+        if type(module) not in PLAIN or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return "its layers are no plain ones"
+    return None
+
+
+def modules_of(block: nn.Module) -> list[nn.Module]:
+    """The modules with weights of a block: norm1, qkv, out, norm2, up, down (and gate)."""
+    names = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down")
+    gate = getattr(block, "gate", None)
+    return [*(block.get_submodule(name) for name in names), *([] if gate is None else [gate])]
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """Weight and bias."""
+    return module.weight, getattr(module, "bias", None)
+
+
+class Layer:
+    """A ``Block`` in two halves: what a row becomes on its own, and with the rows before it."""
+
+    def __init__(self, block: Any, config: Any) -> None:
+        c = config
+        norm1, qkv, out, norm2, up, down, *gate = map(weights_of, modules_of(block))
+        self.norm, self.qkv, self.out = SummedNorm(*norm1, c.norm_eps), SummedLinear(*qkv), SummedLinear(*out)
+        parts = SummedNorm(*norm2, c.norm_eps), SummedLinear(*up), SummedLinear(*down)
+        self.ff = FeedForward(*parts, SummedLinear(*gate[0]) if gate else None, activation(c.family))
+        self.parallel = block.parallel
+        self.heads, self.kv_heads = c.heads, c.kv_heads or c.heads
+
+    def enter(self, x_BRD: Tensor, count: int, tape: Tape) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values (B, R, E) of rows, not rotated, and what is added to the attention of the last
+        ``count`` rows."""
+        qkv_BRE = self.qkv.forward(self.norm.forward(x_BRD, tape), tape)
+        last_BCD = x_BRD[:, x_BRD.shape[1] - count :]
+        return qkv_BRE, last_BCD + self.ff.forward(last_BCD, tape) if self.parallel else last_BCD
+
+    def enter_backward(self, dqkv_BRE: Tensor, dlast_BCD: Tensor, tape: Tape) -> Tensor:
+        dlast_BCD = dlast_BCD + self.ff.backward(dlast_BCD, tape) if self.parallel else dlast_BCD
+        dx_BRD = self.norm.backward(self.qkv.backward(dqkv_BRE, tape), tape)
+        dx_BRD[:, dx_BRD.shape[1] - dlast_BCD.shape[1] :] += dlast_BCD
+        return dx_BRD
+
+    def leave(self, qkv_BRE: Tensor, last_BCD: Tensor, rotation: Rotation | None, hidden, tape: Tape) -> Tensor:
+        """The block at the last C rows. qkv_BRE is rotated in place."""
+        qkv_BRHK = qkv_BRE.unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
+        if rotation is not None:
+            rotation.turn_(qkv_BRHK[:, :, : self.heads + self.kv_heads])
+        attention = MemoryAttention(self.heads, self.kv_heads, last_BCD.shape[1])
+        y_BCD = self.out.forward(attention.forward(qkv_BRHK, hidden, tape), tape).add_(last_BCD)
+        return y_BCD if self.parallel else y_BCD + self.ff.forward(y_BCD, tape)
+
+    def leave_backward(self, dy_BCD: Tensor, rotation: Rotation | None, tape: Tape) -> tuple[Tensor, Tensor]:
+        if not self.parallel:
+            dy_BCD = dy_BCD + self.ff.backward(dy_BCD, tape)
+        attention = MemoryAttention(self.heads, self.kv_heads, dy_BCD.shape[1])
+        dqkv_BRHK = attention.backward(self.out.backward(dy_BCD, tape), tape)
+        if rotation is not None:
+            rotation.turn_(dqkv_BRHK[:, :, : self.heads + self.kv_heads], back=True)
+        return dqkv_BRHK.flatten(2), dy_BCD
+
+    def weight_grads(self) -> list[Tensor | None]:
+        parts = [self.norm, self.qkv, self.out, self.ff.norm, self.ff.up, self.ff.down, self.ff.gate]
+        return [grad for part in parts if part is not None for grad in part.weight_grads()]
+
+
+class Rows(NamedTuple):
+    """The rows of a segment: ``read`` fresh rows, the tokens, and ``count`` fresh rows from ``start`` on."""
+
+    read: int
+    start: int
+    count: int
+
+    def joined(self, fresh: Tensor, tokens: Tensor) -> Tensor:
+        return torch.cat([fresh[:, : self.read], tokens, fresh[:, self.start : self.start + self.count]], dim=1)
+
+    def parted(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over equal rows, of the fresh ones, and the tokens."""
+        end = rows.shape[1] - self.count
+        fresh, tokens, last = rows.split([self.read, end - self.read, self.count], dim=1)
+        if self.start == self.read:
+            return torch.cat([fresh, last], dim=1), tokens
+        fresh = fresh.clone()
+        fresh[:, self.start : self.start + self.count] += last
+        return fresh, tokens
+
+
+class Stack:
+    """All layers and the final norm on segments of one shape. count: last rows that have an output."""
+
+    def __init__(self, decoder: Decoder, rows: Rows, tokens: int, count: int) -> None:
+        c = decoder.config
+        self.rows, self.count = rows, count
+        self.total = rows.read + tokens + rows.count
+        self.layers = [Layer(block, c) for block in decoder.layers]
+        self.norm = SummedNorm(*weights_of(decoder.norm), c.norm_eps)
+        self.rotation = Rotation.of(self.total, c.rotary_dims, c.rotary_base, decoder.norm.weight)
+        modules = [*(part for block in decoder.layers for part in modules_of(block)), decoder.norm]
+        self.weights = [weight for module in modules for weight in weights_of(module)]
+        self.token = Gradients.apply(self, *self.weights)
+
+    def forward(self, fresh_BFD: Tensor, qkv_BTE: Tensor, kept_BTD: Tensor, hidden_BRR: Tensor | None):
+        """Outputs (B, C, D) after the final norm, and the tape."""
+        tape: Tape = []
+        first, top = self.layers[0], len(self.layers) - 1
+        fresh = first.enter(fresh_BFD, fresh_BFD.shape[1], tape)
+        qkv, x = (self.rows.joined(*pair) for pair in zip(fresh, (qkv_BTE, kept_BTD), strict=True))
+        for i, layer in enumerate(self.layers):
+            count = self.count if i == top else self.total
+            if i:
+                qkv, x = layer.enter(x, count, tape)
+            hidden = None if hidden_BRR is None else hidden_BRR[:, self.total - count :]
+            x = layer.leave(qkv, x[:, x.shape[1] - count :], self.rotation, hidden, tape)
+        return self.norm.forward(x, tape), tape
+
+    def backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, ...]:
+        dx = self.norm.backward(dy_BCD, tape)
+        for i, layer in reversed(list(enumerate(self.layers))):
+            dqkv, dx = layer.leave_backward(dx, self.rotation, tape)
+            if i:
+                dx = layer.enter_backward(dqkv, dx, tape)
+        dx = F.pad(dx, (0, 0, self.total - dx.shape[1], 0))
+        (dqkv, dqkv_BTE), (dfresh, dkept_BTD) = self.rows.parted(dqkv), self.rows.parted(dx)
+        return self.layers[0].enter_backward(dqkv, dfresh, tape), dqkv_BTE, dkept_BTD
+
+    def weight_grads(self) -> list[Tensor | None]:
+        return [grad for layer in self.layers for grad in layer.weight_grads()] + [*self.norm.weight_grads()]
+
+
+class Gradients(torch.autograd.Function):
+    """Gives weights the gradients that all segments together have for them. They all depend on its result, a scalar, so
+    that its backward pass is run after theirs."""
+
+    @staticmethod
+    def forward(ctx, stack: Stack, *weights):
+        ctx.stack = stack
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return None, *ctx.stack.weight_grads()
+
+
+class Segment(torch.autograd.Function):
+    """``Stack`` on one segment."""
+
+    @staticmethod
+    def forward(ctx, stack: Stack, token, fresh_BFD, qkv_BTE, kept_BTD, hidden_BRR):
+        rows, ctx.tape = stack.forward(fresh_BFD, qkv_BTE, kept_BTD, hidden_BRR)
+        ctx.stack = stack
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        if not ctx.tape:
+            raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
+        return None, dy.new_zeros(()), *ctx.stack.backward(dy, ctx.tape), None
+
+
+def read_group(
+    model: Any, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
+) -> tuple[list[Tensor], State]:
+    """``Grouped.read_group`` of RMT, TARM and RMT-R."""
+    decoder, front, behind = model.decoder, model.front, model.config.memory_tokens
+    total, tokens = len(ids_SBT), ids_SBT.shape[2]
+    places = row_positions(decoder, front, tokens, behind)
+    shared = places is None
+    rows = Rows(front, 0 if shared else front, behind)
+    stacks: dict[int, Stack] = {}
+    given = token_rows(decoder, ids_SBT, None if places is None else places[front : front + tokens])
+    hidden, found = hidden_rows(mask_SBT, front, behind, front + tokens + behind, ids_SBT), []
+    for s, (qkv_BTE, kept_BTD) in enumerate(zip(*(part.unbind() for part in given), strict=True)):
+        state = detach(state) if s in cuts else state
+        fresh_BFD = model.read_rows(state)
+        if places is not None:
+            fresh_BFD = torch.cat([fresh_BFD, model.write_rows(state)], dim=1) + fresh_positions(places, front, behind)
+        count = behind if s < total - keep else tokens + behind
+        if count not in stacks:
+            stacks[count] = Stack(decoder, rows, tokens, count)
+        stack = stacks[count]
+        out_BCD = Segment.apply(stack, stack.token, fresh_BFD, qkv_BTE, kept_BTD, hidden[s % len(hidden)])
+        hidden_BTD, new_BMD = out_BCD.split([count - behind, behind], dim=1)
+        found += [hidden_BTD] if count > behind else []
+        new = model.written(state, new_BMD)
+        state = new if mask_SBT is None else select_samples(model, mask_SBT[s].any(1), new, state)
+    return found, state
+
+
+def row_positions(decoder: Decoder, front: int, tokens: int, behind: int) -> Tensor | None:
+    """What the decoder adds to the rows of a segment, (R, D); None without absolute positions."""
+    if decoder.positions is None:
+        return None
+    weight = decoder.positions.weight
+    return decoder.add_positions(weight.new_zeros(1, front + tokens + behind, weight.shape[1]), front, behind)[0]
+
+
+def fresh_positions(places_RD: Tensor, front: int, behind: int) -> Tensor:
+    return torch.cat([places_RD[:front], places_RD[len(places_RD) - behind :]])
+
+
+def token_rows(decoder: Decoder, ids_SBT: Tensor, positions_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the first layer does with single rows, (S, B, T, E) and (S, B, T, D), of the tokens of all segments.
+
+    Where the vocabulary is smaller than they are many, with each of its tokens once.
+    """
+    block: Any = decoder.layers[0]
+    few = positions_TD is None and not decoder.config.inputs and decoder.config.vocab_size < ids_SBT.numel()
+    ids = torch.arange(decoder.config.vocab_size, device=ids_SBT.device) if few else ids_SBT
+    rows = decoder.tokens(ids) if positions_TD is None else decoder.tokens(ids) + positions_TD
+    parts = block.attention.qkv(block.norm1(rows)), rows + block.feed_forward(rows) if block.parallel else rows
+    return (F.embedding(ids_SBT, parts[0]), F.embedding(ids_SBT, parts[1])) if few else parts
+
+
+def hidden_rows(mask_SBT: Tensor | None, front: int, behind: int, total: int, like: Tensor) -> list[Tensor | None]:
+    """True where a row may not look, (B or 1, R, R) of every segment. mask_SBT: True at real tokens."""
+    if mask_SBT is None:
+        return [torch.ones(1, total, total, dtype=torch.bool, device=like.device).triu(1)]
+    mask = F.pad(mask_SBT, (front, behind), value=True)
+    return [~attention_mask(mask_BR, total)[:, 0] for mask_BR in mask.unbind()]
