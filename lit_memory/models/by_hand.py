@@ -8,7 +8,7 @@ by segment, which keeps nothing.
 Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -117,8 +117,17 @@ class SummedNorm(Norm):
 
     sums: Weights = (None, None)
 
+    def backward(self, dy: Tensor, tape: Tape) -> Tensor:
+        if self.bias is None:
+            return super().backward(dy, tape)
+        dx, *new = self._layer_norm(dy, tape.pop(), [True, True, True])
+        self.add(new)
+        return dx
+
     def collect(self, dy: Tensor, saved: tuple[Tensor, ...]) -> None:
-        new = self.grads_of(dy, saved)
+        self.add(self.grads_of(dy, saved))
+
+    def add(self, new: Sequence[Tensor | None]) -> None:
         self.sums = tuple(b if a is None or b is None else a.add_(b) for a, b in zip(self.sums, new, strict=True))
 
     def weight_grads(self) -> Weights:
@@ -229,3 +238,58 @@ class MemoryAttention:
         dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
         dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
         return dqkv
+
+
+class LastAttention:
+    """Attention of the last C of R rows to all rows up to themselves, for segments that are short: all scores are held.
+
+    Queries, keys and values lie side by side as (B, R, H + 2G, K), not rotated. Here heads come first, which makes one
+    copy of three.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, rotation: Rotation | None) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+        self.parts = heads, kv_heads, kv_heads
+        self.rotation = None if rotation is None else Rotation(*(table.squeeze(1) for table in rotation))
+
+    def forward(self, qkv_BRE: Tensor, hidden_BCR: Tensor, tape: Tape) -> Tensor:
+        """(B, C, H*K). hidden: -inf where a row may not look, else 0; the first dimension may be 1."""
+        batch, rows, _ = qkv_BRE.shape
+        count, shared = hidden_BCR.shape[1], self.heads // self.kv_heads
+        qkv_HBRK = qkv_BRE.view(batch, rows, sum(self.parts), -1).permute(2, 0, 1, 3).contiguous()
+        if self.rotation is not None:
+            self.rotation.turn_(qkv_HBRK[: self.heads + self.kv_heads])
+        q, k, v = qkv_HBRK.split(self.parts)
+        q, k, v = self.folded(q[:, :, rows - count :]), k.flatten(0, 1), v.flatten(0, 1)
+        if len(hidden_BCR) > 1:
+            hidden_BCR = hidden_BCR.repeat(self.kv_heads, 1, 1)
+        p = torch.baddbmm(hidden_BCR.repeat(1, shared, 1), q, k.mT, alpha=k.shape[-1] ** -0.5).softmax(-1)
+        tape.append((q, k, v, p))
+        return self.unfolded(torch.bmm(p, v), batch).permute(1, 2, 0, 3).flatten(2)
+
+    def folded(self, x_HBCK: Tensor) -> Tensor:
+        """(G B, H/G C, K): queries that share keys side by side."""
+        if self.heads > self.kv_heads:
+            x_HBCK = x_HBCK.unflatten(0, (self.kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+        return x_HBCK.flatten(0, 1)
+
+    def unfolded(self, x: Tensor, batch: int) -> Tensor:
+        """(H, B, C, K) of ``folded``."""
+        x = x.view(self.kv_heads, batch, self.heads // self.kv_heads, -1, x.shape[-1])
+        return x.transpose(1, 2).flatten(0, 1)
+
+    def backward(self, dy_BCD: Tensor, tape: Tape) -> Tensor:
+        """Gradient of all queries, keys and values, (B, R, E)."""
+        (q, k, v, p), (batch, count, _) = tape.pop(), dy_BCD.shape
+        rows, width = k.shape[1:]
+        dy = self.folded(dy_BCD.view(batch, count, self.heads, width).permute(2, 0, 1, 3))
+        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype).mul_(width**-0.5)
+        dqkv_HBRK = k.new_empty(sum(self.parts), batch, rows, width)
+        dq, dk, dv = dqkv_HBRK.split(self.parts)
+        dq[:, :, : rows - count] = 0
+        dq[:, :, rows - count :] = self.unfolded(torch.bmm(dscore, k), batch)
+        torch.bmm(dscore.mT, q, out=dk.view(k.shape))
+        torch.bmm(p.mT, dy, out=dv.view(v.shape))
+        if self.rotation is not None:
+            self.rotation.turn_(dqkv_HBRK[: self.heads + self.kv_heads], back=True)
+        return dqkv_HBRK.permute(1, 2, 0, 3).flatten(2)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.by_hand import (
     FeedForward,
-    MemoryAttention,
+    LastAttention,
     Rotation,
     SummedLinear,
     SummedNorm,
@@ -68,18 +68,17 @@ def weights_of(module: nn.Module) -> Weights:
 class Layer:
     """A ``Block`` in two halves: what a row becomes on its own, and with the rows before it."""
 
-    def __init__(self, block: Any, config: Any) -> None:
+    def __init__(self, block: Any, config: Any, rotation: Rotation | None) -> None:
         c = config
         norm1, qkv, out, norm2, up, down, *gate = map(weights_of, modules_of(block))
         self.norm, self.qkv, self.out = SummedNorm(*norm1, c.norm_eps), SummedLinear(*qkv), SummedLinear(*out)
         parts = SummedNorm(*norm2, c.norm_eps), SummedLinear(*up), SummedLinear(*down)
         self.ff = FeedForward(*parts, SummedLinear(*gate[0]) if gate else None, activation(c.family))
+        self.attention = LastAttention(c.heads, c.kv_heads or c.heads, rotation)
         self.parallel = block.parallel
-        self.heads, self.kv_heads = c.heads, c.kv_heads or c.heads
 
     def enter(self, x_BRD: Tensor, count: int, tape: Tape) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values (B, R, E) of rows, not rotated, and what is added to the attention of the last
-        ``count`` rows."""
+        """Queries, keys and values (B, R, E) of rows, and what is added to the attention of the last ``count`` rows."""
         qkv_BRE = self.qkv.forward(self.norm.forward(x_BRD, tape), tape)
         last_BCD = x_BRD[:, x_BRD.shape[1] - count :]
         return qkv_BRE, last_BCD + self.ff.forward(last_BCD, tape) if self.parallel else last_BCD
@@ -90,23 +89,15 @@ class Layer:
         dx_BRD[:, dx_BRD.shape[1] - dlast_BCD.shape[1] :] += dlast_BCD
         return dx_BRD
 
-    def leave(self, qkv_BRE: Tensor, last_BCD: Tensor, rotation: Rotation | None, hidden, tape: Tape) -> Tensor:
-        """The block at the last C rows. qkv_BRE is rotated in place."""
-        qkv_BRHK = qkv_BRE.unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
-        if rotation is not None:
-            rotation.turn_(qkv_BRHK[:, :, : self.heads + self.kv_heads])
-        attention = MemoryAttention(self.heads, self.kv_heads, last_BCD.shape[1])
-        y_BCD = self.out.forward(attention.forward(qkv_BRHK, hidden, tape), tape).add_(last_BCD)
+    def leave(self, qkv_BRE: Tensor, last_BCD: Tensor, hidden_BCR: Tensor, tape: Tape) -> Tensor:
+        """The block at the last C rows."""
+        y_BCD = self.out.forward(self.attention.forward(qkv_BRE, hidden_BCR, tape), tape).add_(last_BCD)
         return y_BCD if self.parallel else y_BCD + self.ff.forward(y_BCD, tape)
 
-    def leave_backward(self, dy_BCD: Tensor, rotation: Rotation | None, tape: Tape) -> tuple[Tensor, Tensor]:
+    def leave_backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, Tensor]:
         if not self.parallel:
             dy_BCD = dy_BCD + self.ff.backward(dy_BCD, tape)
-        attention = MemoryAttention(self.heads, self.kv_heads, dy_BCD.shape[1])
-        dqkv_BRHK = attention.backward(self.out.backward(dy_BCD, tape), tape)
-        if rotation is not None:
-            rotation.turn_(dqkv_BRHK[:, :, : self.heads + self.kv_heads], back=True)
-        return dqkv_BRHK.flatten(2), dy_BCD
+        return self.attention.backward(self.out.backward(dy_BCD, tape), tape), dy_BCD
 
     def weight_grads(self) -> list[Tensor | None]:
         parts = [self.norm, self.qkv, self.out, self.ff.norm, self.ff.up, self.ff.down, self.ff.gate]
@@ -141,14 +132,14 @@ class Stack:
         c = decoder.config
         self.rows, self.count = rows, count
         self.total = rows.read + tokens + rows.count
-        self.layers = [Layer(block, c) for block in decoder.layers]
+        rotation = Rotation.of(self.total, c.rotary_dims, c.rotary_base, decoder.norm.weight)
+        self.layers = [Layer(block, c, rotation) for block in decoder.layers]
         self.norm = SummedNorm(*weights_of(decoder.norm), c.norm_eps)
-        self.rotation = Rotation.of(self.total, c.rotary_dims, c.rotary_base, decoder.norm.weight)
         modules = [*(part for block in decoder.layers for part in modules_of(block)), decoder.norm]
         self.weights = [weight for module in modules for weight in weights_of(module)]
         self.token = Gradients.apply(self, *self.weights)
 
-    def forward(self, fresh_BFD: Tensor, qkv_BTE: Tensor, kept_BTD: Tensor, hidden_BRR: Tensor | None):
+    def forward(self, fresh_BFD: Tensor, qkv_BTE: Tensor, kept_BTD: Tensor, hidden_BRR: Tensor):
         """Outputs (B, C, D) after the final norm, and the tape."""
         tape: Tape = []
         first, top = self.layers[0], len(self.layers) - 1
@@ -158,17 +149,17 @@ class Stack:
             count = self.count if i == top else self.total
             if i:
                 qkv, x = layer.enter(x, count, tape)
-            hidden = None if hidden_BRR is None else hidden_BRR[:, self.total - count :]
-            x = layer.leave(qkv, x[:, x.shape[1] - count :], self.rotation, hidden, tape)
+            x = layer.leave(qkv, x[:, x.shape[1] - count :], hidden_BRR[:, self.total - count :], tape)
         return self.norm.forward(x, tape), tape
 
     def backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, ...]:
         dx = self.norm.backward(dy_BCD, tape)
         for i, layer in reversed(list(enumerate(self.layers))):
-            dqkv, dx = layer.leave_backward(dx, self.rotation, tape)
+            dqkv, dx = layer.leave_backward(dx, tape)
             if i:
                 dx = layer.enter_backward(dqkv, dx, tape)
-        dx = F.pad(dx, (0, 0, self.total - dx.shape[1], 0))
+        if dx.shape[1] < self.total:
+            dx = F.pad(dx, (0, 0, self.total - dx.shape[1], 0))
         (dqkv, dqkv_BTE), (dfresh, dkept_BTD) = self.rows.parted(dqkv), self.rows.parted(dx)
         return self.layers[0].enter_backward(dqkv, dfresh, tape), dqkv_BTE, dkept_BTD
 
@@ -219,7 +210,7 @@ def read_group(
     rows = Rows(front, 0 if shared else front, behind)
     stacks: dict[int, Stack] = {}
     given = token_rows(decoder, ids_SBT, None if places is None else places[front : front + tokens])
-    hidden, found = hidden_rows(mask_SBT, front, behind, front + tokens + behind, ids_SBT), []
+    hidden, found = hidden_rows(mask_SBT, front, behind, front + tokens + behind, decoder.norm.weight.detach()), []
     for s, (qkv_BTE, kept_BTD) in enumerate(zip(*(part.unbind() for part in given), strict=True)):
         state = detach(state) if s in cuts else state
         fresh_BFD = model.read_rows(state)
@@ -262,9 +253,11 @@ def token_rows(decoder: Decoder, ids_SBT: Tensor, positions_TD: Tensor | None) -
     return (F.embedding(ids_SBT, parts[0]), F.embedding(ids_SBT, parts[1])) if few else parts
 
 
-def hidden_rows(mask_SBT: Tensor | None, front: int, behind: int, total: int, like: Tensor) -> list[Tensor | None]:
-    """True where a row may not look, (B or 1, R, R) of every segment. mask_SBT: True at real tokens."""
+def hidden_rows(mask_SBT: Tensor | None, front: int, behind: int, total: int, like: Tensor) -> list[Tensor]:
+    """-inf where a row may not look, else 0: (B or 1, R, R) of every segment, or of all. mask_SBT: True at real
+    tokens."""
     if mask_SBT is None:
-        return [torch.ones(1, total, total, dtype=torch.bool, device=like.device).triu(1)]
+        return [like.new_full((1, total, total), -torch.inf).triu(1)]
     mask = F.pad(mask_SBT, (front, behind), value=True)
-    return [~attention_mask(mask_BR, total)[:, 0] for mask_BR in mask.unbind()]
+    seen = [attention_mask(mask_BR, total)[:, 0] for mask_BR in mask.unbind()]
+    return [like.new_zeros(()).masked_fill(~seen_BRR, -torch.inf) for seen_BRR in seen]
