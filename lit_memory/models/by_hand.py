@@ -49,20 +49,19 @@ class Linear:
 class SummedLinear(Linear):
     """``Linear`` that adds the gradients of its weights up, segment by segment."""
 
-    sums: list[Tensor] | None = None
+    sums: Weights = (None, None)
 
     def collect(self, dy: Tensor, x: Tensor) -> None:
         dy, x = dy.flatten(0, -2), x.flatten(0, -2)
-        if self.sums is None:
-            self.sums = [dy.mT @ x, dy.sum(0)]
-        else:
-            self.sums[0].addmm_(dy.mT, x)
-            self.sums[1] += dy.sum(0)
+        weight, bias = self.sums
+        weight = dy.mT @ x if weight is None else weight.addmm_(dy.mT, x)
+        if self.bias is not None:
+            bias = dy.sum(0) if bias is None else bias.add_(dy.sum(0))
+        self.sums = weight, bias
 
     def weight_grads(self) -> Weights:
-        weight, bias = self.sums or (None, None)
-        self.sums = None
-        return weight, None if self.bias is None else bias
+        sums, self.sums = self.sums, (None, None)
+        return sums
 
 
 class Norm:
@@ -260,10 +259,10 @@ class LastAttention:
         if self.rotation is not None:
             self.rotation.turn_(qkv_HBRK[: self.heads + self.kv_heads])
         q, k, v = qkv_HBRK.split(self.parts)
-        q, k, v = self.folded(q[:, :, rows - count :]), k.flatten(0, 1), v.flatten(0, 1)
-        if len(hidden_BCR) > 1:
-            hidden_BCR = hidden_BCR.repeat(self.kv_heads, 1, 1)
-        p = torch.baddbmm(hidden_BCR.repeat(1, shared, 1), q, k.mT, alpha=k.shape[-1] ** -0.5).softmax(-1)
+        q, k, v = self.folded(q.narrow(2, rows - count, count)), k.flatten(0, 1), v.flatten(0, 1)
+        if shared > 1 or len(hidden_BCR) > 1:
+            hidden_BCR = hidden_BCR.repeat(self.kv_heads if len(hidden_BCR) > 1 else 1, shared, 1)
+        p = torch.baddbmm(hidden_BCR, q, k.mT, alpha=k.shape[-1] ** -0.5).softmax(-1)
         tape.append((q, k, v, p))
         return self.unfolded(torch.bmm(p, v), batch).permute(1, 2, 0, 3).flatten(2)
 
@@ -275,6 +274,8 @@ class LastAttention:
 
     def unfolded(self, x: Tensor, batch: int) -> Tensor:
         """(H, B, C, K) of ``folded``."""
+        if self.heads == self.kv_heads:
+            return x.view(self.heads, batch, -1, x.shape[-1])
         x = x.view(self.kv_heads, batch, self.heads // self.kv_heads, -1, x.shape[-1])
         return x.transpose(1, 2).flatten(0, 1)
 
@@ -286,8 +287,9 @@ class LastAttention:
         dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype).mul_(width**-0.5)
         dqkv_HBRK = k.new_empty(sum(self.parts), batch, rows, width)
         dq, dk, dv = dqkv_HBRK.split(self.parts)
-        dq[:, :, : rows - count] = 0
-        dq[:, :, rows - count :] = self.unfolded(torch.bmm(dscore, k), batch)
+        if count < rows:
+            dq.zero_()
+        dq.narrow(2, rows - count, count).copy_(self.unfolded(torch.bmm(dscore, k), batch))
         torch.bmm(dscore.mT, q, out=dk.view(k.shape))
         torch.bmm(p.mT, dy, out=dv.view(v.shape))
         if self.rotation is not None:

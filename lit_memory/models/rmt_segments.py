@@ -65,6 +65,11 @@ def weights_of(module: nn.Module) -> Weights:
     return module.weight, getattr(module, "bias", None)
 
 
+def last(x_BRD: Tensor, count: int) -> Tensor:
+    """The last rows."""
+    return x_BRD if count == x_BRD.shape[1] else x_BRD.narrow(1, x_BRD.shape[1] - count, count)
+
+
 class Layer:
     """A ``Block`` in two halves: what a row becomes on its own, and with the rows before it."""
 
@@ -80,13 +85,13 @@ class Layer:
     def enter(self, x_BRD: Tensor, count: int, tape: Tape) -> tuple[Tensor, Tensor]:
         """Queries, keys and values (B, R, E) of rows, and what is added to the attention of the last ``count`` rows."""
         qkv_BRE = self.qkv.forward(self.norm.forward(x_BRD, tape), tape)
-        last_BCD = x_BRD[:, x_BRD.shape[1] - count :]
+        last_BCD = last(x_BRD, count)
         return qkv_BRE, last_BCD + self.ff.forward(last_BCD, tape) if self.parallel else last_BCD
 
     def enter_backward(self, dqkv_BRE: Tensor, dlast_BCD: Tensor, tape: Tape) -> Tensor:
         dlast_BCD = dlast_BCD + self.ff.backward(dlast_BCD, tape) if self.parallel else dlast_BCD
         dx_BRD = self.norm.backward(self.qkv.backward(dqkv_BRE, tape), tape)
-        dx_BRD[:, dx_BRD.shape[1] - dlast_BCD.shape[1] :] += dlast_BCD
+        last(dx_BRD, dlast_BCD.shape[1]).add_(dlast_BCD)
         return dx_BRD
 
     def leave(self, qkv_BRE: Tensor, last_BCD: Tensor, hidden_BCR: Tensor, tape: Tape) -> Tensor:
@@ -149,7 +154,7 @@ class Stack:
             count = self.count if i == top else self.total
             if i:
                 qkv, x = layer.enter(x, count, tape)
-            x = layer.leave(qkv, x[:, x.shape[1] - count :], hidden_BRR[:, self.total - count :], tape)
+            x = layer.leave(qkv, last(x, count), last(hidden_BRR, count), tape)
         return self.norm.forward(x, tape), tape
 
     def backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, ...]:
