@@ -80,7 +80,7 @@ class TokenMemory(Diagnosed):
 class RMT(SeparateWrite, KeyValueCache, Grouped, TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
-    numbers = 1
+    numbers = 2
 
     @dataclass
     class Config(BackboneConfig):
@@ -121,8 +121,8 @@ class RMT(SeparateWrite, KeyValueCache, Grouped, TokenMemory):
         rows = self.read_rows(state), self.write_rows(state)
         return self.written(state, self.segment(*rows, ids_BT, mask_BT, hidden=False)[1])
 
-    def refuses_groups(self):
-        return rmt_segments.refusal(self) or super().refuses_groups()
+    def refuses_groups(self, longest=0):
+        return rmt_segments.refusal(self, longest) or super().refuses_groups(longest)
 
     def read_group(self, ids_SBT, state, mask_SBT, cuts, keep):
         return rmt_segments.read_group(self, ids_SBT, state, mask_SBT, cuts, keep)

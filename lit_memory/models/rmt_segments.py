@@ -6,11 +6,11 @@ is done for the tokens of all segments at once, and for memory rows that stand i
 once. The top layer has outputs at its last rows alone. Weights get their gradients from one node at the end. The slow
 twin is ``RMT.segment``.
 
-Shape suffixes: S segments, B batch, T tokens, F fresh rows (memory, as it enters), M memory rows behind the tokens,
-R rows of a segment, C last rows, D width, E channels of queries, keys and values together.
+Shape suffixes: S segments, B batch, T tokens, F fresh rows (memory, as it enters), R rows of a segment, C last rows, D
+width, E channels of queries, keys and values together.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +25,28 @@ from lit_memory.models.by_hand import (
     SummedLinear,
     SummedNorm,
     Tape,
-    Weights,
     activation,
 )
-from lit_memory.models.decoder import Decoder
 from lit_memory.recurrence import State, detach, select_samples
 
 PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 """Modules that have a backward pass by hand; what derives from them may compute something else."""
 
 
-def refusal(model: Any) -> str | None:
+LONGEST = 512
+"""Tokens of the longest segment that is worth it: all scores of attention are held."""
+
+
+def refusal(model: Any, longest: int) -> str | None:
     """Why the segments of a model have no backward pass by hand; None if they have one."""
     decoder, c = model.decoder, model.config
     precision = decoder.norm.weight.dtype
     if not c.memory_tokens:
         return "it has no memory"
-    if c.special:
-        return f"its blocks ({', '.join(c.special)}) have no backward pass by hand"
+    if c.family == "gpt2" or c.special:
+        return f"its blocks ({', '.join([c.family, *c.special])}) have no backward pass by hand"
+    if longest > LONGEST:
+        return f"its segments have more than {LONGEST} tokens"
     if decoder.norm.weight.device.type != "cpu":
         return "its backward pass by hand is for the CPU"
     if precision != torch.promote_types(precision, torch.float32):
@@ -60,7 +64,7 @@ def modules_of(block: nn.Module) -> list[nn.Module]:
     return [*(block.get_submodule(name) for name in names), *([] if gate is None else [gate])]
 
 
-def weights_of(module: nn.Module) -> Weights:
+def weights_of(module: Any) -> tuple[Tensor, Tensor | None]:
     """Weight and bias."""
     return module.weight, getattr(module, "bias", None)
 
@@ -109,64 +113,48 @@ class Layer:
         return [grad for part in parts if part is not None for grad in part.weight_grads()]
 
 
-class Rows(NamedTuple):
-    """The rows of a segment: ``read`` fresh rows, the tokens, and ``count`` fresh rows from ``start`` on."""
-
-    read: int
-    start: int
-    count: int
-
-    def joined(self, fresh: Tensor, tokens: Tensor) -> Tensor:
-        return torch.cat([fresh[:, : self.read], tokens, fresh[:, self.start : self.start + self.count]], dim=1)
-
-    def parted(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over equal rows, of the fresh ones, and the tokens."""
-        end = rows.shape[1] - self.count
-        fresh, tokens, last = rows.split([self.read, end - self.read, self.count], dim=1)
-        if self.start == self.read:
-            return torch.cat([fresh, last], dim=1), tokens
-        fresh = fresh.clone()
-        fresh[:, self.start : self.start + self.count] += last
-        return fresh, tokens
-
-
 class Stack:
-    """All layers and the final norm on segments of one shape. count: last rows that have an output."""
+    """All layers and the final norm on segments of one shape. The last ``count`` rows have an output."""
 
-    def __init__(self, decoder: Decoder, rows: Rows, tokens: int, count: int) -> None:
+    def __init__(self, decoder: Any, fresh: int, tokens: int, behind: int, count: int) -> None:
         c = decoder.config
-        self.rows, self.count = rows, count
-        self.total = rows.read + tokens + rows.count
-        rotation = Rotation.of(self.total, c.rotary_dims, c.rotary_base, decoder.norm.weight)
+        self.rows, self.count = (fresh, tokens, behind), count
+        rotation = Rotation.of(sum(self.rows), c.rotary_dims, c.rotary_base, decoder.norm.weight)
         self.layers = [Layer(block, c, rotation) for block in decoder.layers]
         self.norm = SummedNorm(*weights_of(decoder.norm), c.norm_eps)
-        modules = [*(part for block in decoder.layers for part in modules_of(block)), decoder.norm]
-        self.weights = [weight for module in modules for weight in weights_of(module)]
-        self.token = Gradients.apply(self, *self.weights)
 
-    def forward(self, fresh_BFD: Tensor, qkv_BTE: Tensor, kept_BTD: Tensor, hidden_BRR: Tensor):
-        """Outputs (B, C, D) after the final norm, and the tape."""
+    def forward(self, fresh_BFD: Tensor, qkv_BTE: Tensor, kept_BTD: Tensor, hidden_RR: Tensor) -> tuple[Tensor, Tape]:
+        """Outputs (B, C, D) after the final norm. hidden: (B or 1, R, R)."""
         tape: Tape = []
-        first, top = self.layers[0], len(self.layers) - 1
-        fresh = first.enter(fresh_BFD, fresh_BFD.shape[1], tape)
-        qkv, x = (self.rows.joined(*pair) for pair in zip(fresh, (qkv_BTE, kept_BTD), strict=True))
+        entered = self.layers[0].enter(fresh_BFD, fresh_BFD.shape[1], tape)
+        qkv, x = (self.joined(*pair) for pair in zip(entered, (qkv_BTE, kept_BTD), strict=True))
         for i, layer in enumerate(self.layers):
-            count = self.count if i == top else self.total
+            count = self.count if layer is self.layers[-1] else sum(self.rows)
             if i:
                 qkv, x = layer.enter(x, count, tape)
-            x = layer.leave(qkv, last(x, count), last(hidden_BRR, count), tape)
+            x = layer.leave(qkv, last(x, count), last(hidden_RR, count), tape)
         return self.norm.forward(x, tape), tape
 
-    def backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, ...]:
+    def backward(self, dy_BCD: Tensor, tape: Tape) -> tuple[Tensor, Tensor, Tensor]:
         dx = self.norm.backward(dy_BCD, tape)
-        for i, layer in reversed(list(enumerate(self.layers))):
-            dqkv, dx = layer.leave_backward(dx, tape)
-            if i:
-                dx = layer.enter_backward(dqkv, dx, tape)
-        if dx.shape[1] < self.total:
-            dx = F.pad(dx, (0, 0, self.total - dx.shape[1], 0))
-        (dqkv, dqkv_BTE), (dfresh, dkept_BTD) = self.rows.parted(dqkv), self.rows.parted(dx)
-        return self.layers[0].enter_backward(dqkv, dfresh, tape), dqkv_BTE, dkept_BTD
+        for layer in self.layers[:0:-1]:
+            dx = layer.enter_backward(*layer.leave_backward(dx, tape), tape)
+        first = self.layers[0]
+        dqkv, dx = first.leave_backward(dx, tape)
+        (dqkv, dqkv_BTE), (dx, dkept_BTD) = self.parted(dqkv), self.parted(dx)
+        return first.enter_backward(dqkv, dx, tape), dqkv_BTE, dkept_BTD
+
+    def joined(self, fresh: Tensor, tokens: Tensor) -> Tensor:
+        """The rows of a segment: the first fresh ones stand behind the tokens as well."""
+        return torch.cat([fresh, tokens, fresh[:, : self.rows[2]]], dim=1)
+
+    def parted(self, drows: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of what was ``joined``, from that of its last rows."""
+        missing = sum(self.rows) - drows.shape[1]
+        dfresh, dtokens, dbehind = (F.pad(drows, (0, 0, missing, 0)) if missing else drows).split(self.rows, dim=1)
+        dfresh = dfresh.clone()
+        dfresh[:, : self.rows[2]] += dbehind
+        return dfresh, dtokens
 
     def weight_grads(self) -> list[Tensor | None]:
         return [grad for layer in self.layers for grad in layer.weight_grads()] + [*self.norm.weight_grads()]
@@ -187,12 +175,19 @@ class Gradients(torch.autograd.Function):
         return None, *ctx.stack.weight_grads()
 
 
+def with_gradients(stack: Stack, decoder: Any) -> tuple[Stack, Tensor]:
+    """A stack, and the result of its ``Gradients``; it must not hold that itself, which would be a circle."""
+    modules = [*(part for block in decoder.layers for part in modules_of(block)), decoder.norm]
+    ended: Any = Gradients.apply(stack, *(weight for module in modules for weight in weights_of(module)))
+    return stack, ended
+
+
 class Segment(torch.autograd.Function):
     """``Stack`` on one segment."""
 
     @staticmethod
-    def forward(ctx, stack: Stack, token, fresh_BFD, qkv_BTE, kept_BTD, hidden_BRR):
-        rows, ctx.tape = stack.forward(fresh_BFD, qkv_BTE, kept_BTD, hidden_BRR)
+    def forward(ctx, stack: Stack, ended, fresh_BFD, qkv_BTE, kept_BTD, hidden_RR):
+        rows, ctx.tape = stack.forward(fresh_BFD, qkv_BTE, kept_BTD, hidden_RR)
         ctx.stack = stack
         return rows
 
@@ -208,61 +203,43 @@ def read_group(
     model: Any, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
 ) -> tuple[list[Tensor], State]:
     """``Grouped.read_group`` of RMT, TARM and RMT-R."""
-    decoder, front, behind = model.decoder, model.front, model.config.memory_tokens
-    total, tokens = len(ids_SBT), ids_SBT.shape[2]
-    places = row_positions(decoder, front, tokens, behind)
-    shared = places is None
-    rows = Rows(front, 0 if shared else front, behind)
-    stacks: dict[int, Stack] = {}
-    given = token_rows(decoder, ids_SBT, None if places is None else places[front : front + tokens])
-    hidden, found = hidden_rows(mask_SBT, front, behind, front + tokens + behind, decoder.norm.weight.detach()), []
+    total, tokens, behind = len(ids_SBT), ids_SBT.shape[2], model.config.memory_tokens
+    rows = model.front, tokens, behind
+    hidden, stacks, found = hidden_rows(mask_SBT, rows, model.decoder.norm.weight.detach()), {}, []
+    given = token_rows(model.decoder, ids_SBT)
     for s, (qkv_BTE, kept_BTD) in enumerate(zip(*(part.unbind() for part in given), strict=True)):
         state = detach(state) if s in cuts else state
-        fresh_BFD = model.read_rows(state)
-        if places is not None:
-            fresh_BFD = torch.cat([fresh_BFD, model.write_rows(state)], dim=1) + fresh_positions(places, front, behind)
-        count = behind if s < total - keep else tokens + behind
+        count = behind + tokens * (s >= total - keep)
         if count not in stacks:
-            stacks[count] = Stack(decoder, rows, tokens, count)
-        stack = stacks[count]
-        out_BCD = Segment.apply(stack, stack.token, fresh_BFD, qkv_BTE, kept_BTD, hidden[s % len(hidden)])
-        hidden_BTD, new_BMD = out_BCD.split([count - behind, behind], dim=1)
-        found += [hidden_BTD] if count > behind else []
-        new = model.written(state, new_BMD)
+            stacks[count] = with_gradients(Stack(model.decoder, *rows, count), model.decoder)
+        stack, ended = stacks[count]
+        fresh_BFD = model.read_rows(state).to(qkv_BTE.dtype)
+        out_BCD: Any = Segment.apply(stack, ended, fresh_BFD, qkv_BTE, kept_BTD, hidden[s % len(hidden)])
+        if count > behind:
+            found.append(out_BCD[:, :tokens])
+        new = model.written(state, last(out_BCD, behind))
         state = new if mask_SBT is None else select_samples(model, mask_SBT[s].any(1), new, state)
     return found, state
 
 
-def row_positions(decoder: Decoder, front: int, tokens: int, behind: int) -> Tensor | None:
-    """What the decoder adds to the rows of a segment, (R, D); None without absolute positions."""
-    if decoder.positions is None:
-        return None
-    weight = decoder.positions.weight
-    return decoder.add_positions(weight.new_zeros(1, front + tokens + behind, weight.shape[1]), front, behind)[0]
-
-
-def fresh_positions(places_RD: Tensor, front: int, behind: int) -> Tensor:
-    return torch.cat([places_RD[:front], places_RD[len(places_RD) - behind :]])
-
-
-def token_rows(decoder: Decoder, ids_SBT: Tensor, positions_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+def token_rows(decoder: Any, ids_SBT: Tensor) -> tuple[Tensor, Tensor]:
     """What the first layer does with single rows, (S, B, T, E) and (S, B, T, D), of the tokens of all segments.
 
     Where the vocabulary is smaller than they are many, with each of its tokens once.
     """
-    block: Any = decoder.layers[0]
-    few = positions_TD is None and not decoder.config.inputs and decoder.config.vocab_size < ids_SBT.numel()
-    ids = torch.arange(decoder.config.vocab_size, device=ids_SBT.device) if few else ids_SBT
-    rows = decoder.tokens(ids) if positions_TD is None else decoder.tokens(ids) + positions_TD
+    c, block = decoder.config, decoder.layers[0]
+    few = not c.inputs and c.vocab_size < ids_SBT.numel()
+    rows = decoder.tokens(torch.arange(c.vocab_size, device=ids_SBT.device) if few else ids_SBT)
     parts = block.attention.qkv(block.norm1(rows)), rows + block.feed_forward(rows) if block.parallel else rows
     return (F.embedding(ids_SBT, parts[0]), F.embedding(ids_SBT, parts[1])) if few else parts
 
 
-def hidden_rows(mask_SBT: Tensor | None, front: int, behind: int, total: int, like: Tensor) -> list[Tensor]:
+def hidden_rows(mask_SBT: Tensor | None, rows: tuple[int, int, int], like: Tensor) -> list[Tensor]:
     """-inf where a row may not look, else 0: (B or 1, R, R) of every segment, or of all. mask_SBT: True at real
     tokens."""
+    total = sum(rows)
     if mask_SBT is None:
         return [like.new_full((1, total, total), -torch.inf).triu(1)]
-    mask = F.pad(mask_SBT, (front, behind), value=True)
+    mask = F.pad(mask_SBT, (rows[0], rows[2]), value=True)
     seen = [attention_mask(mask_BR, total)[:, 0] for mask_BR in mask.unbind()]
     return [like.new_zeros(()).masked_fill(~seen_BRR, -torch.inf) for seen_BRR in seen]

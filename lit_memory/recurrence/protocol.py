@@ -130,8 +130,8 @@ class LayerRecurrent(SegmentRecurrent):
 class Grouped(SegmentRecurrent):
     """A model that can read several segments of one shape in one go."""
 
-    def refuses_groups(self) -> str | None:
-        """Why this cannot be done now; None if it can."""
+    def refuses_groups(self, longest: int = 0) -> str | None:
+        """Why this cannot be done now; None if it can. longest: tokens of the longest segment."""
         dropout = getattr(self.config, "dropout", 0.0)
         if dropout and self.training:
             return f"dropout={dropout} would draw other numbers"

@@ -44,14 +44,17 @@ def check_schedule(schedule: str) -> None:
         raise FieldError("schedule", schedule, "expected 'auto', 'sequential', 'diagonal' or 'layer'")
 
 
-def scheduled(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
-    """``sequential``, or what does the same by another schedule.
+def scheduled(
+    model: SegmentRecurrent, schedule: str, segments: tuple[Segment, ...]
+) -> Callable[..., tuple[deque[Tensor], State]]:
+    """``sequential``, or what does the same to the segments by another schedule.
 
     Raises ValueError where the model does not allow it.
     """
+    longest = max((segment.ids_BT.shape[1] for segment in segments), default=0)
     if schedule == "auto":
-        return by_groups if isinstance(model, Grouped) and not model.refuses_groups() else sequential
-    refusal = model.refuses_groups() if isinstance(model, LayerMajor) else "its layers do not read ahead"
+        return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
+    refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
     if schedule == "layer" and refusal:
         raise ValueError(f"{type(model).__name__} allows no schedule='layer': {refusal}; use 'sequential' or 'auto'")
     return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_groups}[schedule]
