@@ -45,6 +45,8 @@ def refusal(model: Any, longest: int) -> str | None:
         return "it has no memory"
     if c.family == "gpt2" or c.special:
         return f"its blocks ({', '.join([c.family, *c.special])}) have no backward pass by hand"
+    if torch.compiler.is_compiling():
+        return "a compiler traces the module's own step"
     if longest > LONGEST:
         return f"its segments have more than {LONGEST} tokens"
     if decoder.norm.weight.device.type != "cpu":

@@ -51,7 +51,7 @@ def scheduled(
 
     Raises ValueError where the model does not allow it.
     """
-    longest = max((segment.ids_BT.shape[1] for segment in segments), default=0)
+    longest = max([0, *(segment.ids_BT.shape[1] for segment in segments)])
     if schedule == "auto":
         return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
     refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
