@@ -117,7 +117,7 @@ HANGS = 600
 
 def forked(work, *faults, log=None):
     """Run ``work()`` in a fork of this process, with faults (place, count, action). Returns a function that waits for
-    the fork and returns its exit code, or minus the signal that ended it."""
+    the fork, which takes ``takes`` seconds at least, and returns its exit code, or minus the signal that ended it."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -139,11 +139,11 @@ def forked(work, *faults, log=None):
                 sys.stderr.flush()
             os._exit(code)
 
-    def wait(kill_after=None):
+    def wait(kill_after=None, takes=0.0):
         if kill_after is not None:
             time.sleep(kill_after)
             os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + HANGS
+        deadline = time.monotonic() + takes + HANGS
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
