@@ -242,10 +242,15 @@ def statuses(root):
 
 
 def integrity(root):
-    """What SQLite thinks of the database, and how often each metric row is there more than once."""
+    """What SQLite thinks of the database, and how often each metric row is there more than once.
+
+    A parent run has means over the runs so far, so that their values change with the number of runs.
+    """
+    parents = "select run_uuid from tags where key = 'lit.kind' and value = 'experiment'"
+    value = f"case when run_uuid in ({parents}) then value end"
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
         twice = database.execute(
-            "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+            f"select key, step, count(*) from metrics group by run_uuid, key, step, {value} having count(*) > 1"
         ).fetchall()
         return database.execute("pragma integrity_check").fetchone()[0], twice
 
