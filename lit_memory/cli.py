@@ -211,6 +211,7 @@ class Execution:
         self.failed, self.warnings = 0, set[str]()
         sweep, paper = work.sweep, work.sweep.experiment.paper
         tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
+        tags |= sweep.measured
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]

@@ -1,8 +1,8 @@
 """The runs of one experiment at one scale. Prints and writes nothing."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
 from lit_memory.run.launchers.choice import LOCAL, Choice
+from lit_memory.run.machine import requested
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -37,6 +38,8 @@ class Sweep:
     """Key -> ``registry.model_size``."""
     root: Path
     launcher: Choice = LOCAL
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """Tags of runs whose system metrics are logged."""
 
     @classmethod
     def prepare(cls, options: Options) -> "Sweep":
@@ -58,7 +61,7 @@ class Sweep:
         arms = select("--arms", options.arms, list(experiment.arms))
         seeds = select("--seeds", options.seeds, list(map(str, experiment.seeds)))
         selected = [spec for spec in specs if spec.arm in arms and str(spec.seed) in seeds]
-        return cls(options, whole, experiment, specs, selected, sized, root, launcher)
+        return cls(options, whole, experiment, specs, selected, sized, root, launcher, requested(selected))
 
     @property
     def name(self) -> str:
