@@ -80,6 +80,7 @@ def test_tensorboard(tmp_path):
     assert {*told.settings} <= {*yaml.unsafe_load((folder / "hparams.yaml").read_text())}
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs wandb")
     for name, value in {"WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path), "WANDB_MODE": "offline"}.items():
