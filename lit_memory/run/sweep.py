@@ -129,6 +129,20 @@ class Sweep:
                     with naming_changes(self.experiment.file, self.options.overrides):
                         raise ConfigError(where, key, str(error)) from None
 
+    def fetch_weights(self, specs: Sequence[RunSpec]) -> None:
+        """Have what runs start from in the cache of the Hugging Face hub, once for all of them; on a cluster each run
+        does so itself. Raises ConfigError for a name that is not in reach."""
+        arms = {repr(spec.train["init"]): spec for spec in specs if self.launcher.local}
+        for spec in arms.values():
+            if spec.start is None and spec.train["init"]:
+                from lit_memory.hf.initial import fetch_initial  # imports transformers, which costs a second
+
+                try:
+                    fetch_initial(spec.train["init"])
+                except (ValueError, FileNotFoundError) as error:
+                    where = f"{self.experiment.file} (scale {self.scale}, arm {spec.arm})"
+                    raise ConfigError(where, "train.init", str(error)) from None
+
 
 def select(flag: str, names: Sequence[str] | None, valid: Sequence[str]) -> Sequence[str]:
     """The names that a flag lists; all where it is not given. Raises ConfigError for one that is not ``valid``."""
