@@ -114,9 +114,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         work.refresh(tracker)
     todo = work.todo()
     if not options.dry_run:
-        sweep.check_gpu(todo)
-        sweep.check_files(todo)
-        sweep.fetch_weights(todo)
+        sweep.check_machine(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work), soft_wrap=True)

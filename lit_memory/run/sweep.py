@@ -99,6 +99,12 @@ class Sweep:
         """The runs of the scale "paper", where this is another scale."""
         return [] if self.scale == "paper" or "paper" not in self.whole.scales else self.whole.at("paper").plan()
 
+    def check_machine(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for what the runs need and this machine does not have: a GPU, files, pretrained weights."""
+        self.check_gpu(specs)
+        self.check_files(specs)
+        self.fetch_weights(specs)
+
     def check_gpu(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError for a run that needs a GPU where there is none."""
         on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
