@@ -54,7 +54,7 @@ from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, vocabulary_size
+from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, check_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.metrics import MetricName
@@ -104,6 +104,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
                 raise FieldError("segment_len", self.segment_len, least)
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
+            check_tokenizer(self.tokenizer)
 
         @property
         def window(self) -> int:
