@@ -105,7 +105,7 @@ def test_names_stand_for_folders_of_the_repository(monkeypatch, tmp_path):
     monkeypatch.setattr(shipped, "PROJECT", tmp_path / "share")
     monkeypatch.setenv("LIT_MEMORY_ROOT", str(tmp_path))
     for name, folder in SHIPPED.items():
-        with pytest.raises(FileNotFoundError, match=f"^{name}: no folder {tmp_path / 'data' / folder}; .*copy of"):
+        with pytest.raises(FileNotFoundError, match=f"^{name}: no folder {tmp_path / 'data' / folder}; a wheel"):
             folder_of(name)
         (tmp_path / "data" / folder).mkdir(parents=True)
         assert folder_of(name) == tmp_path / "data" / folder
