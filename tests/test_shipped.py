@@ -1,12 +1,14 @@
 """The corpus in ``data/``: byte for byte what it says, read as if unpacked, and split without a leak."""
 
 import hashlib
+import json
 import lzma
 import os
 from pathlib import Path
 
 import pytest
 
+from lit_memory.cli import main
 from lit_memory.tasks.babi.files import FILES, LABELS, SHIPPED_STORIES, load, parse
 from lit_memory.text import shipped
 from lit_memory.text.corpus import SOURCES, SPLITS, check_texts, load_corpus
@@ -151,3 +153,31 @@ def test_no_question_of_the_test_is_trained_on(task):
     assert splits["test"] == tuple(q for story in parse(path) for q in story) and len(splits["test"]) == 1000
     assert len(splits["train"]) == LEFT[task] and f"{LEFT[task]:,}" in (DATA / "SOURCES.md").read_text()
     assert {q.answer for questions in splits.values() for q in questions} == set(LABELS[task])
+
+
+# Experiments
+
+TINY = ["train.steps=5", "train.valid_every=5", "train.valid_size=4", "train.test_size=4", "train.batch_size=4"]
+TINY += ["train.eval_batch_size=4", "train.stages=[]", "task.books=1", "task.vocab_size=1024", "task.segments?=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "more"),
+    [
+        ("armt_babilong_qa1", "armt", ["task.test_segments=[2, 3]"]),
+        ("armt_wikitext", "armt", ["task.books=20", "task.test_segments=[2]"]),
+        ("tarm_wikitext", "tarm", ["task.books=20", "model.cutoffs=[200, 500]"]),
+        ("memreasoner_babi", "pretrained", ["task.test_tokens=[0, 110]"]),
+        ("memreasoner_babi", "rmt", ["task.test_tokens=[0, 300]"]),
+    ],
+    ids=["babilong", "windows", "stream", "lines", "text"],
+)
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+@pytest.mark.usefixtures("inline", "unsaved_figures")
+def test_a_real_scale_trains_and_reports(name, arm, more, root, capsys):
+    """One arm for five steps, with tokens of few texts."""
+    file = str(PROJECT / "experiments" / f"{name}.yaml")
+    flags = ["--scale", "real", "--arms", arm, "--seeds", "0", "--root", str(root)]
+    assert main([file, *TINY, *more, *flags]) == 0, capsys.readouterr().err
+    (verdict,) = (json.loads(path.read_text()) for path in root.glob("reports/**/verdict.json"))
+    assert verdict["scale"] == "real" and verdict["evidence"] == "real text"
