@@ -4,6 +4,7 @@ import hashlib
 import json
 import lzma
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -159,18 +160,20 @@ def test_no_question_of_the_test_is_trained_on(task):
 
 TINY = ["train.steps=5", "train.valid_every=5", "train.valid_size=4", "train.test_size=4", "train.batch_size=4"]
 TINY += ["train.eval_batch_size=4", "train.stages=[]", "task.books=1", "task.vocab_size=1024", "task.segments?=2"]
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("name", "arm", "more"),
     [
         ("armt_babilong_qa1", "armt", ["task.test_segments=[2, 3]"]),
-        ("armt_wikitext", "armt", ["task.books=20", "task.test_segments=[2]"]),
         ("tarm_wikitext", "tarm", ["task.books=20", "model.cutoffs=[200, 500]"]),
-        ("memreasoner_babi", "pretrained", ["task.test_tokens=[0, 110]"]),
-        ("memreasoner_babi", "rmt", ["task.test_tokens=[0, 300]"]),
+        slow("armt_wikitext", "armt", ["task.books=20", "task.test_segments=[2]"]),
+        slow("memreasoner_babi", "pretrained", ["task.test_tokens=[0, 110]"]),
+        slow("memreasoner_babi", "rmt", ["task.test_tokens=[0, 300]"]),
+        slow("titans_babilong", "mac", ["task.test_segments=[2, 3]"]),
     ],
-    ids=["babilong", "windows", "stream", "lines", "text"],
+    ids=["babilong", "stream", "windows", "lines", "text", "titans"],
 )
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 @pytest.mark.usefixtures("inline", "unsaved_figures")
