@@ -71,8 +71,8 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
     @dataclass
     class Config:
         source: str = "noise"
-        """"noise", synthetic English; a folder of books or of WikiText; or a data set on the hub (wikitext-...,
-        fineweb-edu, pg19), see ``text.load_corpus``."""
+        """"noise", synthetic English; "shipped-wikitext-2" or "shipped-books"; a folder of books or of WikiText; or a
+        data set on the hub (wikitext-..., fineweb-edu, pg19), see ``text.load_corpus``."""
         books: int | None = None
         """Maximum number of books (articles, pages) per split; default: all of a folder and of WikiText, 50 of noise,
         100,000 of FineWeb-Edu."""

@@ -51,8 +51,8 @@ class TextConfig:
     margin: int = 20
     """Tokens reserved at the end of the last segment for the question, the answer and everything else in the tail."""
     haystack: str = "noise"
-    """"noise", synthetic English; a folder of books; or a data set on the hub (pg19, wikitext-...), see
-    ``text.load_corpus``."""
+    """"noise", synthetic English; "shipped-books"; a folder of books; or a data set on the hub (pg19, wikitext-...),
+    see ``text.load_corpus``."""
     books: int | None = None
     """Maximum number of books per split; default: all of a folder, 50 of noise, 100 of pg19."""
     tokenizer: str = "word"
