@@ -87,6 +87,9 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         segments: int = 8
         """Segments per window."""
         segment_len: int = 128
+        """Tokens per segment; 0, with ``tokens``: a window is one segment."""
+        tokens: int = added(0)
+        """Tokens of a window, in place of ``segments``; its last segment may be short."""
         stride: int | None = None
         """Tokens between the beginnings of two windows of validation and test; default: the length of a window."""
         stream: bool = added(False)
@@ -94,9 +97,16 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         previous batch left."""
         test_segments: list[int] = field(default_factory=list)
         """Values of ``segments`` in the test; default: ``segments``."""
+        test_tokens: list[int] = added([])
+        """Values of ``tokens`` in the test, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
-            at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
+            at_least(1, self, "books", "vocab_size", "segments", "stride")
+            at_least(0, self, "tokens")
+            at_least(0 if self.tokens else 1, self, "segment_len")
+            if self.test_tokens and (self.test_segments or not self.tokens):
+                expected = "expected task.tokens beside it, and no task.test_segments"
+                raise FieldError("test_tokens", self.test_tokens, expected)
             if self.stream and self.stride:
                 raise FieldError("stride", self.stride, "expected none for a stream, whose windows follow each other")
             if self.window < 2:
@@ -108,7 +118,17 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         @property
         def window(self) -> int:
             """Tokens per window."""
-            return self.segments * self.segment_len
+            return self.tokens or self.segments * self.segment_len
+
+        @property
+        def segment_count(self) -> int:
+            """Segments per window."""
+            return -(-self.window // (self.segment_len or self.window))
+
+        @property
+        def size_field(self) -> str:
+            """The field that decides the length of a window."""
+            return "tokens" if self.tokens else "segments"
 
     @property
     def vocab_size(self) -> int:
@@ -117,8 +137,12 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         return vocabulary_size(self.config.tokenizer, self.config.vocab_size)
 
     @property
-    def segment_len(self) -> int:
-        return self.config.segment_len
+    def segment_len(self) -> int | None:
+        return self.config.segment_len or None
+
+    @property
+    def tokens(self) -> int:
+        return self.config.window
 
     @property
     def material(self) -> str:
@@ -126,7 +150,12 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     @property
     def written(self) -> int:
-        return self.config.segments - 1  # what the last segment writes is never read
+        return self.config.segment_count - 1  # what the last segment writes is never read
+
+    def test_axis(self) -> tuple[str, list]:
+        """``segments``; ``tokens`` where they decide the length of a window."""
+        axis = self.config.size_field
+        return axis, getattr(self.config, f"test_{axis}") or [getattr(self.config, axis)]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -148,7 +177,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         text = load_text(c.source, split, c.books, self.tokenizer)
         if len(text) < c.window:
             found = f"all of {c.source}, split {split}, {len(text):,}; expected fewer, or more text"
-            raise FieldError("segments", c.segments, f"a window has {c.window:,} tokens, {found}")
+            raise FieldError(c.size_field, getattr(c, c.size_field), f"a window has {c.window:,} tokens, {found}")
         return text
 
     def stride(self, split: str) -> int:
@@ -169,7 +198,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         if tokens // size < c.window:
             column = f"a column of {c.source}, split {split}, in {size:,} columns, {tokens // size:,}"
             expected = f"a window has {c.window:,} tokens, {column}; expected fewer, or more text"
-            raise FieldError("segments", c.segments, expected)
+            raise FieldError(c.size_field, getattr(c, c.size_field), expected)
         return tokens // size if split == "train" else -(-tokens // size)
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
@@ -208,7 +237,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         """Batch of windows of a text."""
         size = len(ids_BT)
         meta = {
-            "segments": torch.full((size,), self.config.segments),
+            "segments": torch.full((size,), self.config.segment_count),
             "bytes_per_token": torch.full((size,), text.num_bytes / len(text)),
         }
         ids, targets = torch.from_numpy(ids_BT), torch.from_numpy(targets_BT)
@@ -216,7 +245,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]
-        scored_BT, s = batch.scored_BT, self.segment_len
+        scored_BT, s = batch.scored_BT, self.segment_len or self.tokens
         values = {"loss": loss_BT[scored_BT], "bits_per_byte": bits_BT[scored_BT]}
         for i in self.curve_positions("segment"):
             columns = slice(i * s, (i + 1) * s)
@@ -230,7 +259,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def curve_positions(self, axis: str) -> list[int]:
         """Segments, counted from 0 as in the paper's figure; a stream has no first segment and so no curve."""
-        return [] if self.stream else list(range(self.config.segments))
+        return [] if self.stream else list(range(self.config.segment_count))
 
 
 @lru_cache(maxsize=16)
