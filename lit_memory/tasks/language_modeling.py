@@ -87,8 +87,8 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         segments: int = 8
         """Segments per window."""
         segment_len: int = 128
-        """Tokens per segment; 0, with ``tokens``: a window is one segment."""
-        tokens: int = added(0)
+        """Tokens per segment; 0, with ``window``: a window is one segment."""
+        window: int = added(0)
         """Tokens of a window, in place of ``segments``; its last segment may be short."""
         stride: int | None = None
         """Tokens between the beginnings of two windows of validation and test; default: the length of a window."""
@@ -97,38 +97,38 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         previous batch left."""
         test_segments: list[int] = field(default_factory=list)
         """Values of ``segments`` in the test; default: ``segments``."""
-        test_tokens: list[int] = added([])
-        """Values of ``tokens`` in the test, in place of ``test_segments``."""
+        test_window: list[int] = added([])
+        """Values of ``window`` in the test, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
             at_least(1, self, "books", "vocab_size", "segments", "stride")
-            at_least(0, self, "tokens")
-            at_least(0 if self.tokens else 1, self, "segment_len")
-            if self.test_tokens and (self.test_segments or not self.tokens):
-                expected = "expected task.tokens beside it, and no task.test_segments"
-                raise FieldError("test_tokens", self.test_tokens, expected)
+            at_least(0, self, "window")
+            at_least(0 if self.window else 1, self, "segment_len")
+            if self.test_window and (self.test_segments or not self.window):
+                expected = "expected window beside it, and no test_segments"
+                raise FieldError("test_window", self.test_window, expected)
             if self.stream and self.stride:
                 raise FieldError("stride", self.stride, "expected none for a stream, whose windows follow each other")
-            if self.window < 2:
+            if self.length < 2:
                 least = "expected at least 2 tokens in a window, of which the first is not scored"
-                raise FieldError("segment_len", self.segment_len, least)
+                raise FieldError("window" if self.window else "segment_len", self.window or self.segment_len, least)
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
 
         @property
-        def window(self) -> int:
+        def length(self) -> int:
             """Tokens per window."""
-            return self.tokens or self.segments * self.segment_len
+            return self.window or self.segments * self.segment_len
 
         @property
         def segment_count(self) -> int:
             """Segments per window."""
-            return -(-self.window // (self.segment_len or self.window))
+            return -(-self.length // (self.segment_len or self.length))
 
         @property
         def size_field(self) -> str:
             """The field that decides the length of a window."""
-            return "tokens" if self.tokens else "segments"
+            return "window" if self.window else "segments"
 
     @property
     def vocab_size(self) -> int:
@@ -142,7 +142,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     @property
     def tokens(self) -> int:
-        return self.config.window
+        return self.config.length
 
     @property
     def material(self) -> str:
@@ -153,7 +153,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         return self.config.segment_count - 1  # what the last segment writes is never read
 
     def test_axis(self) -> tuple[str, list]:
-        """``segments``; ``tokens`` where they decide the length of a window."""
+        """``segments``; ``window`` where that decides the length of a window."""
         axis = self.config.size_field
         return axis, getattr(self.config, f"test_{axis}") or [getattr(self.config, axis)]
 
@@ -175,14 +175,14 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         """Tokens of a split. Raises FieldError for a text that is shorter than a window."""
         c = self.config
         text = load_text(c.source, split, c.books, self.tokenizer)
-        if len(text) < c.window:
+        if len(text) < c.length:
             found = f"all of {c.source}, split {split}, {len(text):,}; expected fewer, or more text"
-            raise FieldError(c.size_field, getattr(c, c.size_field), f"a window has {c.window:,} tokens, {found}")
+            raise FieldError(c.size_field, getattr(c, c.size_field), f"a window has {c.length:,} tokens, {found}")
         return text
 
     def stride(self, split: str) -> int:
         """Tokens between the beginnings of two windows."""
-        return 1 if split == "train" else self.config.stride or self.config.window
+        return 1 if split == "train" else self.config.stride or self.config.length
 
     @property
     def stream(self) -> bool:
@@ -190,21 +190,21 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def stream_steps(self, split: str, size: int) -> int:
         length = self.column_len(split, size)
-        return length // self.config.window if split == "train" else -(-length // self.config.window)
+        return length // self.config.length if split == "train" else -(-length // self.config.length)
 
     def column_len(self, split: str, size: int) -> int:
         """Predicted tokens in each of ``size`` columns. Raises FieldError for columns shorter than a window."""
         c, tokens = self.config, len(self.text(split)) - 1
-        if tokens // size < c.window:
+        if tokens // size < c.length:
             column = f"a column of {c.source}, split {split}, in {size:,} columns, {tokens // size:,}"
-            expected = f"a window has {c.window:,} tokens, {column}; expected fewer, or more text"
+            expected = f"a window has {c.length:,} tokens, {column}; expected fewer, or more text"
             raise FieldError(c.size_field, getattr(c, c.size_field), expected)
         return tokens // size if split == "train" else -(-tokens // size)
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         if not self.stream:
             return super().batch(seed, split, step, size)
-        text, column_len, window = self.text(split), self.column_len(split, size), self.config.window
+        text, column_len, window = self.text(split), self.column_len(split, size), self.config.length
         epoch, k = divmod(step, self.stream_steps(split, size))
         first = int(torch.randint(len(text), (), generator=generator(seed, split, epoch))) if split == "train" else 0
         offsets_T = np.arange(k * window, (k + 1) * window + 1)  # in a column; the first token is read but not scored
@@ -219,10 +219,10 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         if self.stream:
             return None
         tokens, stride = len(self.text(split)), self.stride(split)
-        return len(range(0, min(tokens - self.config.window + stride, tokens - 1), stride))
+        return len(range(0, min(tokens - self.config.length + stride, tokens - 1), stride))
 
     def take(self, split: str, numbers: Sequence[int]) -> Batch:
-        text, length, stride = self.text(split), self.config.window, self.stride(split)
+        text, length, stride = self.text(split), self.config.length, self.stride(split)
         ids_BT = np.full((len(numbers), length), self.tokenizer.pad_id, np.int64)
         targets_BT = np.full_like(ids_BT, -100)
         for i, number in enumerate(numbers):
