@@ -231,6 +231,19 @@ def test_messages_say_what_was_expected(line, message):
     assert str(error.value).startswith(f"requires[0] {line!r}: {message}")
 
 
+def test_an_arm_that_stops_early():
+    """Its lines name the tested number with which it ends."""
+    stops = {"no_gamma": 2}
+    check_lines(["gamma[last] > no_gamma[100]", "reach(gamma[50], 0.9) > no_gamma[first]"], ARMS, XS, stops=stops)
+    for ref, message in (
+        ("no_gamma[last]", r"no_gamma\[last\]: the test of no_gamma ends at 100; expected that number"),
+        ("reach(no_gamma[50], 0.9)", r"no_gamma\[50\]: the test of no_gamma ends at 100; expected that number"),
+        ("no_gamma[500]", r"no_gamma\[500\]: 500 is not tested; tested: 50, 100 \(nearest: 100\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_lines([f"{ref} > 1"], ARMS, XS, stops=stops)
+
+
 def test_good_lines_pass():
     check_lines([*EXPECT, "gamma.any_metric[last] > 1", "gamma[-2] + gamma[0.5] > 1"], ARMS, [*XS, -2, 0.5])
     assert parse("  a[1] > 2\n").ops

@@ -373,7 +373,8 @@ def test_a_run_times_its_training_at_every_x(make_spec, root):
     ]
 
 
-def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
+@pytest.mark.parametrize(("contexts", "read"), [(0, [6, 1]), (5, [5, 5])])  # 0: of 120 tokens
+def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch, contexts, read):
     clock, sizes = iter([10.0, 14.0, 20.0, 21.0]), []
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     weight = torch.nn.Parameter(torch.ones(()))
@@ -387,11 +388,11 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch):
     module = SimpleNamespace(
         device=torch.device("cpu"), loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
     )
-    timer = TestTimer(timed_steps=2)
+    timer = TestTimer(timed_steps=2, timed_contexts=contexts)
     precision = SimpleNamespace(forward_context=contextlib.nullcontext)
     timer.on_test_start(SimpleNamespace(precision_plugin=precision, datamodule=data), module)
-    assert sizes == [6, 1]  # of 120 tokens
-    assert timer.rows == [("train_tokens_per_s", 2, 60.0), ("train_tokens_per_s", 8, 160.0)]
+    assert sizes == read
+    assert timer.rows == [("train_tokens_per_s", 2, 10.0 * read[0]), ("train_tokens_per_s", 8, 160.0 * read[1])]
 
 
 def test_seconds_are_per_context(monkeypatch):

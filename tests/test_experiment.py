@@ -340,13 +340,17 @@ SMALL += [
     "task.tokens?=110",
     "task.segment_lines?=16",
 ]
+AXES = {
+    "test_tokens": ["task.test_tokens=[110, 120]"],
+    "test_window": ["task.window=110", "task.test_window=[110, 120]", "task.test_segments=[]"],
+}
 
 
 def planned(path: Path) -> list[RunSpec]:
     """The runs of an experiment, each made a matter of a second; of the fields that tests of lines vary, the report
     names the one."""
     experiment = WHOLE[path].at()
-    return experiment.plan([*SMALL, *["task.test_tokens=[110, 120]"] * (experiment.report.x == "test_tokens")])
+    return experiment.plan([*SMALL, *AXES.get(experiment.report.x, [])])
 
 
 def alone(spec: RunSpec) -> RunSpec:

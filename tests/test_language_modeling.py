@@ -187,6 +187,7 @@ def test_workers_change_nothing(source):
         ({}, {"segments": 2}),
         ({}, {"segment_len": 5}),
         ({}, {"stride": 3}),
+        ({}, {"window": 11}),
     ],
     ids=str,
 )
@@ -194,6 +195,22 @@ def test_every_knob_matters(source, plain, change):
     tasks = [make(**{"source": source, "books": 2, **plain, **more}) for more in ({}, change)]
     pairs = [[task.take(split, [task.count(split) - 2]).ids_BT for task in tasks] for split in ("train", "test")]
     assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
+
+
+def test_windows_by_their_tokens(source):
+    """They are those of as many segments, if they are cut alike; a window may also end within a segment, or be one."""
+    whole, tokens = make(source=source), make(source=source, window=12, test_window=[12, 10])
+    assert torch.equal(whole.take("test", [1]).ids_BT, tokens.take("test", [1]).ids_BT)
+    assert tokens.x_values("test_window") == [12, 10] and tokens.x_values("test_segments") == []
+    assert (tokens.tokens, tokens.written, tokens.curve_positions("segment")) == (12, 2, [0, 1, 2])
+    short, one = tokens.test_conditions()[1][1], make(source=source, window=10, segment_len=0)
+    assert (short.tokens, short.written, one.segment_len, one.written) == (10, 2, None, 0)
+    batches = [task.take("test", [0]) for task in (short, one)]
+    assert torch.equal(batches[0].ids_BT, batches[1].ids_BT) and batches[1].segment_len is None
+    with pytest.raises(ValueError, match=r"^window=5000: a window has 5,000 tokens, all of"):
+        make(source=source, window=5000).text("test")
+    found = measure(bigram(), make_data(source, window=50, segment_len=0))
+    assert found["segment_loss[0]@50"] == pytest.approx(found["loss@50"], rel=1e-12)
 
 
 # Losses
@@ -328,7 +345,10 @@ def test_a_text_comes_back(source):
         ({"segment_len": 0}, "segment_len=0: expected at least 1"),
         ({"segments": 1, "segment_len": 1}, "segment_len=1: expected at least 2 tokens in a window"),
         ({"stride": 0}, "stride=0: expected at least 1"),
-        ({"books": 0}, "books=0: expected at least 1"),
+        ({"window": -1}, "window=-1: expected 0 or more"),
+        ({"window": 1}, "window=1: expected at least 2 tokens in a window"),
+        ({"test_window": [8]}, "test_window=[8]: expected window beside it, and no test_segments"),
+        ({"window": 8, "test_window": [8], "test_segments": [2]}, "test_window=[8]: expected window beside it"),
     ],
 )
 def test_wrong_settings(config, message):

@@ -7,7 +7,7 @@ from plans import change
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
-from lit_memory.plan.measured import check_report, evidence
+from lit_memory.plan.measured import check_report, evidence, stops, x_values
 from lit_memory.registry import TASKS, build, load_class
 
 
@@ -21,6 +21,17 @@ def test_the_x_axis_is_what_the_test_varies(tree):
         match=r"report\.x: 'test_segments' is not what the test of babilong varies; expected test_eval_length",
     ):
         check_report(experiment, experiment.plan())
+
+
+def test_an_arm_may_have_the_first_values_alone(tree):
+    """``stops`` tells how many; what is not the beginning of the others' values is refused."""
+    for values, found in (([2], {"b": 1}), ([2, 4], {}), ([4], "'test_pairs' has not the same values in every arm")):
+        edits = {"base/task/test_pairs": [2, 4], "arms": {"a": {}, "b": {"task.test_pairs": values}}, "expect": []}
+        experiment = parse(change(tree, {**edits, "grid": {}, "scales": {"cpu": {}}}), "tiny.yaml").at()
+        with pytest.raises(ConfigError, match=found) if isinstance(found, str) else contextlib.nullcontext():
+            specs = experiment.plan()
+            assert (x_values(experiment, specs), stops(experiment, specs)) == ([2, 4], found)
+            check_report(experiment, specs)
 
 
 def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):

@@ -18,8 +18,9 @@ from lit_memory.plan.experiment import load
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report import figures
+from lit_memory.report import figures, saved
 from lit_memory.report.render import render
+from lit_memory.report.series import series_of
 from lit_memory.report.settings import arm_settings
 from lit_memory.report.verdict import COMPARISON, INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 from lit_memory.run import reporting
@@ -72,6 +73,20 @@ def test_what_is_missing_is_named(tmp_path, drop, missing, verdict):
     page = (tmp_path / "README.md").read_text()
     assert f"**{verdict}** at scale `cpu`" in page and all(m in page for m in missing)
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == verdict
+
+
+def test_an_arm_that_stops_early(tmp_path):
+    """Nothing is missing of it, its seeds are counted where it is tested, and a report that is drawn again knows it."""
+    frame = make_frame()
+    plan = make_plan(stops={"no_gamma": 3})
+    found = render(plan, frame[~((frame.arm == "no_gamma") & (frame.x == 500))], tmp_path)
+    assert (found.verdict, found.missing) == (REPRODUCED, [])
+    assert "| – " in (row := next(row for row in found.table.splitlines() if "no_gamma" in row)) and "3 of 3" in row
+    assert saved.load(tmp_path).plan.stops == {"no_gamma": 3}
+    names = [series.name for series in series_of(saved.load(tmp_path), plan.x_values)]
+    assert names == ["gamma", "no_gamma"]
+    late = render(plan, frame[~((frame.arm == "no_gamma") & (frame.x >= 200))], tmp_path)
+    assert late.missing == ["no_gamma seeds 0, 1, 2 at 200"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -19,7 +19,7 @@ reaches ``eval``. ``report.verdict`` evaluates them. Standard library only.
 import ast
 import difflib
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 GRAMMAR = (
@@ -57,20 +57,27 @@ def check_lines(
     x_values: Sequence[float],
     metrics: Collection[str] | None = None,
     section: str = "expect",
+    stops: Mapping[str, int] | None = None,
 ) -> None:
     """Raise ValueError, in one line, for a line that no run of this plan can answer.
 
-    metrics: the known names; None leaves them unchecked. section: one of ``KINDS``.
+    metrics: the known names; None leaves them unchecked. section: one of ``KINDS``. stops: arm -> how many of the first
+    x values it has, of the arms that do not have all.
     """
     for i, line in enumerate(lines):
         try:
-            found = refs(parse(line))
+            found, reached = refs(tree := parse(line)), [ref for call in calls(tree, "reach") for ref in refs(call)]
             for ref in found:
                 _require(ref.arm, "arm", arms)
                 if ref.metric and metrics is not None:
                     _require(ref.metric, "metric", metrics)
+                stop = (stops or {}).get(ref.arm)
+                if stop is not None and (ref.x == "last" or ref in reached):
+                    raise ValueError(
+                        f"{ref}: the test of {ref.arm} ends at {x_values[stop - 1]:g}; expected that number"
+                    )
                 if isinstance(ref.x, float):
-                    _require_x(ref, ref.x, x_values)
+                    _require_x(ref, ref.x, x_values[:stop])
             if not found:
                 raise ValueError("the line compares no result; expected at least one arm[x]")
         except ValueError as error:

@@ -18,8 +18,8 @@ and small models."""
 
 
 def x_values(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list:
-    """The x axis of the report, the same in every run: values of the test's ``test_<field>``, places of a curve, or the
-    steps of the validations. Raises ConfigError."""
+    """The x axis of the report: values of the test's ``test_<field>``, of which an arm may have the first ones alone
+    (``stops``); or, the same in every run, places of a curve, or the steps of the validations. Raises ConfigError."""
     axis = experiment.report.x
     tasks = {json.dumps(spec.task): spec.task for spec in specs}
     samplers = [build("task", task) for task in tasks.values()]
@@ -30,7 +30,23 @@ def x_values(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list:
         values = [sampler.x_values(axis) for sampler in samplers]
     known = ", ".join([f"test_{samplers[0].test_axis()[0]}", *getattr(samplers[0], "curves", {})]) + f" or {STEP}"
     _check_values(experiment, values, specs[0].task["name"], known)
-    return values[0]
+    return max(values, key=len)
+
+
+def stops(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, int]:
+    """Arm -> how many of the first x values its test has, of those arms that do not have all. Raises ConfigError for an
+    arm whose runs have different ones."""
+    total, found = len(x_values(experiment, specs)), dict[str, int]()
+    if not experiment.report.x.startswith("test_"):
+        return found
+    for spec in {(spec.arm, json.dumps(spec.task)): spec for spec in specs}.values():
+        count = len(build("task", spec.task).x_values(experiment.report.x))
+        if found.setdefault(spec.arm, count) != count:
+            reason = (
+                f"{experiment.report.x!r} has not the same values at every point of the grid; expected no axis of it"
+            )
+            raise ConfigError(f"{experiment.file} (arm {spec.arm})", "grid", reason)
+    return {arm: count for arm, count in found.items() if count < total}
 
 
 def _check_fixed_stages(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
@@ -41,15 +57,15 @@ def _check_fixed_stages(experiment: ScaledExperiment, specs: Sequence[RunSpec]) 
 
 
 def _check_values(experiment: ScaledExperiment, values: Sequence[list], task: str, known: str) -> None:
-    """Raise ConfigError unless all runs have the same x values, different whole numbers.
+    """Raise ConfigError unless all runs have the same x values, or the first of a test's, all different whole numbers.
 
     known: the axes that the task has, as text.
     """
-    file, axis, first = experiment.file, experiment.report.x, values[0]
-    if not first:
+    file, axis, first = experiment.file, experiment.report.x, max(values, key=len)
+    if not all(values):
         raise ConfigError(file, "report.x", f"{axis!r} is not what the test of {task} varies; expected {known}")
-    if any(v != first for v in values):
-        expected = f"expected {known} with the same"
+    if any(v != (first[: len(v)] if axis.startswith("test_") else first) for v in values):
+        expected = f"expected {known} with the same, or with the first ones of a test_<field>"
         raise ConfigError(file, "report.x", f"{axis!r} has not the same values in every arm; {expected}")
     if len(set(first)) < len(first):
         raise ConfigError(file, f"task.{axis}", f"{first}: expected different values")
@@ -134,7 +150,8 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
                 raise ConfigError(file, f"report.{name}", reason)
     for section in KINDS:
         try:
-            check_lines(getattr(experiment, section), list(experiment.arms), values, [*known, *times], section)
+            lines = getattr(experiment, section)
+            check_lines(lines, list(experiment.arms), values, [*known, *times], section, stops(experiment, specs))
         except ValueError as error:
             raise ConfigError(file, section, str(error)) from None
 

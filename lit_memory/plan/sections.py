@@ -88,6 +88,9 @@ class TrainConfig:
     left: [0] reads a context in one pass, [200, 1] token by token after the first 200."""
     timed_steps: int = added(0)
     """Steps that are timed after the training at every value of the test, for ``report.time: train_tokens_per_s``."""
+    timed_contexts: int = added(0)
+    """Contexts of a timed step, the same number at every value of the test; 0: as many as have the tokens of a training
+    batch."""
     workers: int = 0
     threads: int = 1
     """CPU threads of a run. Part of the key, as the last bits of a sum depend on them."""
@@ -110,9 +113,10 @@ class TrainConfig:
             at_least(1, self, "steps")
         at_least(1, self, "batch_size", "bptt", "checkpoint_segments", "valid_every", "valid_size", "test_size")
         at_least(1, self, "eval_batch_size", "threads")
-        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers", "timed_steps"):
+        for name in ("lr", "weight_decay", "warmup", "clip_norm", "clip_value", "final_lr", "workers"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")
+        at_least(0, self, "timed_steps", "timed_contexts")
         if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
             raise FieldError(
                 "test_cuts",

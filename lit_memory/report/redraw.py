@@ -61,7 +61,7 @@ def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
     try:
         plan = replace(plan, **stated(scaled))
         for section, lines in plan.lines.items():
-            check_lines(lines, plan.arms, plan.x_values, section=section)
+            check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)
     except ValueError as error:
         raise ConfigError(scaled.file, section, f"{error} (in the report that is drawn again)") from None
     return plan

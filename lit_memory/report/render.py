@@ -66,7 +66,7 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     """
     plan, missing = results.plan, results.missing()
     for section, lines in plan.lines.items():
-        check_lines(lines, plan.arms, plan.x_values, section=section)
+        check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)
     claims = judge(plan.lines, results.evidence)
     verdict, reason = conclude(claims, missing, plan.unchecked)
     if verdict == COMPARISON:

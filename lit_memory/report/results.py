@@ -43,6 +43,8 @@ class ReportPlan:
     """Overrides of the command line; empty if the YAML ran as it is."""
     unchecked: list[str] = field(default_factory=list)
     """Why these overrides leave the claims without an answer; empty where they do not."""
+    stops: dict[str, int] = field(default_factory=dict)
+    """Arm -> how many of the first x values its test has, of the arms that do not have all."""
     train_x: float | None = None
     """The largest x seen in training."""
     paper_x: float | None = None
@@ -98,6 +100,10 @@ class ReportPlan:
     def shown(self, arm: str) -> str:
         """An arm in words, else its name."""
         return self.labels.get(arm, arm)
+
+    def tested(self, arm: str) -> list[float]:
+        """The x values that the test of an arm has."""
+        return self.x_values[: self.stops.get(arm)]
 
     @property
     def architectures(self) -> list[str]:
@@ -170,20 +176,10 @@ class Report:
     @property
     def text(self) -> str:
         """The summary for a terminal: table, claims in numbers, verdict."""
-        claims = [f"{_in_words(claim)}:  {claim.numbers}{_with_interval(claim)}" for claim in self.claims]
+        claims = [claim.in_words for claim in self.claims]
         missing = f"; missing: {'; '.join(self.missing)}" if self.missing else ""
         reason = [self.reason.replace("`", "")] if self.reason else []
         return "\n".join([self.table, *claims, *reason, self.verdict + self.scope + missing])
-
-
-def _in_words(claim: Claim) -> str:
-    """A line with its kind, where it is no claim."""
-    return claim.line if claim.kind == "claim" else f"{claim.kind} {claim.line}"
-
-
-def _with_interval(claim: Claim) -> str:
-    """The margin and its interval in brackets; "" where there is none."""
-    return f"  (margin {claim.shown_margin})" if claim.interval else ""
 
 
 @dataclass(frozen=True)
@@ -288,13 +284,14 @@ class Results:
 
     def _missing(self, arm: str, seed: int) -> str | None:
         """What is missing of a seed of an arm: "" for all of it, None for nothing."""
-        absent = [x for x in self.plan.x_values if (arm, self.plan.config.y, float(x), seed) not in self.cells]
+        tested = self.plan.tested(arm)
+        absent = [x for x in tested if (arm, self.plan.config.y, float(x), seed) not in self.cells]
         of_seed = [run for run in self.plan.grid if (run["arm"], run["seed"]) == (arm, seed)]
         left = [run["status"] for run in of_seed if run["status"] not in ("finished", "failed")]
         if not absent:
             states = ", ".join(dict.fromkeys(left))
             return f" at {len(left)} of {len(of_seed)} grid points ({states})" if left else None
-        where = "" if len(absent) == len(self.plan.x_values) else f" at {', '.join(map(short, absent))}"
+        where = "" if len(absent) == len(tested) else f" at {', '.join(map(short, absent))}"
         status = {(run["arm"], run["seed"]): run.get("status") for run in self.plan.runs}
         state = status.get((arm, seed)) or "finished"
         return where + ("" if state.lower() == "finished" else f" ({state})")

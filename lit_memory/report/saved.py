@@ -40,8 +40,9 @@ def plan_json(results: Results) -> str:
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
     summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
     content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
-    if not results.plan.unchecked:
-        del content["unchecked"]
+    for name in ("unchecked", "stops"):
+        if not content[name]:
+            del content[name]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -44,7 +44,8 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
         by_x = [results.by_seed(arm, None, x) for x in xs]
         seeds = [[math.nan if value is None else value for value in own] for own in zip(*by_x, strict=True)]
         told = [results.summary(arm, None, x) for x in xs]
-        finished = min(len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True))
+        counts = [len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True)]
+        finished = min(count for x, count in zip(xs, counts, strict=True) if x in plan.tested(arm))
         name = plan.shown(arm)
         name = name if finished == len(plan.seeds) else f"{name} ({finished} of {len(plan.seeds)} seeds)"
         yield Series(arm, name, look, seeds, told)

@@ -46,7 +46,8 @@ def main_table(results: Results) -> str:
     for arm in plan.arms:
         groups = [results.values(arm, None, x) for x in shown]
         samples = [_sample_count(plan.samples(arm))] if differ else []
-        seeds = f"{min(map(len, groups))} of {len(plan.seeds)}"
+        finished = [len(group) for x, group in zip(shown, groups, strict=True) if x in plan.tested(arm)]
+        seeds = f"{min(finished)} of {len(plan.seeds)}"
         sizes = [count(plan.sizes(arm).get("parameters")), _state_cell(plan, arm)]
         rows.append([plan.shown(arm), *map(mean_std, groups), *samples, seeds, *sizes])
     caption = f"{plan.y_label}, mean ± standard deviation over seeds; columns: {plan.x_label}"

@@ -68,6 +68,12 @@ class Claim:
     """Why it is undecided."""
 
     @property
+    def in_words(self) -> str:
+        """The line for a terminal, with its kind where it is no claim, its numbers, and the margin if it has one."""
+        kind, margin = "" if self.kind == "claim" else f"{self.kind} ", f"  (margin {self.shown_margin})"
+        return f"{kind}{self.line}:  {self.numbers}{margin if self.interval else ''}"
+
+    @property
     def shown_margin(self) -> str:
         """``0.586, 98.3 % interval 0.21 to 0.96``, or the margin alone."""
         if self.interval is None or self.level is None:

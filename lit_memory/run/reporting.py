@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
 from lit_memory.plan.errors import ConfigError, first_line
-from lit_memory.plan.measured import evidence, metrics, visible, x_values
+from lit_memory.plan.measured import evidence, metrics, stops, visible, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
@@ -101,6 +101,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         arms=list(e.arms),
         seeds=e.seeds,
         x_values=values,
+        stops=stops(e, sweep.specs),
         select=selection.metric,
         grid=grid_facts(work, shown, selection, {} if rows is None else tested(rows, e.report.y, values)),
         **stated(e),

@@ -101,7 +101,8 @@ def training(
         module.double()
     curriculum = Curriculum(spec.stages, spec.train["valid_every"])
     progress = Progress(send, curriculum, data.task.metrics[0])
-    timer, scores = TestTimer(spec.train["timed_steps"]), TestScores()
+    timer = TestTimer(spec.train["timed_steps"], spec.train["timed_contexts"])
+    scores = TestScores()
     folder = spec.folder(root)
     saver = RunCheckpoint(folder, journal, Termination(obeyed=rank.number == 0))
     logger = TrackingLogger(journal) if journal else False

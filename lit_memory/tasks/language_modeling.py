@@ -87,6 +87,9 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         segments: int = 8
         """Segments per window."""
         segment_len: int = 128
+        """Tokens per segment; 0, with ``window``: a window is one segment."""
+        window: int = added(0)
+        """Tokens of a window, in place of ``segments``; its last segment may be short."""
         stride: int | None = None
         """Tokens between the beginnings of two windows of validation and test; default: the length of a window."""
         stream: bool = added(False)
@@ -94,22 +97,39 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         previous batch left."""
         test_segments: list[int] = field(default_factory=list)
         """Values of ``segments`` in the test; default: ``segments``."""
+        test_window: list[int] = added([])
+        """Values of ``window`` in the test, in place of ``test_segments``."""
 
         def __post_init__(self) -> None:
-            at_least(1, self, "books", "vocab_size", "segments", "segment_len", "stride")
+            at_least(1, self, "books", "vocab_size", "segments", "stride")
+            at_least(0, self, "window")
+            at_least(0 if self.window else 1, self, "segment_len")
+            if self.test_window and (self.test_segments or not self.window):
+                expected = "expected window beside it, and no test_segments"
+                raise FieldError("test_window", self.test_window, expected)
             if self.stream and self.stride:
                 raise FieldError("stride", self.stride, "expected none for a stream, whose windows follow each other")
-            if self.window < 2:
+            if self.length < 2:
                 least = "expected at least 2 tokens in a window, of which the first is not scored"
-                raise FieldError("segment_len", self.segment_len, least)
+                raise FieldError("window" if self.window else "segment_len", self.window or self.segment_len, least)
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
             check_tokenizer(self.tokenizer)
 
         @property
-        def window(self) -> int:
+        def length(self) -> int:
             """Tokens per window."""
-            return self.segments * self.segment_len
+            return self.window or self.segments * self.segment_len
+
+        @property
+        def segment_count(self) -> int:
+            """Segments per window."""
+            return -(-self.length // (self.segment_len or self.length))
+
+        @property
+        def size_field(self) -> str:
+            """The field that decides the length of a window."""
+            return "window" if self.window else "segments"
 
     @property
     def vocab_size(self) -> int:
@@ -118,8 +138,12 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         return vocabulary_size(self.config.tokenizer, self.config.vocab_size)
 
     @property
-    def segment_len(self) -> int:
-        return self.config.segment_len
+    def segment_len(self) -> int | None:
+        return self.config.segment_len or None
+
+    @property
+    def tokens(self) -> int:
+        return self.config.length
 
     @property
     def material(self) -> str:
@@ -127,7 +151,12 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     @property
     def written(self) -> int:
-        return self.config.segments - 1  # what the last segment writes is never read
+        return self.config.segment_count - 1  # what the last segment writes is never read
+
+    def test_axis(self) -> tuple[str, list]:
+        """``segments``; ``window`` where that decides the length of a window."""
+        axis = self.config.size_field
+        return axis, getattr(self.config, f"test_{axis}") or [getattr(self.config, axis)]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -147,14 +176,14 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         """Tokens of a split. Raises FieldError for a text that is shorter than a window."""
         c = self.config
         text = load_text(c.source, split, c.books, self.tokenizer)
-        if len(text) < c.window:
+        if len(text) < c.length:
             found = f"all of {c.source}, split {split}, {len(text):,}; expected fewer, or more text"
-            raise FieldError("segments", c.segments, f"a window has {c.window:,} tokens, {found}")
+            raise FieldError(c.size_field, getattr(c, c.size_field), f"a window has {c.length:,} tokens, {found}")
         return text
 
     def stride(self, split: str) -> int:
         """Tokens between the beginnings of two windows."""
-        return 1 if split == "train" else self.config.stride or self.config.window
+        return 1 if split == "train" else self.config.stride or self.config.length
 
     @property
     def stream(self) -> bool:
@@ -162,21 +191,21 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def stream_steps(self, split: str, size: int) -> int:
         length = self.column_len(split, size)
-        return length // self.config.window if split == "train" else -(-length // self.config.window)
+        return length // self.config.length if split == "train" else -(-length // self.config.length)
 
     def column_len(self, split: str, size: int) -> int:
         """Predicted tokens in each of ``size`` columns. Raises FieldError for columns shorter than a window."""
         c, tokens = self.config, len(self.text(split)) - 1
-        if tokens // size < c.window:
+        if tokens // size < c.length:
             column = f"a column of {c.source}, split {split}, in {size:,} columns, {tokens // size:,}"
-            expected = f"a window has {c.window:,} tokens, {column}; expected fewer, or more text"
-            raise FieldError("segments", c.segments, expected)
+            expected = f"a window has {c.length:,} tokens, {column}; expected fewer, or more text"
+            raise FieldError(c.size_field, getattr(c, c.size_field), expected)
         return tokens // size if split == "train" else -(-tokens // size)
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         if not self.stream:
             return super().batch(seed, split, step, size)
-        text, column_len, window = self.text(split), self.column_len(split, size), self.config.window
+        text, column_len, window = self.text(split), self.column_len(split, size), self.config.length
         epoch, k = divmod(step, self.stream_steps(split, size))
         first = int(torch.randint(len(text), (), generator=generator(seed, split, epoch))) if split == "train" else 0
         offsets_T = np.arange(k * window, (k + 1) * window + 1)  # in a column; the first token is read but not scored
@@ -191,10 +220,10 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         if self.stream:
             return None
         tokens, stride = len(self.text(split)), self.stride(split)
-        return len(range(0, min(tokens - self.config.window + stride, tokens - 1), stride))
+        return len(range(0, min(tokens - self.config.length + stride, tokens - 1), stride))
 
     def take(self, split: str, numbers: Sequence[int]) -> Batch:
-        text, length, stride = self.text(split), self.config.window, self.stride(split)
+        text, length, stride = self.text(split), self.config.length, self.stride(split)
         ids_BT = np.full((len(numbers), length), self.tokenizer.pad_id, np.int64)
         targets_BT = np.full_like(ids_BT, -100)
         for i, number in enumerate(numbers):
@@ -209,7 +238,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
         """Batch of windows of a text."""
         size = len(ids_BT)
         meta = {
-            "segments": torch.full((size,), self.config.segments),
+            "segments": torch.full((size,), self.config.segment_count),
             "bytes_per_token": torch.full((size,), text.num_bytes / len(text)),
         }
         ids, targets = torch.from_numpy(ids_BT), torch.from_numpy(targets_BT)
@@ -217,7 +246,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def score_losses(self, loss_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         bits_BT = loss_BT / math.log(2) / batch.meta["bytes_per_token"][:, None]
-        scored_BT, s = batch.scored_BT, self.segment_len
+        scored_BT, s = batch.scored_BT, self.segment_len or self.tokens
         values = {"loss": loss_BT[scored_BT], "bits_per_byte": bits_BT[scored_BT]}
         for i in self.curve_positions("segment"):
             columns = slice(i * s, (i + 1) * s)
@@ -231,7 +260,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     def curve_positions(self, axis: str) -> list[int]:
         """Segments, counted from 0 as in the paper's figure; a stream has no first segment and so no curve."""
-        return [] if self.stream else list(range(self.config.segments))
+        return [] if self.stream else list(range(self.config.segment_count))
 
 
 @lru_cache(maxsize=16)

@@ -13,13 +13,14 @@ class TestTimer(L.Callback):
     """Measures seconds per context of the test, and tokens per second of the training, at every test condition.
 
     The seconds include drawing a context where it is made while it is read. The speed is the mean of ``timed_steps``
-    forward and backward passes after one that does not count; with 0 it is not measured.
+    forward and backward passes after one that does not count; with 0 it is not measured. They read ``timed_contexts``
+    contexts, or, with 0, as many as have the tokens of a training batch.
     """
 
     __test__ = False  # for pytest
 
-    def __init__(self, timed_steps: int = 0) -> None:
-        self.timed_steps = timed_steps
+    def __init__(self, timed_steps: int = 0, timed_contexts: int = 0) -> None:
+        self.timed_steps, self.timed_contexts = timed_steps, timed_contexts
         self.totals: dict[Condition, tuple[float, int]] = {}  # condition -> seconds, contexts
         self.speeds: dict[Condition, float] = {}
 
@@ -30,7 +31,7 @@ class TestTimer(L.Callback):
         batch_tokens = data.batch_size * data.whole_task.tokens
         module.train()
         for condition, task in data.test_conditions:
-            samples = max(1, batch_tokens // task.tokens)
+            samples = self.timed_contexts or max(1, batch_tokens // task.tokens)
             batch = task.batch(data.seed, "train", 0, samples).to(module.device)
             with torch.enable_grad(), trainer.precision_plugin.forward_context():
                 seconds = self.seconds_per_step(module, batch)
