@@ -114,8 +114,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         work.refresh(tracker)
     todo = work.todo()
     if not options.dry_run:
-        sweep.check_gpu(todo)
-        sweep.check_files(todo)
+        sweep.check_machine(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work), soft_wrap=True)
@@ -211,6 +210,7 @@ class Execution:
         self.failed, self.warnings = 0, set[str]()
         sweep, paper = work.sweep, work.sweep.experiment.paper
         tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
+        tags |= sweep.measured
         experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
         parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
         self.parent = parents[sweep.name]

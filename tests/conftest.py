@@ -12,7 +12,7 @@ import yaml
 from filelock import FileLock
 from servers import mariadb, mlflow_server, postgres, serve  # noqa: F401
 
-from lit_memory.recurrence import LayerMajor, LayerRecurrent
+from lit_memory.recurrence import Grouped, LayerRecurrent
 from lit_memory.registry import MODELS, load_class
 from lit_memory.run.launchers.local import LocalLauncher, Process
 from lit_memory.tasks import babilong, language_modeling, needle, planted_facts
@@ -65,9 +65,6 @@ TEXT_ONLY = {"larimar", "memreasoner"}
 """Models that read no numbers."""
 LAYERED = [(name, extra) for name, extra in CASES if issubclass(load_class("model", name), LayerRecurrent)]
 
-AHEAD = [(name, extra) for name, extra in LAYERED if issubclass(load_class("model", name), LayerMajor)]
-
-
 EVERY_FAMILY = {"armt"}
 """Models whose tests run with every family of backbones; other pairs of a model and a family are slow tests."""
 
@@ -111,6 +108,13 @@ def build_model(name: str, defaults: dict | None = None, **overrides):
     values = {k: v for k, v in {**TINY, **(defaults or {})}.items() if k in _config_fields(name)}
     torch.manual_seed(0)
     return cls(cls.Config(**{**values, **overrides})).double()
+
+
+GROUPED = [
+    (name, extra)
+    for name, extra in CASES
+    if issubclass(load_class("model", name), Grouped) and not build_model(name, extra).refuses_groups()
+]
 
 
 def identical(a, b):
@@ -162,9 +166,9 @@ def layered(request):
     return build_model(name, extra, layers=3)
 
 
-@pytest.fixture(params=_params(AHEAD))
-def layer_major(request):
-    """Every registered model that allows the layer-major schedule; three layers."""
+@pytest.fixture(params=_params(GROUPED))
+def grouped(request):
+    """Every registered model that reads segments in groups; three layers."""
     name, extra = request.param
     return build_model(name, extra, layers=3)
 

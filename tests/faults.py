@@ -117,7 +117,7 @@ HANGS = 600
 
 def forked(work, *faults, log=None):
     """Run ``work()`` in a fork of this process, with faults (place, count, action). Returns a function that waits for
-    the fork and returns its exit code, or minus the signal that ended it."""
+    the fork, which takes ``takes`` seconds at least, and returns its exit code, or minus the signal that ended it."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -139,11 +139,11 @@ def forked(work, *faults, log=None):
                 sys.stderr.flush()
             os._exit(code)
 
-    def wait(kill_after=None):
+    def wait(kill_after=None, takes=0.0):
         if kill_after is not None:
             time.sleep(kill_after)
             os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + HANGS
+        deadline = time.monotonic() + takes + HANGS
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
@@ -242,10 +242,15 @@ def statuses(root):
 
 
 def integrity(root):
-    """What SQLite thinks of the database, and how often each metric row is there more than once."""
+    """What SQLite thinks of the database, and how often each metric row is there more than once.
+
+    A parent run has means over the runs so far, so that their values change with the number of runs.
+    """
+    parents = "select run_uuid from tags where key = 'lit.kind' and value = 'experiment'"
+    value = f"case when run_uuid in ({parents}) then value end"
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
         twice = database.execute(
-            "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+            f"select key, step, count(*) from metrics group by run_uuid, key, step, {value} having count(*) > 1"
         ).fetchall()
         return database.execute("pragma integrity_check").fetchone()[0], twice
 

@@ -226,7 +226,11 @@ def refused(error, words, source, split="train", **options):
 
 
 def test_wrong_sources(tmp_path):
-    refused(ValueError, "source='nois'|no such folder|noise, pg19, wikitext-2-v1|did you mean 'noise'?", "nois")
+    refused(
+        ValueError,
+        "source='nois'|no such folder|noise, shipped-books, shipped-|did you mean 'noise'?",
+        "nois",
+    )
     refused(ValueError, "source='/no/folder'|no such folder", "/no/folder")
     refused(ValueError, "split='dev'|train, valid, test", "noise", split="dev")
     refused(ValueError, "books=0|at least 1", "noise", books=0)

@@ -28,6 +28,7 @@ from lit_memory.run.build import build
 from lit_memory.run.results import collect
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.trainer import make_trainer, silence_lightning
+from lit_memory.text.shipped import SHIPPED
 
 EXPERIMENTS = [
     path for path in sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml")) if not has_marks(path)
@@ -299,6 +300,22 @@ def test_every_scale_plans_and_builds(path, scale):
     for model in {json.dumps(spec.model) for spec in specs}:
         size = size_of(model)
         assert size["parameters"] > 0 and size["state_floats"] >= 0
+
+
+REAL = [path for path, scale in SCALES if scale == "real"]
+
+
+@pytest.mark.parametrize("path", REAL, ids=[path.stem for path in REAL])
+def test_a_scale_called_real_reads_the_shipped_text_alone(path):
+    """In every stage, and so do the runs that its runs start from: no rules make stories that might be the test's, and
+    tokenizers learn from training texts."""
+    for spec in plan_of(path, "real"):
+        while spec is not None:
+            for task in (spec.task, *(spec.task | stage["task"] for stage in spec.stages)):
+                sources = {task[name] for name in ("haystack", "source", "stories") if name in task}
+                assert sources and sources <= SHIPPED.keys() and not task["vocabulary"] and task["tokenizer"] == "bpe"
+            assert spec.scale == "real" and spec.train["accelerator"] == "cpu"
+            spec = spec.start
 
 
 SMALL = [

@@ -1,5 +1,6 @@
 """Our models in the hands of Hugging Face's tools: ``Trainer``, ``peft``, pipelines."""
 
+import copy
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import lit_memory.hf
-from lit_memory.hf.adapters import backbone_layers, memory_modules, memory_tokens
+from lit_memory.hf.adapters import backbone_layers, memory_modules
 from lit_memory.models.decoder import Block
 from lit_memory.registry import MODELS
 
@@ -139,19 +140,24 @@ def test_every_weight_has_one_place(tmp_path, name):
     """A weight is the backbone's or the memory's; models with blocks of their own are told."""
     shell = shell_of(tmp_path, name)
     if not any(isinstance(part, Block) for part in shell.modules()):
-        for find in (backbone_layers, memory_modules, memory_tokens):
+        for find in (backbone_layers, memory_modules):
             with pytest.raises(ValueError, match=r"^[A-Za-z]+ has no transformer blocks; name the modules for peft"):
                 find(shell)
         return
-    parts, tokens = memory_modules(shell), memory_tokens(shell)
-    of_memory = {f"{part}.{own}" for part in parts for own, _ in shell.get_submodule(part).named_parameters()} | {
-        *tokens
-    }
+    parts = memory_modules(shell)
+    held = copy.deepcopy(shell.memory_tokens)  # as peft copies a module of modules_to_save
+    tokens = {path for places in held.places.values() for part, own in places for path in paths(shell, part, own)}
+    of_memory = {f"{part}.{own}" for part in parts for own, _ in shell.get_submodule(part).named_parameters()} | tokens
     rest = {n for n, _ in shell.named_parameters()} - of_memory
     assert all(re.search(r"\.(block|layers\.\d+)\.|decoder\.(tokens|positions|norm|head)\.", n) for n in rest)
     assert not {*parts} & {*backbone_layers(shell)} and not of_memory & rest
-    known = {"armt": (8, 1), "rmt": (0, 1), "prmt": (0, 2), "transformer": (0, 0)}
+    assert ("memory_tokens" in parts) == bool(tokens)
+    known = {"armt": (9, 1), "rmt": (1, 1), "prmt": (1, 2), "transformer": (0, 0)}
     assert (len(parts), len(tokens)) == known.get(name, (len(parts), len(tokens)))
+
+
+def paths(shell, part, own):
+    return [f"{name}.{own}" for name, module in shell.named_modules() if module is part]
 
 
 def lora(shell):
@@ -165,11 +171,13 @@ def lora(shell):
 def test_lora_on_the_backbone(tmp_path):
     """The backbone stays, the memory is trained whole; the adapter loads, and merged it is a model of ours."""
     tuned = lora(shell_of(tmp_path / "base"))
-    shell, ids = tuned.get_base_model(), torch.stack([sample["input_ids"] for sample in samples(4)])
-    (tokens,) = memory_tokens(shell).values()
-    before = {name: p.detach().clone() for name, p in tuned.named_parameters()}
-    trainable = [p for p in tuned.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=0.02)
+    ids = torch.stack([sample["input_ids"] for sample in samples(4)])
+    trainable = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or "modules_to_save" in name for name in trainable)
+    start = {name: p.detach().clone() for name, p in trainable.items()}
+    others = {name: p.detach().clone() for name, p in tuned.named_parameters() if name not in trainable}
+    untrained = tuned(input_ids=ids).logits
+    optimizer = torch.optim.AdamW(trainable.values(), lr=0.02)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
@@ -178,33 +186,67 @@ def test_lora_on_the_backbone(tmp_path):
         optimizer.step()
         losses.append(loss.item())
     assert losses[2] < losses[0]
-    moved = {name for name, p in tuned.named_parameters() if not torch.equal(p, before[name])}
-    assert all("lora_" in name or "modules_to_save" in name for name in moved)
-    assert any("to_value.modules_to_save" in name for name in moved) and any("qkv.lora_B" in name for name in moved)
+    moved = {name for name, p in trainable.items() if not torch.equal(p, start[name])}
+    for part in ("memory_tokens.modules_to_save", "to_value.modules_to_save", "qkv.lora_B"):
+        assert any(part in name for name in moved)
     tuned.eval()
     expected = tuned(input_ids=ids).logits
+    with tuned.disable_adapter():
+        assert torch.allclose(tuned(input_ids=ids).logits, untrained, atol=1e-4)
+    left = dict(tuned.named_parameters(remove_duplicate=False))
+    assert all(torch.equal(left[name], before) for name, before in others.items())
+    assert not torch.allclose(expected, untrained, atol=1e-3)
     tuned.save_pretrained(tmp_path / "adapter")
     peft = pytest.importorskip("peft")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert torch.equal(copy.deepcopy(again)(input_ids=ids).logits, again(input_ids=ids).logits)
     assert torch.allclose(again(input_ids=ids).logits, expected, atol=1e-5)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     assert again.generate(input_ids=ids, **options).shape == (4, ids.shape[1] + 3)
-    tokens.data += 1  # is saved with the model, not with the adapter
-    changed = tuned(input_ids=ids).logits
-    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
-    whole = lit_memory.ARMT.from_pretrained(tmp_path / "merged")
-    logits = whole.logits(lit_memory.unroll(whole, ids, N).hidden_BTD)
-    assert torch.allclose(logits, changed, atol=1e-5) and not torch.allclose(logits, expected, atol=1e-3)
+
+
+def test_an_adapter_becomes_a_model(tmp_path):
+    """``merge_and_unload`` leaves a model of ours, memory tokens included, also where nothing was computed before."""
+    tuned = lora(shell_of(tmp_path / "base"))
+    with torch.no_grad():
+        for weight in tuned.parameters():
+            weight += 0.1 * weight.requires_grad
+    ids = torch.stack([sample["input_ids"] for sample in samples(2)])
+    expected = tuned.eval()(input_ids=ids).logits
+    tuned.save_pretrained(tmp_path / "adapter")
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    keys = base.state_dict().keys()
+    merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
+    assert merged.state_dict().keys() == keys
+    merged.save_pretrained(tmp_path / "theirs")
+    merged.model.save_pretrained(tmp_path / "ours")
+    for folder in ("theirs", "ours"):
+        whole = lit_memory.ARMT.from_pretrained(tmp_path / folder)
+        logits = whole.logits(lit_memory.unroll(whole, ids, N).hidden_BTD)
+        assert torch.allclose(logits, expected, atol=1e-5)
+
+
+def test_two_adapters(tmp_path):
+    """Each has memory tokens of its own."""
+    tuned, ids = lora(shell_of(tmp_path / "base")).eval(), torch.ones(1, 2 * N, dtype=torch.long)
+    first = tuned(input_ids=ids).logits
+    tuned.add_adapter("second", tuned.peft_config["default"])
+    tuned.set_adapter("second")
+    tuned.get_base_model().memory_tokens.modules_to_save["second"].model_memory.data += 1
+    assert not torch.allclose(tuned(input_ids=ids).logits, first, atol=1e-3)
+    tuned.set_adapter("default")
+    assert torch.equal(tuned(input_ids=ids).logits, first)
 
 
 def test_trainer_on_lora(train, tmp_path, monkeypatch):
-    """peft inside the Trainer; memory tokens are trained as well where one asks for it."""
+    """peft inside the Trainer; memory tokens are trained as well."""
     from transformers import Trainer, TrainingArguments
 
     tuned = lora(shell_of(tmp_path / "base"))
-    (tokens,) = memory_tokens(tuned.get_base_model()).values()
-    before = tokens.requires_grad_(True).detach().clone()
+    (tokens,) = tuned.get_base_model().memory_tokens.modules_to_save["default"].parameters()
+    before = tokens.detach().clone()
     options = {"max_steps": 2, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
     arguments = TrainingArguments(str(tmp_path / "run"), learning_rate=0.1, **options)
     Trainer(model=tuned, args=arguments, train_dataset=samples(8)).train()

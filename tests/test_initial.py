@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
 from conftest import build_model
+from huggingface_hub import constants
 from test_interop import BACKBONES, SETTINGS, hugging_face, hugging_face_mamba
 from test_pretrained import make_bert, make_decoder
 from tokenizers import Tokenizer as Backend
@@ -20,6 +22,7 @@ from lit_memory.plan.experiment import parse
 from lit_memory.registry import load_class
 from lit_memory.run.build import build
 from lit_memory.tasks.language_modeling import LanguageModeling
+from lit_memory.text.tokenizers import size_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 ARMT = load_class("model", "armt")
@@ -162,6 +165,87 @@ def test_names_on_the_hub_are_not_looked_up(llama):
     tree = tuning(llama, vocab_size=23)
     tree["base"]["train"]["init"] = "somebody/something"
     assert parse(tree, "tuning.yaml").at().plan()[0].model["layers"] == 4
+
+
+COMMIT = "0123456789" * 4
+NAME = "somebody/tiny"
+
+
+@pytest.fixture
+def cache(llama, tmp_path, monkeypatch):
+    """``cache(commit)``: the folder of the Llama in a cache of the hub, which is all that there is of a hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    size_in.cache_clear()
+
+    def fill(commit):
+        snapshots = tmp_path / "hub" / "models--somebody--tiny" / "snapshots"
+        snapshots.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(llama, snapshots / commit)
+
+    return fill
+
+
+def test_a_name_with_its_commit_is_a_folder(llama, cache):
+    """It fills the section and brings the tokenizer's size, from the cache; the commit is part of the key."""
+    cache(COMMIT)
+    named = tuning(f"{NAME}@{COMMIT}")
+    (spec,), (known,) = (parse(tree, "tuning.yaml").at().plan() for tree in (named, tuning(llama)))
+    assert spec.model == known.model and spec.train["init"] == f"{NAME}@{COMMIT}"
+    task = LanguageModeling(LanguageModeling.Config(**{k: v for k, v in spec.task.items() if k != "name"}))
+    assert task.vocab_size == 20 and task.tokenizer.vocab_size == 20
+    module, _ = build(spec)
+    loaded = load_huggingface(llama, "armt", memory_tokens=2, memory_dim=4)
+    assert torch.equal(module.model.decoder.tokens.weight, loaded.decoder.tokens.weight)
+    cache("f" * 40)
+    (other,) = parse(tuning(f"{NAME}@{'f' * 40}"), "tuning.yaml").at().plan()
+    assert other.key != spec.key
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (
+            f"{NAME}@{COMMIT}",
+            f"{NAME}@{COMMIT}: config.json is neither in the cache of the Hugging Face hub nor in reach "
+            f"(LocalEntryNotFoundError); check the name, or get it where there is a network: "
+            f"hf download {NAME} --revision {COMMIT}",
+        ),
+        (
+            f"{NAME}@main",
+            f"{NAME}@main: expected the 40 hexadecimal digits of a commit after @, as the hub shows them; a branch "
+            "moves",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_a_name_that_is_not_in_reach(init, message, tmp_path, capsys):
+    """The plan tells, in one line."""
+    path = tmp_path / "tuning.yaml"
+    tree = tuning(init)
+    tree["base"]["task"]["tokenizer"] = "char"
+    path.write_text(json.dumps(tree))
+    assert main([str(path), "--root", str(tmp_path / "root"), "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"error: {path} (arm tuned): train.init: {message}\n"
+    tree["base"]["task"]["tokenizer"] = init
+    del tree["base"]["train"]["init"]
+    path.write_text(json.dumps(tree))
+    assert main([str(path), "--root", str(tmp_path / "root"), "--dry-run"]) == 2
+    assert message.replace("config.json", "tokenizer.json") in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache", "inline")
+def test_weights_that_are_not_in_reach(llama, tmp_path, capsys, make_root):
+    """A name without a commit is not asked by the plan, but before a run starts."""
+    path = tmp_path / "tuning.yaml"
+    tree = tuning(llama, vocab_size=23)
+    tree["base"]["train"]["init"] = NAME
+    path.write_text(json.dumps(tree))
+    assert main([str(path), "--root", str(make_root()), "--dry-run"]) == 0
+    assert main([str(path), "--root", str(tmp_path / "root")]) == 2
+    error = capsys.readouterr().err
+    assert f"train.init: {NAME}: no such folder, and neither in the cache" in error and error.count("\n") == 1
+    assert f"hf download {NAME}\n" in error
 
 
 def test_a_tokenizer_brings_its_size(llama, tmp_path):

@@ -337,7 +337,7 @@ def test_a_text_comes_back(source):
     [
         (
             {"source": "wikitext"},
-            "source='wikitext': no such folder; expected a folder, or one of noise, pg19, wikitext-2-v1",
+            "source='wikitext': no such folder; expected a folder, or one of noise, shipped-books, shipped-",
         ),
         ({"source": ""}, "source='': no such folder"),
         ({"vocabulary": "no/folder"}, "vocabulary='no/folder': no such folder"),

@@ -210,4 +210,5 @@ def test_a_compiled_module_trains_as_it_does_itself(cls):
         lit = module(cls, lr=0.01)
         trained(change(lit), steps=2)
         found.append(dict(lit.model.state_dict()))
-    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
+    # 1e-4, a hundredth of a step: a bias of keys has no gradient but for rounding, of which Adam makes a part of a step
+    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-4) for name in found[0])

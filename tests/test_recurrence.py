@@ -5,6 +5,8 @@ inside their layers.
 """
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -13,10 +15,11 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.associative_compiled import CompiledChunk
-from lit_memory.models import armt_segments
+from lit_memory.models import armt_segments, rmt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
 from lit_memory.recurrence import (
+    Grouped,
     LayerMajor,
     LayerRecurrent,
     SegmentRecurrent,
@@ -35,6 +38,7 @@ from lit_memory.testing.models import gradients, same
 N = 5  # tokens per segment
 LAST = slice(-N, None)
 LAYER_MAJOR = [name for name in MODELS if issubclass(load_class("model", name), LayerMajor)]
+GROUPED = [name for name in MODELS if issubclass(load_class("model", name), Grouped)]
 NOT_LAYERED = [name for name in MODELS if not issubclass(load_class("model", name), LayerRecurrent)]
 
 
@@ -479,7 +483,7 @@ def test_diagonal_needs_equal_layers(build, tokens, flags):
         unroll(build("armt", **flags), tokens(1, 2 * N), N, schedule="diagonal")
 
 
-# --- the layer-major schedule
+# --- segments in groups: the layer-major schedule, and RMT's
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -496,7 +500,7 @@ def way(request, monkeypatch):
     "options", [row({}), row({"bptt": 3}), {"read_only": 2, "keep": 2}, {"masked": True, "keep": 1}], ids=str
 )
 @pytest.mark.usefixtures("way")
-def test_layer_major_equals_sequential(layer_major, tokens, options):
+def test_groups_equal_sequential(grouped, tokens, options):
     """Hidden states, final state and all gradients equal the sequential schedule's, with masks and ``bptt`` as well,
     over several chunks of a layer."""
     ids, options = tokens(3, 11 * N), dict(options)
@@ -504,12 +508,12 @@ def test_layer_major_equals_sequential(layer_major, tokens, options):
         mask = torch.ones_like(ids, dtype=torch.bool)
         mask[0, 4 * N - 2 : 6 * N] = mask[1, : 2 * N] = mask[2, 10 * N + 1 :] = False
         options["mask_BT"] = mask
-    agrees(layer_major, ids, 1e-10, **options)
+    agrees(grouped, ids, 1e-10, **options)
 
 
-@pytest.mark.parametrize("name", LAYER_MAJOR)
+@pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.usefixtures("way")
-def test_layer_major_in_single_precision(build, tokens, name):
+def test_groups_in_single_precision(build, tokens, name):
     """The same to 1e-5 in fp32, where no denominator comes near 0."""
     floor = {"denom_floor": 0.3, "value_std": 0.05} if name == "armt" else {}
     agrees(build(name, layers=3, **floor).float(), tokens(3, 11 * N), 1e-5)
@@ -562,25 +566,26 @@ def test_layer_major_passes_nan_on(build, tokens, part):
 
 
 def agrees(model, ids, tol, **options):
-    """The layer-major schedule equals the sequential one."""
-    layer, sequential = (unroll(model, ids, N, schedule=s, **options) for s in ("layer", "sequential"))
-    assert close(layer.hidden_BTD, sequential.hidden_BTD, tol) and close(layer.state, sequential.state, tol)
-    assert close(gradients(model, layer), gradients(model, sequential), tol)
+    """Segments in groups equal the sequential schedule."""
+    assert not model.refuses_groups()
+    groups, sequential = (unroll(model, ids, N, schedule=s, **options) for s in ("auto", "sequential"))
+    assert close(groups.hidden_BTD, sequential.hidden_BTD, tol) and close(groups.state, sequential.state, tol)
+    assert close(gradients(model, groups), gradients(model, sequential), tol)
 
 
 @pytest.mark.parametrize("align", [row("left"), row("right"), "center"])
-def test_layer_major_ragged(layer_major, tokens, align, monkeypatch):
+def test_ragged_groups(grouped, tokens, align, monkeypatch):
     """Segments of several lengths, a given state, and groups of few segments give the same as the sequential
     schedule."""
-    monkeypatch.setattr("lit_memory.recurrence.layer_major.GROUP_ROWS", 3 * 2 * N)
+    monkeypatch.setattr("lit_memory.recurrence.schedules.GROUP_ROWS", 3 * 2 * N)
     ids = tokens(2, 9 * N + 2)
-    state = unroll(layer_major, ids[:, : 2 * N], N).state
+    state = unroll(grouped, ids[:, : 2 * N], N).state
     for keep in (None, 0, 1, 5):
-        layer, sequential = (
-            unroll(layer_major, ids[:, 2 * N :], N, align=align, state=state, keep=keep, bptt=4, schedule=s)
-            for s in ("layer", "sequential")
+        groups, sequential = (
+            unroll(grouped, ids[:, 2 * N :], N, align=align, state=state, keep=keep, bptt=4, schedule=s)
+            for s in ("auto", "sequential")
         )
-        assert same(layer.hidden_BTD, sequential.hidden_BTD) and same(layer.state, sequential.state), keep
+        assert same(groups.hidden_BTD, sequential.hidden_BTD) and same(groups.state, sequential.state), keep
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in LAYER_MAJOR])
@@ -589,7 +594,8 @@ def test_layer_major_refused(build, tokens, name):
     model, ids = build(name), tokens(1, 2 * N)
     with pytest.raises(ValueError, match=f"{type(model).__name__} allows no schedule='layer': .*'sequential'"):
         unroll(model, ids, N, schedule="layer")
-    assert same(unroll(model, ids, N, schedule="auto"), unroll(model, ids, N), 0)
+    exact = 1e-10 if isinstance(model, Grouped) else 0
+    assert same(unroll(model, ids, N, schedule="auto"), unroll(model, ids, N), exact)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYER_MAJOR if not hasattr(load_class("model", name), "grain")])
@@ -601,6 +607,84 @@ def test_layer_major_conditions(build, tokens, name):
     assert same(unroll(model.eval(), ids, N, schedule="layer"), unroll(model, ids, N, schedule="auto"), 0)
     with torch.autocast("cpu"), pytest.raises(ValueError, match="autocast"):
         unroll(model, ids, N, schedule="layer")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("rmt", {"layers": 1, "memory_tokens": 1}),
+        ("rmt", {"heads": 4, "kv_heads": 2, "qkv_bias": False}),
+        ("tarm", {"heads": 4, "kv_heads": 1, "family": "llama"}),
+        ("rmt_r", {"formula": "paper", "rotary_fraction": 0.0}),
+        ("rmt_r", {"retrieval": "top_1"}),
+    ],
+    ids=str,
+)
+def test_rmt_by_hand_with_flags(build, tokens, name, flags):
+    """Every branch of the backward pass by hand, with samples that end."""
+    mask = torch.arange(7 * N) < torch.tensor([7 * N, 4 * N - 1, 0])[:, None]
+    for keep in (0, 2):
+        agrees(build(name, **flags), tokens(3, 7 * N), 1e-10, mask_BT=mask, keep=keep)
+
+
+def test_rmt_by_hand_of_some_segments(build, tokens):
+    """Segments that the loss does not reach take no part; a second pass through the same one is refused in one line."""
+    model, ids = build("rmt"), tokens(2, 6 * N)
+    ids_SBT = ids.unflatten(1, (6, N)).transpose(0, 1)
+    by_hand, _ = model.read_group(ids_SBT, model.init_state(2), None, frozenset(range(1, 6)), 6)
+    twin = unroll(model, ids, N, bptt=1).hidden_BTD.split(N, dim=1)
+    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    for s in (3, 1):
+        found = [
+            torch.autograd.grad(hidden[s].square().sum(), list(model.parameters()), **options)
+            for hidden in (by_hand, twin)
+        ]
+        assert all(same(a, b) for a, b in zip(*found, strict=True))
+    with pytest.raises(RuntimeError, match=r"allows one backward pass; use schedule='sequential'"):
+        by_hand[3].sum().backward()
+
+
+def test_rmt_by_hand_leaves_nothing(build, tokens, monkeypatch):
+    """A graph that nobody runs back is freed without the garbage collector."""
+    stacks = []
+
+    class Stack(rmt_segments.Stack):
+        def __init__(self, *given):
+            super().__init__(*given)
+            stacks.append(weakref.ref(self))
+
+    monkeypatch.setattr(rmt_segments, "Stack", Stack)
+    gc.disable()
+    try:
+        unroll(build("rmt"), tokens(2, 3 * N), N, schedule="auto", keep=1)
+        assert [stack() for stack in stacks] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_rmt_by_hand_refused(build, tokens):
+    """What has no backward pass by hand, or does not gain by it, is read by the module's own step, to the bit."""
+    hooked, frozen = build("rmt"), build("rmt")
+    hooked.decoder.layers[0].up.register_forward_hook(lambda module, args, output: output)
+    cases = [
+        (hooked, "no plain ones"),
+        (build("rmt", family="gpt2"), "gpt2"),
+        (build("rmt", family="llama", qk_norm=True), "qk_norm"),
+        (build("rmt", memory_tokens=0), "no memory"),
+        (build("rmt", dropout=0.1), "dropout=0.1"),
+        (build("tarm").to(torch.bfloat16), "less precise"),
+    ]
+    for model, reason in cases:
+        assert reason in model.refuses_groups(N)
+    assert "512 tokens" in frozen.refuses_groups(513) and not frozen.refuses_groups(512)
+    ids = tokens(2, 3 * N)
+    assert same(unroll(hooked, ids, N, schedule="auto"), unroll(hooked, ids, N), 0)
+    frozen.decoder.requires_grad_(False)
+    grads = [
+        torch.autograd.grad(unroll(frozen, ids, N, schedule=s).hidden_BTD.sum(), frozen.memory)[0]
+        for s in ("auto", "sequential")
+    ]
+    assert same(*grads)
 
 
 # --- segment checkpointing

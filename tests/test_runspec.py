@@ -97,7 +97,7 @@ def test_keys_are_what_they_were(make_spec):
 def test_the_numbers_of_a_model_are_part_of_its_keys(make_spec, monkeypatch):
     rmt, armt = make_spec("model={name: rmt}"), make_spec()
     keys = rmt.key, armt.key
-    monkeypatch.setattr("lit_memory.models.rmt.RMT.numbers", 2)
+    monkeypatch.setattr("lit_memory.models.rmt.RMT.numbers", 99)
     assert dataclasses.replace(rmt).key != keys[0] and dataclasses.replace(armt).key == keys[1]
 
 

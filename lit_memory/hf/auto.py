@@ -15,6 +15,7 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lit_memory.hf.adapters import MemoryTokens
 from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
 from lit_memory.hf.reading import preview
@@ -104,8 +105,13 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         self._tied_weights_keys = {
             f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
         }
+        self.memory_tokens: Any = MemoryTokens(self)
         self.gradient_checkpointing = False
         self.post_init()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """peft puts a module of its own in the place of ``memory_tokens``, and in the end what an adapter has."""
+        super().__setattr__(name, value.settled() if isinstance(value, MemoryTokens) else value)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
@@ -184,6 +190,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V), and with ``labels`` the loss; see the class."""
         check_options(input_ids, inputs_embeds, output_attentions)
         assert input_ids is not None
+        self.memory_tokens()
         if past_key_values is None and use_cache:
             past_key_values = SegmentCache()
         if past_key_values is not None:

@@ -1,6 +1,5 @@
 """What the folders of ``train.init`` decide about a model, known before any weight is read."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,16 +8,19 @@ from typing import Any
 from lit_memory.hf.bert import SIZES
 from lit_memory.hf.families import FAMILIES, described
 from lit_memory.hf.huggingface import MODEL_TYPES
-from lit_memory.hf.pretrained import BACKBONE, FREE, MODEL_TYPE, architecture, on_the_hub, read_settings
+from lit_memory.hf.pretrained import BACKBONE, FREE, MODEL_TYPE, architecture, locate, read_settings
 from lit_memory.hf.reading import check_model_type, errors_from, read_config, read_json
+from lit_memory.util import hub
 from lit_memory.util.checks import FieldError
 
 
 def initial_settings(cls: Any, init: str | Mapping[str, str]) -> dict[str, Any]:
     """Fields of ``cls.Config`` that the initial weights decide; {} where they are not in a folder.
 
-    init: a folder, or a name on the Hugging Face hub, which is not asked; or {"decoder": ..., "encoder": ...} of them.
-    Raises FileNotFoundError for what is neither, and ValueError for a folder that does not fit.
+    init: a folder; a name on the Hugging Face hub with its commit, whose config.json comes from the cache or is
+        fetched; or a name without one, which is not asked, as its answers change. Or {"decoder": ..., "encoder": ...}
+        of them.
+    Raises FileNotFoundError for what is none of them or not in reach, and ValueError for weights that do not fit.
     """
     named = {"decoder": init} if isinstance(init, str) else init
     settings = _of_decoder(cls, named["decoder"])
@@ -59,13 +61,23 @@ def _of_decoder(cls: Any, source: str) -> dict[str, Any]:
         return described(read_config(folder, MODEL_TYPES), family)
 
 
-def _folder(source: str | os.PathLike[str]) -> Path | None:
-    """The folder of a path; None for a name that may be on the hub. Raises FileNotFoundError for anything else."""
+def _folder(source: str) -> Path | None:
+    """The folder with config.json; None for a name on the hub without a commit. Raises FileNotFoundError for anything
+    else, and ValueError for what is no commit."""
     folder = Path(source)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"{folder}: no config.json; expected a folder that save_pretrained wrote")
-        return folder
-    if not on_the_hub(source):
+    if hub.is_name(source):
+        file = hub.pinned_file(source, "config.json") if hub.is_pinned(source) else None
+        return file and file.parent
+    if not folder.is_dir():
         raise FileNotFoundError(f"{source}: no such folder; expected one with config.json and weights")
-    return None
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no config.json; expected a folder that save_pretrained wrote")
+    return folder
+
+
+def fetch_initial(init: str | Mapping[str, str]) -> None:
+    """Have the weights that ``train.init`` names on the hub in its cache, once for all runs. Raises FileNotFoundError
+    where they are not in reach."""
+    for source in {"decoder": init}.values() if isinstance(init, str) else init.values():
+        if hub.is_name(source):
+            locate(source)

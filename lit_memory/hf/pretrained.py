@@ -7,7 +7,6 @@ model.safetensors, with the weights' names in ``auto.py``'s LitMemoryForCausalLM
 """
 
 import os
-import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -28,7 +27,7 @@ from lit_memory.models.decoder import BackboneConfig
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.text import tokenizers
-from lit_memory.util import files
+from lit_memory.util import files, hub
 from lit_memory.util.checks import FieldError, check_types, fits, nearest
 
 MODEL_TYPE = "lit_memory"
@@ -124,7 +123,7 @@ def from_pretrained(
         authors' present code wrote (``present.py``); or a folder with a pretrained decoder, which gets a new memory
         (``load_huggingface``, which explains ``flags``). A name that is no folder is looked up on the Hugging Face hub,
         or in its cache alone with ``HF_HUB_OFFLINE=1``.
-    revision: a branch, a tag or a commit on the hub.
+    revision: a branch, a tag or a commit on the hub; ``name@commit`` says it in one word.
     encoder: for a line-reading model around a pretrained decoder: a BERT, without a revision, that becomes its encoder
         (``bert_weights``). Both have their tokenizers beside their weights; lines are cut by the decoder's.
     Raises FileNotFoundError for a missing folder, file or name, TypeError for an unknown flag and ValueError for
@@ -212,30 +211,23 @@ def _new_fields(config: Any) -> dict[str, Any]:
 
 
 def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of a path, or of a name on the Hugging Face hub. Raises FileNotFoundError if there is none."""
+    """The folder of a path, or of a name on the Hugging Face hub, at ``revision`` or as ``name@commit``. Raises
+    FileNotFoundError if there is none, and ValueError for what is no commit."""
     folder, name = Path(source), str(source)
     if folder.is_dir():
         return folder
-    if not on_the_hub(source):
+    if not hub.is_name(source):
         raise FileNotFoundError(
             f"{name}: no such folder; expected one with config.json and weights, or a name on the Hugging Face hub"
         )
-    from huggingface_hub import snapshot_download
-
+    hub.split(name)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*FETCHED, *tokenizers.FETCHED]))
+        return hub.snapshot(name, [*FETCHED, *tokenizers.FETCHED], revision)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(
-            f"{name}: no such folder, and nothing of that name in reach on the Hugging Face hub ({kind}); "
-            "check the name"
+            f"{name}: no such folder, and {hub.OUT_OF_REACH} ({kind}); {hub.advice(name)}"
         ) from error
-
-
-def on_the_hub(source: str | os.PathLike[str]) -> bool:
-    """Whether a source can be a name on the Hugging Face hub, which nobody asks here."""
-    path = isinstance(source, Path) or Path(source).exists()
-    return not path and bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", str(source)))
 
 
 def read_settings(arch: Any, settings: Any) -> tuple[Any, dict[str, Any]]:

@@ -251,7 +251,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
             new.append(layer.memorize(rows_BMD, layer_state))
         return tuple(new)
 
-    def refuses_layer_major(self):
+    def refuses_groups(self, longest=0):
         if self.config.past_tokens:
             return "its token rows see those of the segment before"
         precision = self.decoder.norm.weight.dtype
@@ -261,7 +261,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
             return "its memory has a precision of its own"
         if self.config.special:
             return f"its blocks ({', '.join(self.config.special)}) have no backward pass by hand"
-        return super().refuses_layer_major()
+        return super().refuses_groups(longest)
 
     def refuses_incremental(self):
         return "its rows see past_tokens" if self.config.past_tokens else super().refuses_incremental()

@@ -20,7 +20,7 @@ from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Chunk, Flags
 from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, activation
+from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation
 from lit_memory.models.decoder import Block
 from lit_memory.recurrence import detach
 
@@ -96,6 +96,7 @@ class Cell:
         self.parallel = shape.family == "gpt_neox"
         self.feeds = not (self.parallel and given.qkv_SBME is not None)
         self.x = given.x_SBAD.unbind()
+        self.tape: Tape = []
         self.known_qkv, self.residual, self.hidden, self.live = (
             None if x is None else x.unbind()
             for x in (given.qkv_SBME, given.residual_SBMD, given.hidden_SBMR, given.live_SB)
@@ -104,39 +105,40 @@ class Cell:
     def forward(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
         """Recalled token rows, their rotated queries, keys and values (B, T, H, P), and the memory rows that leave the
         block, of segment s."""
-        shape = self.shape
+        shape, tape = self.shape, self.tape
         rows = self.memory.recall(s, self.x[s])
-        qkv = self.qkv.forward(self.norm.forward(rows))
+        qkv = self.qkv.forward(self.norm.forward(rows, tape), tape)
         if self.known_qkv is not None:
             qkv = torch.cat([qkv, self.known_qkv[s]], dim=1)
         heads = shape.heads + shape.kv_heads
         qkv = qkv.unflatten(-1, (heads + shape.kv_heads, -1))
         if self.rotation is not None:
             self.rotation.turn_(qkv[:, :, :heads])
-        attended = self.out.forward(self.attention.forward(qkv, None if self.hidden is None else self.hidden[s]))
+        hidden = None if self.hidden is None else self.hidden[s]
+        attended = self.out.forward(self.attention.forward(qkv, hidden, tape), tape)
         residual = rows[:, self.tokens :] if self.residual is None else self.residual[s]
         memory = residual + attended
         if self.feeds:
-            memory = memory + self.ff.forward(residual if self.parallel else memory)
-        self.memory.write(self.key_value_beta.forward(memory), None if self.live is None else self.live[s])
+            memory = memory + self.ff.forward(residual if self.parallel else memory, tape)
+        self.memory.write(self.key_value_beta.forward(memory, tape), None if self.live is None else self.live[s])
         return rows[:, : self.tokens], qkv[:, : self.tokens], memory
 
     def backward(self, s: int, drows: Tensor, dqkv_tokens: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
         """Gradients of what segment s was given: rows, and queries, keys and values and residual of memory rows."""
-        shape, tokens = self.shape, self.tokens
-        dmemory = dmemory + self.key_value_beta.backward(self.memory.write_backward())
+        shape, tokens, tape = self.shape, self.tokens, self.tape
+        dmemory = dmemory + self.key_value_beta.backward(self.memory.write_backward(), tape)
         dresidual, dattended = dmemory, dmemory
         if self.feeds:
-            dfed = self.ff.backward(dmemory)
+            dfed = self.ff.backward(dmemory, tape)
             dresidual = dmemory + dfed
             dattended = dmemory if self.parallel else dresidual
-        dqkv = self.attention.backward(self.out.backward(dattended))
+        dqkv = self.attention.backward(self.out.backward(dattended, tape), tape)
         dqkv[:, :tokens] += dqkv_tokens
         if self.rotation is not None:
             self.rotation.turn_(dqkv[:, :, : shape.heads + shape.kv_heads], back=True)
         dqkv = dqkv.flatten(2)
         asking = self.given.x_SBAD.shape[2]
-        dx = self.norm.backward(self.qkv.backward(dqkv[:, :asking]))
+        dx = self.norm.backward(self.qkv.backward(dqkv[:, :asking], tape), tape)
         if asking > tokens:
             dx[:, tokens:] += dresidual
             dx[:, :tokens] += drows

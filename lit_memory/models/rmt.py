@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_memory.models import rmt_segments
 from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-from lit_memory.recurrence import Diagnosed, SeparateWrite, State, state_options, state_tensors
+from lit_memory.recurrence import Diagnosed, Grouped, SeparateWrite, State, state_options, state_tensors
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -76,10 +77,10 @@ class TokenMemory(Diagnosed):
         return dict(zip(self.diagnosed, (change(memory_SBMD), change(written_SBMD), averaged / written), strict=True))
 
 
-class RMT(SeparateWrite, KeyValueCache, TokenMemory):
+class RMT(SeparateWrite, KeyValueCache, Grouped, TokenMemory):
     """Transformer that passes memory tokens from the top of one segment to the bottom of the next."""
 
-    numbers = 1
+    numbers = 2
 
     @dataclass
     class Config(BackboneConfig):
@@ -120,8 +121,14 @@ class RMT(SeparateWrite, KeyValueCache, TokenMemory):
         rows = self.read_rows(state), self.write_rows(state)
         return self.written(state, self.segment(*rows, ids_BT, mask_BT, hidden=False)[1])
 
+    def refuses_groups(self, longest=0):
+        return rmt_segments.refusal(self, longest) or super().refuses_groups(longest)
+
+    def read_group(self, ids_SBT, state, mask_SBT, cuts, keep):
+        return rmt_segments.read_group(self, ids_SBT, state, mask_SBT, cuts, keep)
+
     def read_rows(self, state: State) -> Tensor:
-        """The rows in front of the tokens."""
+        """The rows in front of the tokens, of which the first are the write rows."""
         return state
 
     def write_rows(self, state: State) -> Tensor:

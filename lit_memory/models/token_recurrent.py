@@ -96,7 +96,7 @@ class ReadsAhead(TokenRecurrent, LayerMajor):
     chunk.
     """
 
-    def refuses_layer_major(self) -> str | None:
+    def refuses_groups(self, longest: int = 0) -> str | None:
         return None
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):

@@ -43,11 +43,11 @@ class TrainConfig:
     are."""
     batch_size: int = 64
     init: Any = added("")
-    """Source of the initial weights. A folder, or a name on the Hugging Face hub: a pretrained decoder, which gets a
-    fresh memory, or a model of ours. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a
-    BERT. {run: arm}, or {run: experiment/arm} for an experiment of the same folder: the run of that arm with the same
-    scale and seed, which is trained first, once for all that start from it. Default: all weights are drawn from the
-    seed."""
+    """Source of the initial weights. A folder, or a name on the Hugging Face hub, best with its commit
+    (owner/name@commit): a pretrained decoder, which gets a fresh memory, or a model of ours. {decoder: A, encoder: B}:
+    such a decoder and, for a model that reads lines, a BERT. {run: arm}, or {run: experiment/arm} for an experiment of
+    the same folder: the run of that arm with the same scale and seed, which is trained first, once for all that start
+    from it. Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"

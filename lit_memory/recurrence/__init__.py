@@ -13,15 +13,16 @@ from lit_memory.recurrence.generate import (
     reorder,
     sample_token,
 )
+from lit_memory.recurrence.layer_major import LayerMajor
 from lit_memory.recurrence.looking import looks
 from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
 from lit_memory.recurrence.protocol import (
     Compiled,
     Diagnosed,
     Divisible,
+    Grouped,
     GrowingState,
     Incremental,
-    LayerMajor,
     LayerRecurrent,
     Look,
     NoWeightDecay,
@@ -50,6 +51,7 @@ __all__ = [
     "Compiled",
     "Diagnosed",
     "Divisible",
+    "Grouped",
     "GrowingState",
     "Incremental",
     "LayerMajor",

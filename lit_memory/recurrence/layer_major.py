@@ -6,39 +6,38 @@ layer l-1 at hand, a layer computes segment after segment only what its state ne
 Shape suffixes: S segments, B batch, T tokens, R rows, D width.
 """
 
+from typing import Any
+
 from torch import Tensor
 
-from lit_memory.recurrence.protocol import LayerMajor
+from lit_memory.recurrence.protocol import Grouped, LayerRecurrent
 from lit_memory.recurrence.state import State
 
-GROUP_ROWS = 1 << 15
-"""Tokens of all samples that are read in one go: bounds the memory of a long evaluation, and keeps rows in caches."""
 
+class LayerMajor(Grouped, LayerRecurrent):
+    """A model of which one layer can read many segments before the next layer begins.
 
-def layer_major(
-    model: LayerMajor, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
-) -> tuple[list[Tensor], State]:
-    """Hidden states (B, T, D) of the last ``keep`` segments, and the state after the last one.
-
-    ids_SBT: the segments, which all have the same shape. cuts: segments before which no gradient leaves the state.
+    Within a layer the segments are coupled by the layer's state alone, so that only what the state needs is computed
+    segment after segment. The rest is done for all segments at once.
     """
-    rows = model.embed(ids_SBT.flatten(0, 1)).unflatten(0, ids_SBT.shape[:2])
-    states = []
-    for i, (layer, layer_state) in enumerate(zip(model.layers, state, strict=True)):
-        wanted = keep if i + 1 == len(model.layers) else len(ids_SBT)
-        rows, layer_state = model.read_layer(layer, rows, layer_state, mask_SBT, cuts, wanted)
-        states.append(layer_state)
-    if not keep:
-        return [], tuple(states)
-    hidden = model.finish(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-    return list(hidden.unbind()), tuple(states)
 
+    def read_group(self, ids_SBT, state, mask_SBT, cuts, keep):
+        rows_SBRD = self.embed(ids_SBT.flatten(0, 1)).unflatten(0, ids_SBT.shape[:2])
+        states = []
+        for i, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
+            wanted = keep if i + 1 == len(self.layers) else len(ids_SBT)
+            rows_SBRD, layer_state = self.read_layer(layer, rows_SBRD, layer_state, mask_SBT, cuts, wanted)
+            states.append(layer_state)
+        if not keep:
+            return [], tuple(states)
+        hidden = self.finish(rows_SBRD.flatten(0, 1)).unflatten(0, rows_SBRD.shape[:2])
+        return list(hidden.unbind()), tuple(states)
 
-def group_size(ids_BT: Tensor) -> int:
-    """Segments of the shape of ``ids_BT`` that are read in one go."""
-    return max(1, GROUP_ROWS // max(1, ids_BT.shape[0] * ids_BT.shape[1]))
+    def read_layer(
+        self, layer: Any, rows_SBRD: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
+    ) -> tuple[Tensor, State]:
+        """Rows of the last ``keep`` segments after the layer, and its state after all S segments; see ``read_group``.
 
-
-def cuts_of(total: int, bptt: int | None) -> frozenset[int]:
-    """Segments before which gradients stop, of ``total``. The first one is none: a learned first memory is trained."""
-    return frozenset() if bptt is None else frozenset(range(1, total - bptt + 1))
+        rows_SBRD: rows of all segments, as ``embed`` gives them.
+        """
+        raise NotImplementedError

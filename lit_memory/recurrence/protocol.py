@@ -3,7 +3,8 @@
 ``SegmentRecurrent`` is the contract of every model. ``LayerRecurrent`` keeps one state per layer, which allows the
 diagonal schedule. The mixins are optional:
 
-* ``LayerMajor``     a layer can read many segments before the next layer begins.
+* ``Grouped``        several segments of one shape can be read in one go.
+* ``LayerMajor``     one of them, in ``layer_major.py``: a layer reads all segments before the next layer begins.
 * ``GrowingState``   the state has a part per segment or line.
 * ``SharedRead``     several samples can read one state without a copy.
 * ``SeparateWrite``  a segment can be written without computing its hidden states.
@@ -15,7 +16,7 @@ diagonal schedule. The mixins are optional:
 * ``NoWeightDecay``  some parameters are excluded from weight decay.
 * ``Compiled``       an optional package compiles a part for the CPU.
 
-Shape suffixes: B batch, T tokens, D width, V vocabulary.
+Shape suffixes: S segments, B batch, T tokens, D width, V vocabulary.
 """
 
 import os
@@ -126,15 +127,11 @@ class LayerRecurrent(SegmentRecurrent):
         return "its layers have rotary_bases of their own" if getattr(self.config, "rotary_bases", None) else None
 
 
-class LayerMajor(LayerRecurrent):
-    """A model of which one layer can read many segments before the next layer begins.
+class Grouped(SegmentRecurrent):
+    """A model that can read several segments of one shape in one go."""
 
-    Within a layer the segments are coupled by the layer's state alone, so that only what the state needs is computed
-    segment after segment. The rest is done for all segments at once.
-    """
-
-    def refuses_layer_major(self) -> str | None:
-        """Why this cannot be done now; None if it can."""
+    def refuses_groups(self, longest: int = 0) -> str | None:
+        """Why this cannot be done now; None if it can. longest: tokens of the longest segment."""
         dropout = getattr(self.config, "dropout", 0.0)
         if dropout and self.training:
             return f"dropout={dropout} would draw other numbers"
@@ -142,13 +139,12 @@ class LayerMajor(LayerRecurrent):
             return "autocast (a mixed precision) has no backward pass by hand"
         return None
 
-    def read_layer(
-        self, layer: Any, rows_SBRD: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
-    ) -> tuple[Tensor, State]:
-        """Rows of the last ``keep`` segments after the layer, and its state after all S segments.
+    def read_group(
+        self, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
+    ) -> tuple[list[Tensor], State]:
+        """Hidden states (B, T, D) of the last ``keep`` segments, and the state after the last one.
 
-        rows_SBRD: rows of all segments, as ``embed`` gives them. mask_SBT: True at real tokens. cuts: segments before
-        which no gradient leaves the state.
+        mask_SBT: True at real tokens. cuts: segments before which no gradient leaves the state.
         """
         raise NotImplementedError
 

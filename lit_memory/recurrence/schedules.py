@@ -1,7 +1,7 @@
 """The orders in which the cells (segment, layer) of writing segments are computed. All give the same values.
 
-"sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" is
-the layer-major schedule where the model allows it, else the sequential one.
+"sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" reads
+segments in groups where the model can, layer-major or in the order of the definition, else one by one.
 
 Shape suffixes: B batch, S segments, T tokens, D width.
 """
@@ -15,12 +15,20 @@ import torch
 from torch import Tensor
 
 from lit_memory.recurrence.diagonal import diagonal
-from lit_memory.recurrence.layer_major import cuts_of, group_size, layer_major
-from lit_memory.recurrence.protocol import GrowingState, LayerMajor, LayerRecurrent, SegmentRecurrent, SeparateWrite
+from lit_memory.recurrence.layer_major import LayerMajor
+from lit_memory.recurrence.protocol import (
+    Grouped,
+    GrowingState,
+    LayerRecurrent,
+    SegmentRecurrent,
+    SeparateWrite,
+)
 from lit_memory.recurrence.state import State, append_samples, batch_size, detach, select_state
 from lit_memory.util.checks import FieldError
 
 SCHEDULES = ("auto", "sequential", "diagonal", "layer")
+GROUP_ROWS = 1 << 15
+"""Tokens of all samples that are read in one go: bounds the memory of a long evaluation, and keeps rows in caches."""
 
 
 class Segment(NamedTuple):
@@ -36,17 +44,20 @@ def check_schedule(schedule: str) -> None:
         raise FieldError("schedule", schedule, "expected 'auto', 'sequential', 'diagonal' or 'layer'")
 
 
-def scheduled(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
-    """``sequential``, or what does the same by another schedule.
+def scheduled(
+    model: SegmentRecurrent, schedule: str, segments: tuple[Segment, ...]
+) -> Callable[..., tuple[deque[Tensor], State]]:
+    """``sequential``, or what does the same to the segments by another schedule.
 
     Raises ValueError where the model does not allow it.
     """
-    refusal = model.refuses_layer_major() if isinstance(model, LayerMajor) else "its layers do not read ahead"
+    longest = max([0, *(segment.ids_BT.shape[1] for segment in segments)])
     if schedule == "auto":
-        return sequential if refusal else by_layers
+        return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
+    refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
     if schedule == "layer" and refusal:
         raise ValueError(f"{type(model).__name__} allows no schedule='layer': {refusal}; use 'sequential' or 'auto'")
-    return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_layers}[schedule]
+    return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_groups}[schedule]
 
 
 def sequential(
@@ -108,10 +119,10 @@ def by_diagonals(
     return deque([*hidden, *rest], maxlen=keep), state
 
 
-def by_layers(
-    model: LayerMajor, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
+def by_groups(
+    model: Grouped, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
 ) -> tuple[deque[Tensor], State]:
-    """``sequential`` by the layer-major schedule, in groups of segments of one shape."""
+    """``sequential`` by ``read_group``, in groups of segments of one shape."""
     hidden: deque[Tensor] = deque(maxlen=keep)
     cuts, skipped = cuts_of(len(segments), bptt), unread_segments(len(segments), keep)
     begin = 0
@@ -125,7 +136,7 @@ def by_layers(
         inner = frozenset(cut - begin for cut in cuts if begin <= cut < end)
         wanted = int(max(0, min(end - begin, end - skipped)))
         state = with_new_samples(model, detach(state) if begin in cuts else state, first)
-        out, state = layer_major(model, ids_SBT, state, mask_SBT, inner, wanted)
+        out, state = model.read_group(ids_SBT, state, mask_SBT, inner, wanted)
         hidden += out
         begin = end
     return hidden, state
@@ -159,3 +170,13 @@ def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> S
         return state
     fresh = model.init_state(count, ids_BT.device)
     return model.append_samples(state, fresh) if isinstance(model, GrowingState) else append_samples(state, fresh)
+
+
+def group_size(ids_BT: Tensor) -> int:
+    """Segments of the shape of ``ids_BT`` that are read in one go."""
+    return max(1, GROUP_ROWS // max(1, ids_BT.shape[0] * ids_BT.shape[1]))
+
+
+def cuts_of(total: int, bptt: int | None) -> frozenset[int]:
+    """Segments before which gradients stop, of ``total``. The first one is none: a learned first memory is trained."""
+    return frozenset() if bptt is None else frozenset(range(1, total - bptt + 1))

@@ -156,7 +156,7 @@ def write_segments(
     model: SegmentRecurrent, segments: tuple[Segment, ...], state: State, keep: int | None, order: Order
 ) -> tuple[list[Tensor], State]:
     """Hidden states of the last ``keep`` segments, and the state after the last one, group by group."""
-    run, total = scheduled(model, order.schedule), len(segments)
+    run, total = scheduled(model, order.schedule, segments), len(segments)
     size, hidden = order.checkpoint_segments or max(total, 1), []
     for begin in range(0, max(total, 1), size):
         group = segments[begin : begin + size]

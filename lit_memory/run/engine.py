@@ -15,13 +15,13 @@ from lit_memory.lit.callbacks.progress import Send
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.report.scores import NAME as SCORES
-from lit_memory.run import checkpoint
+from lit_memory.run import checkpoint, machine
 from lit_memory.run.journal import Journal
 from lit_memory.run.outbox import Outbox, sending
 from lit_memory.run.results import Results, collect, columns, peak_memory_mb, sample_scores
 from lit_memory.run.scores import scores_file
 from lit_memory.run.starts import provide_start
-from lit_memory.run.tracking import Tracker
+from lit_memory.run.tracking import Tracker, monitors
 from lit_memory.run.trainer import silence_lightning
 from lit_memory.run.training import trained
 from lit_memory.run.uri import StoreURI
@@ -50,7 +50,8 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
                 journal.begin(tags, parameters(spec))
                 with recording_errors(journal, uri):
                     provide_start(spec, root, outbox, send)
-                    results = train_and_test(spec, root, journal, outbox.raise_if_lost, send)
+                    with measuring(spec, journal, tags, outbox.raise_if_lost) as check:
+                        results = train_and_test(spec, root, journal, check, send)
                     journal.attach(SCORES, scores_file(results.scores))
                     journal.finish(results.rows, results.totals, results.times)
 
@@ -76,6 +77,19 @@ def train_and_test(spec: RunSpec, root: Path, journal: Journal, check: Callable[
     rows = collect(done.trainer.callback_metrics, data)
     totals |= columns(rows, data)
     return Results(rows, totals, done.timer.rows, sample_scores(done.scores.scores, rows, data))
+
+
+@contextlib.contextmanager
+def measuring(
+    spec: RunSpec, journal: Journal, tags: Mapping[str, str], check: Callable[[], None]
+) -> Iterator[Callable[[], None]]:
+    """``check`` with the system metrics that ``tags`` ask for; one more sample at the end."""
+    if machine.TAG not in tags:
+        yield check
+        return
+    metrics = machine.SystemMetrics(journal, float(tags[machine.TAG]), monitors(machine.on_gpu(spec)))
+    yield metrics.before(check)
+    metrics.sample()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ store knows a row by its run, metric, step, value and time, so that one that is 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -40,9 +41,12 @@ class Messages:
     """File of the run's folder -> its SHA-256."""
     status: str = ""
     """The last one; "" where these lines do not change it."""
+    began: float = math.inf
+    """When the first of them was written, in seconds since 1970."""
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the message of one more line."""
+        self.began = min(self.began, line["time"] / 1000)
         if "sent" in line:
             return
         if "begin" in line:
@@ -123,6 +127,8 @@ class Journal:
             os.truncate(self.path, before.end)
         self.logged = {row[:2] for row in before.rows}
         """(metric, step) of all rows. A run that goes on from a checkpoint computes some of them again."""
+        self.began = min(before.began, time.time())
+        """When the run began, in seconds since 1970."""
 
     def begin(self, tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
         """A process starts the run, or goes on with it. tags: of this process. params: of the run."""

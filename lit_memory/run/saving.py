@@ -79,10 +79,18 @@ class RunCheckpoint(Checkpoint):
             return
         due = self.termination.requested or time.monotonic() - self.saved > SAVE_SECONDS
         if trainer.strategy.reduce_boolean_decision(due, all=False):  # all ranks save together
+            self.log_step(trainer)
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.save(trainer)
+
+    def log_step(self, trainer: L.Trainer) -> None:
+        """Log what Lightning logs of a step once its callbacks have ended. A run resumed behind the step would miss
+        it."""
+        if self.journal and trainer.global_step % trainer.log_every_n_steps == 0:
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.journal.log({k: v for k, v in metrics.items() if k.startswith("train/")}, trainer.global_step)
 
     def save(self, trainer: L.Trainer) -> None:
         self.termination.defer(True)  # an exception in the middle of torch.save would come out as a broken file

@@ -1,8 +1,8 @@
 """The runs of one experiment at one scale. Prints and writes nothing."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
 from lit_memory.run.launchers.choice import LOCAL, Choice
+from lit_memory.run.machine import requested
 from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
@@ -37,6 +38,8 @@ class Sweep:
     """Key -> ``registry.model_size``."""
     root: Path
     launcher: Choice = LOCAL
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """Tags of runs whose system metrics are logged."""
 
     @classmethod
     def prepare(cls, options: Options) -> "Sweep":
@@ -58,7 +61,7 @@ class Sweep:
         arms = select("--arms", options.arms, list(experiment.arms))
         seeds = select("--seeds", options.seeds, list(map(str, experiment.seeds)))
         selected = [spec for spec in specs if spec.arm in arms and str(spec.seed) in seeds]
-        return cls(options, whole, experiment, specs, selected, sized, root, launcher)
+        return cls(options, whole, experiment, specs, selected, sized, root, launcher, requested(selected))
 
     @property
     def name(self) -> str:
@@ -96,6 +99,12 @@ class Sweep:
         """The runs of the scale "paper", where this is another scale."""
         return [] if self.scale == "paper" or "paper" not in self.whole.scales else self.whole.at("paper").plan()
 
+    def check_machine(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ConfigError for what the runs need and this machine does not have: a GPU, files, pretrained weights."""
+        self.check_gpu(specs)
+        self.check_files(specs)
+        self.fetch_weights(specs)
+
     def check_gpu(self, specs: Sequence[RunSpec]) -> None:
         """Raise ConfigError for a run that needs a GPU where there is none."""
         on_gpu = [spec for spec in specs if spec.train["accelerator"] == "cuda"]
@@ -125,6 +134,20 @@ class Sweep:
                     key = ".".join(filter(None, ["task", field_name(error)]))
                     with naming_changes(self.experiment.file, self.options.overrides):
                         raise ConfigError(where, key, str(error)) from None
+
+    def fetch_weights(self, specs: Sequence[RunSpec]) -> None:
+        """Have what runs start from in the cache of the Hugging Face hub, once for all of them; on a cluster each run
+        does so itself. Raises ConfigError for a name that is not in reach."""
+        arms = {repr(spec.train["init"]): spec for spec in specs if self.launcher.local}
+        for spec in arms.values():
+            if spec.start is None and spec.train["init"]:
+                from lit_memory.hf.initial import fetch_initial  # imports transformers, which costs a second
+
+                try:
+                    fetch_initial(spec.train["init"])
+                except (ValueError, FileNotFoundError) as error:
+                    where = f"{self.experiment.file} (scale {self.scale}, arm {spec.arm})"
+                    raise ConfigError(where, "train.init", str(error)) from None
 
 
 def select(flag: str, names: Sequence[str] | None, valid: Sequence[str]) -> Sequence[str]:

@@ -289,3 +289,11 @@ class Tracker:
 def prefixed(tags: Mapping[str, str]) -> dict[str, str]:
     """Tags as MLflow has them."""
     return {f"{TAG}{name}": value for name, value in tags.items()}
+
+
+def monitors(gpu: bool) -> list[Any]:
+    """MLflow's measurements of this machine, and of its GPUs."""
+    from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
+
+    found = [cpu_monitor.CPUMonitor(), disk_monitor.DiskMonitor(), network_monitor.NetworkMonitor()]
+    return [*found, gpu_monitor.GPUMonitor()] if gpu else found

@@ -40,7 +40,15 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.tasks.babi.files import FEWEST_FACTS, PEOPLE, WORDS, check_stories, labels_of, questions
+from lit_memory.tasks.babi.files import (
+    FEWEST_FACTS,
+    PEOPLE,
+    SHIPPED_STORIES,
+    WORDS,
+    check_stories,
+    labels_of,
+    questions,
+)
 from lit_memory.tasks.babi.world import PLACES, Question
 from lit_memory.tasks.babilong_sets import check_rows, check_set, load_set, part_name, sample_row
 from lit_memory.tasks.mixins import ReadInOrder
@@ -80,7 +88,7 @@ class BABILong(PlantedFacts, ReadInOrder):
         tokens_per_fact: int = 5
         """Questions with more than T / tokens_per_fact - 1 facts are left out (ARMT 5, Mamba 10)."""
         stories: str = "v1.2"
-        """Rules of the simulator, v1.2 or lua; or a folder with the files of bAbI."""
+        """Rules of the simulator, v1.2 or lua; or the files of bAbI: shipped-babi, or a folder."""
         leading_space: bool = True
         """Put a space in front of every fact and every sentence (the ARMT code does not)."""
         facts_from: float = 0.0
@@ -101,7 +109,7 @@ class BABILong(PlantedFacts, ReadInOrder):
             super().__post_init__()
             at_least(0, self, "segments")
             at_least(1, self, "tokens_per_fact")
-            check_source("stories", self.stories, RULES)
+            check_source("stories", self.stories, (*RULES, SHIPPED_STORIES))
             least = FEWEST_FACTS.get(self.stories, {}).get(self.task, 1)
             if (self.segment_len - self.margin) // self.tokens_per_fact <= least:
                 expected = f"too short for {least} facts, the fewest of {self.task}; raise it or lower tokens_per_fact"

@@ -54,7 +54,7 @@ from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, vocabulary_size
+from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, check_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.metrics import MetricName
@@ -71,8 +71,8 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
     @dataclass
     class Config:
         source: str = "noise"
-        """"noise", synthetic English; a folder of books or of WikiText; or a data set on the hub (wikitext-...,
-        fineweb-edu, pg19), see ``text.load_corpus``."""
+        """"noise", synthetic English; "shipped-wikitext-2" or "shipped-books"; a folder of books or of WikiText; or a
+        data set on the hub (wikitext-..., fineweb-edu, pg19), see ``text.load_corpus``."""
         books: int | None = None
         """Maximum number of books (articles, pages) per split; default: all of a folder and of WikiText, 50 of noise,
         100,000 of FineWeb-Edu."""
@@ -114,6 +114,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
                 raise FieldError("window" if self.window else "segment_len", self.window or self.segment_len, least)
             check_source("source", self.source)
             check_source("vocabulary", self.vocabulary or self.source)
+            check_tokenizer(self.tokenizer)
 
         @property
         def length(self) -> int:

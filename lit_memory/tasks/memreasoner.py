@@ -43,7 +43,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from lit_memory.tasks.babi.files import WORDS, check_stories, questions
+from lit_memory.tasks.babi.files import SHIPPED_STORIES, WORDS, check_stories, questions
 from lit_memory.tasks.babi.reader import Reader, event_of
 from lit_memory.tasks.babi.world import ACTORS, PLACES, Question
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
@@ -93,7 +93,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
 
         task: Literal["qa1", "qa2"] = "qa1"
         stories: str = "v1.2"
-        """Rules of the simulator, v1.2 or lua; or a folder with the files of bAbI."""
+        """Rules of the simulator, v1.2 or lua; or the files of bAbI: shipped-babi, or a folder."""
         noise: Literal["books", "soft"] = "books"
         """Noise between the facts: sentences of ``haystack``, or of bAbI's own kind."""
         empty_lines: bool = True
@@ -105,7 +105,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_source("stories", self.stories, RULES)
+            check_source("stories", self.stories, (*RULES, SHIPPED_STORIES))
 
     def check_files(self) -> None:
         super().check_files()

@@ -24,7 +24,7 @@ from lit_memory.tasks.batch import Batch, Segment
 from lit_memory.tasks.mixins import Prompted
 from lit_memory.tasks.samples import Sample, full_segment, tail_segment, until
 from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
-from lit_memory.text.tokenizers import VOCAB_SIZE, Tokenizer, build_tokenizer, vocabulary_size
+from lit_memory.text.tokenizers import VOCAB_SIZE, Tokenizer, build_tokenizer, check_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.provenance import cache_folder
 
@@ -51,8 +51,8 @@ class TextConfig:
     margin: int = 20
     """Tokens reserved at the end of the last segment for the question, the answer and everything else in the tail."""
     haystack: str = "noise"
-    """"noise", synthetic English; a folder of books; or a data set on the hub (pg19, wikitext-...), see
-    ``text.load_corpus``."""
+    """"noise", synthetic English; "shipped-books"; a folder of books; or a data set on the hub (pg19, wikitext-...),
+    see ``text.load_corpus``."""
     books: int | None = None
     """Maximum number of books per split; default: all of a folder, 50 of noise, 100 of pg19."""
     tokenizer: str = "word"
@@ -68,6 +68,7 @@ class TextConfig:
         at_least(1, self, "segment_len", "margin", "vocab_size", "books")
         check_source("haystack", self.haystack)
         check_source("vocabulary", self.vocabulary or self.haystack)
+        check_tokenizer(self.tokenizer)
 
     def check_margin(self) -> None:
         """Raise FieldError if the margin leaves no room for the context in the last segment."""

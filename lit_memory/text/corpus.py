@@ -3,7 +3,8 @@
 Source: arXiv 2407.04841 hides facts in the books of PG19 (appendix C; the sampler of BABILong, spec 3.3) and models
     WikiText-103.
 
-A ``Corpus`` becomes token ids in ``tokenizers.py`` and a ``Haystack`` in ``haystack.py``.
+A ``Corpus`` becomes token ids in ``tokenizers.py`` and a ``Haystack`` in ``haystack.py``. What the repository has in
+``data/`` is a folder like those of users, with a name (``shipped.py``).
 
 Deviations
 1. Sentences end where ``[.!?]`` and any closing quotes or brackets are followed by white space; the reference has an
@@ -25,9 +26,10 @@ from itertools import chain, islice
 from pathlib import Path
 
 from lit_memory.text.noise import noise, noise_key
+from lit_memory.text.shipped import folder_of
 from lit_memory.util import files
 from lit_memory.util.checks import FieldError
-from lit_memory.util.inputs import missing, read_text, reading
+from lit_memory.util.inputs import missing, plain_name, read_text, reading, text_files
 
 SPLITS = ("train", "valid", "test")
 SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*) """)
@@ -41,7 +43,9 @@ HUB = {
     "fineweb-edu-100bt": ("HuggingFaceFW/fineweb-edu", "sample-100BT"),
 }
 """Source -> name on the Hugging Face hub, and configuration."""
-SOURCES = ("noise", *HUB)
+FOLDERS = ("shipped-books", "shipped-wikitext-2")
+"""The folders of ``SHIPPED`` that have texts."""
+SOURCES = ("noise", *FOLDERS, *HUB)
 BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 100_000}
 """Default number of books per split: about 2 million words of noise, 10 million of PG19."""
 LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
@@ -90,7 +94,7 @@ def check_source(name: str, value: str, known: Sequence[str] = SOURCES) -> None:
 def check_texts(source: str, splits: Sequence[str], books: int | None = None) -> None:
     """Read the texts of a folder, each once, so that wrong files are told before anything starts. What is generated or
     fetched passes. Raises ValueError and FileNotFoundError."""
-    for split in splits if source not in SOURCES else ():
+    for split in splits if source not in ("noise", *HUB) else ():
         corpus = load_corpus(source, split, books)
         if not sum(bool(text.strip()) for text in corpus.texts()):
             raise ValueError(f"{corpus.name}: expected text, found none")
@@ -99,15 +103,17 @@ def check_texts(source: str, splits: Sequence[str], books: int | None = None) ->
 def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
     """The books of one split. No text is in two splits.
 
-    source: "noise", which needs no download; from the Hugging Face hub "pg19", a configuration of WikiText, whose
+    source: "noise", which needs no download; "shipped-books" or "shipped-wikitext-2", folders of the repository's
+        ``data/``; from the Hugging Face hub "pg19", a configuration of WikiText, whose
         "books" are articles, or "fineweb-edu" (-100bt), whose "books" are web pages; or a folder: with WikiText's own
         ``wiki.train.tokens`` (or ``.raw``) and so on; with ``train/*.txt`` and ``test/*.txt``; with ``train.txt`` and
-        ``test.txt``; or with all books side by side, which a hash of their names then assigns to the splits. A folder
-        without ``valid`` gives a part of its training books to it.
+        ``test.txt``; or with all books side by side, which a hash of their names then assigns to the splits. Every file
+        may be packed (``.txt.xz``). A folder without ``valid`` gives a part of its training books to it.
     books: maximum number of books in the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19,
         100,000 of FineWeb-Edu.
     revision: branch, tag or commit on the hub.
-    Raises FieldError for an unknown source or split and FileNotFoundError for a folder without text. ``texts`` raises
+    Raises FieldError for an unknown source or split and FileNotFoundError for a folder without text, or one of the
+    repository where there is none. ``texts`` raises
     FileNotFoundError for a name that is not in reach on the hub, ValueError for a file that is not UTF-8.
     """
     if split not in SPLITS:
@@ -122,18 +128,19 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
     if source in HUB:
         key = content_key(HUB[source], revision, split, books)
         return Corpus(key, lambda: _fetch(source, split, books, revision), name)
-    if not Path(source).is_dir():
+    folder = folder_of(source)
+    if not folder.is_dir():
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(source, SOURCES, 1))
         raise FieldError(
             "source", source, f"no such folder; expected one with .txt books, or one of {', '.join(SOURCES)}{hint}"
         )
-    return _load_folder(Path(source), split, books, name)
+    return _load_folder(folder, split, books, name)
 
 
 def _load_folder(folder: Path, split: str, books: int | None, name: str) -> Corpus:
     """The books of a folder, or the articles of WikiText's own files; see ``load_corpus``."""
-    wiki = next((path for end in ("tokens", "raw") if (path := folder / f"wiki.{split}.{end}").is_file()), None)
-    if wiki:
+    if wikis := [path for end in ("tokens", "raw") for path in text_files(folder, f"wiki.{split}.{end}")]:
+        wiki = wikis[0]
         key = content_key("wiki", _digest(wiki), books)
         return Corpus(key, lambda: islice(_articles(io.StringIO(_read(wiki, 0, 1))), books), name)
     parts = _parts(folder, split)[:books]
@@ -147,9 +154,9 @@ Part = tuple[Path, tuple[float, float]]
 
 def _parts(folder: Path, split: str) -> list[Part]:
     """The books of a folder that belong to a split."""
-    given = {name: sorted([*folder.glob(f"{name}.txt"), *folder.glob(f"{name}/*.txt")]) for name in SPLITS}
+    given = {name: [*text_files(folder, f"{name}.txt"), *text_files(folder, f"{name}/*.txt")] for name in SPLITS}
     if not any(given.values()):
-        parts = _spread(sorted(folder.glob("*.txt")), SPLITS)[split]
+        parts = _spread(text_files(folder, "*.txt"), SPLITS)[split]
     elif split != "test" and not given["valid"]:
         parts = _spread(given["train"], SPLITS[:2])[split]
     else:
@@ -168,7 +175,7 @@ def _spread(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, list[Part
     if len(paths) < len(splits):
         cuts = [0.0, *(1 - i / HELD_OUT for i in range(len(splits) - 1, -1, -1))]
         return {split: [(path, (cuts[i], cuts[i + 1])) for path in paths] for i, split in enumerate(splits)}
-    ranked = sorted(paths, key=lambda path: hashlib.blake2b(path.name.encode()).digest())
+    ranked = sorted(paths, key=lambda path: hashlib.blake2b(plain_name(path).name.encode()).digest())
     held, parts = max(1, len(paths) // HELD_OUT), {}
     for split in reversed(splits):
         count = held if split != splits[0] else len(ranked)

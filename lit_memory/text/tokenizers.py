@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lit_memory.text.corpus import Corpus, cached, content_key
+from lit_memory.util import hub
 from lit_memory.util.checks import FieldError
 
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -33,6 +34,7 @@ SPECIALS = ("<pad>", "<eos>", "<gen>")
 BUILT_IN = ("word", "wikitext", "char", "bpe")
 FETCHED = ["tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "config.json"]
 FETCHED += ["chat_template*"]
+FILE = "tokenizer.json"
 VOCAB_SIZE = 4096
 """Token ids of a task that names no number."""
 FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
@@ -239,17 +241,29 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def size_in(name: str) -> int | None:
-    """Token ids of the pretrained tokenizer in a folder; None for any other tokenizer, and for a file that cannot be
-    read, which ``pretrained_tokenizer`` tells."""
+    """Token ids of the pretrained tokenizer in a folder, or of a name on the hub with its commit; None for any other
+    tokenizer, and for a file that cannot be read, which ``pretrained_tokenizer`` tells. Raises FieldError for a name
+    with a commit that is not in reach."""
     from tokenizers import Tokenizer as Backend
 
-    path = Path(name) / "tokenizer.json"
-    if name in ("", *BUILT_IN) or not path.is_file():
+    if name in ("", *BUILT_IN):
+        return None
+    try:
+        path = hub.pinned_file(name, FILE) if hub.is_pinned(name) else Path(name) / FILE
+    except (ValueError, FileNotFoundError) as error:
+        raise FieldError("tokenizer", name, str(error)) from None
+    if path is None or not path.is_file():
         return None
     try:
         return 1 + max(Backend.from_file(str(path)).get_vocab().values())
     except Exception:  # of the tokenizers package, which has no class of its own
         return None
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise FieldError for a name on the hub with its commit that is not in reach, or with something else after @."""
+    if "@" in name:
+        size_in(name)
 
 
 def vocabulary_size(name: str, wanted: int) -> int:
@@ -262,13 +276,10 @@ def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
     """The ``transformers`` tokenizer in a folder, or of a name on the Hugging Face hub. Raises FileNotFoundError for an
     unknown name and ValueError for a tokenizer that is not in the format of the tokenizers package, as one whose folder
     brings Python code, which is never run."""
-    from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
     try:
-        folder = Path(
-            name if Path(name).is_dir() else snapshot_download(name, revision=revision, allow_patterns=FETCHED)
-        )
+        folder = Path(name) if Path(name).is_dir() else hub.snapshot(name, FETCHED, revision)
         if not any(path for pattern in ("tokenizer.*", "vocab*", "*.model") for path in folder.glob(pattern)):
             raise FileNotFoundError("tokenizer.json")  # for some models transformers would make one without words
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

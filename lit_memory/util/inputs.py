@@ -1,8 +1,9 @@
-"""Files that users name: regular ones with UTF-8 text, or an error of one line with the file, the line and what was
-expected. Standard library only."""
+"""Files that users name: regular ones with UTF-8 text, packed as ``.xz`` or not, or an error of one line with the file,
+the line and what was expected. Standard library only."""
 
 import csv
 import io
+import lzma
 import os
 import stat
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from lit_memory.util.files import os_reason
 
+PACKED = ".xz"
+"""End of the name of a file that is read through ``lzma``."""
 KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
@@ -61,12 +64,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, with its line ends as they are and without a byte order mark.
+    """The text of a UTF-8 file, with its line ends as they are and without a byte order mark. A file whose name ends
+    with ``PACKED`` is unpacked in memory.
 
-    Raises ValueError that names the file and the line, for an archive, bytes that are not UTF-8 and NUL.
+    Raises ValueError that names the file and the line, for another archive, bytes that are not UTF-8 and NUL.
     """
     with reading(path):
         content = path.read_bytes()
+        if path.suffix == PACKED:
+            content = _unpacked(content, path)
     for beginning, what in BEGINNINGS.items():
         if content.startswith(beginning):
             raise ValueError(f"{path}: is {what}")
@@ -80,6 +86,26 @@ def read_text(path: Path) -> str:
             return text
     line, byte = content.count(b"\n", 0, position) + 1, f"byte {position:,} of the file is {content[position]:#04x}"
     raise ValueError(f"{path}:{line}: {what} ({byte}); convert the file, or take it away")
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    try:
+        return lzma.decompress(content, lzma.FORMAT_XZ)
+    except lzma.LZMAError as error:
+        raise ValueError(f"{path}: not a whole {PACKED} file ({error}); expected one that xz has packed") from None
+
+
+def plain_name(path: Path) -> Path:
+    """The path of a file without ``PACKED``."""
+    return path.with_suffix("") if path.suffix == PACKED else path
+
+
+def text_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder whose plain names match, packed or not, in the order of these names. Of one that is there
+    twice the plain file."""
+    found = {plain_name(path): path for path in folder.glob(pattern + PACKED)}
+    found |= {path: path for path in folder.glob(pattern)}
+    return [found[name] for name in sorted(found)]
 
 
 def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -42,7 +42,7 @@ def provenance() -> dict[str, str]:
     """Commit, versions and hardware of this process, as tags of its runs."""
     names = ["torch", "lightning", "mlflow", *(["numba"] if find_spec("numba") else [])]
     packages = " ".join(f"{name} {version(name)}" for name in names)
-    changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "run.py")
+    changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "data", "run.py")
     return {
         "commit": git("rev-parse", "--short=12", "HEAD"),
         "dirty": str(bool(changed)).lower(),

@@ -187,7 +187,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         firsts = [layer.empty_state(**options) if sizes else layer.first_state(**options) for layer in layers]
         return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), first) for first in firsts)
 
-    def refuses_layer_major(self):
+    def refuses_groups(self, longest=0):
         return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
