@@ -37,6 +37,7 @@ from lit_memory.memory import associative, compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models import armt_past, armt_segments
 from lit_memory.models.attention import attention_mask
+from lit_memory.models.by_hand import replaced
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
 from lit_memory.recurrence import Compiled, LayerMajor, Look, SharedRead, Visible, full_precision, state_options
@@ -261,7 +262,7 @@ class ARMT(Visible, SharedRead, KeyValueCache, LayerMajor, Compiled):
             return "its memory has a precision of its own"
         if self.config.special:
             return f"its blocks ({', '.join(self.config.special)}) have no backward pass by hand"
-        return super().refuses_groups(longest)
+        return replaced(armt_segments.parts(self.layers)) or super().refuses_groups(longest)
 
     def refuses_incremental(self):
         return "its rows see past_tokens" if self.config.past_tokens else super().refuses_incremental()

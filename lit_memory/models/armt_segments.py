@@ -8,10 +8,11 @@ Shape suffixes: S segments, B batch, T token rows, M memory rows, R = T + M, A r
 a key, D width, H heads of queries, keys and values together, P head width.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -20,7 +21,7 @@ from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Chunk, Flags
 from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation
+from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation, modules_of
 from lit_memory.models.decoder import Block
 from lit_memory.recurrence import detach
 
@@ -64,6 +65,14 @@ CHUNK, CHUNK_FLOATS = 16, 1 << 23
 WORTH = 1 << 18
 """Floats of A, over all segments, below which numba's start costs more than its loops save."""
 WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
+
+
+def parts(layers: Iterable[Any]) -> Iterator[nn.Module]:
+    """The modules whose weights are read here."""
+    for layer in layers:
+        yield from modules_of(layer.block)
+        if layer.remembers:
+            yield from (layer.to_query, layer.to_key, layer.to_value, layer.to_beta)
 
 
 def weights_of(block: Block) -> list[Tensor | None]:

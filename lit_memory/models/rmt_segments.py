@@ -13,7 +13,7 @@ width, E channels of queries, keys and values together.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -26,12 +26,10 @@ from lit_memory.models.by_hand import (
     SummedNorm,
     Tape,
     activation,
+    modules_of,
+    replaced,
 )
 from lit_memory.recurrence import State, detach, select_samples
-
-PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
-"""Modules that have a backward pass by hand; what derives from them may compute something else."""
-
 
 LONGEST = 512
 """Tokens of the longest segment that is worth it: all scores of attention are held."""
@@ -53,17 +51,7 @@ def refusal(model: Any, longest: int) -> str | None:
         return "its backward pass by hand is for the CPU"
     if precision != torch.promote_types(precision, torch.float32):
         return "its weights are less precise than its state"
-    for module in (decoder.norm, *(part for block in decoder.layers for part in modules_of(block))):
-        if type(module) not in PLAIN or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            return "its layers are no plain ones"
-    return None
-
-
-def modules_of(block: nn.Module) -> list[nn.Module]:
-    """The modules with weights of a block: norm1, qkv, out, norm2, up, down (and gate)."""
-    names = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down")
-    gate = getattr(block, "gate", None)
-    return [*(block.get_submodule(name) for name in names), *([] if gate is None else [gate])]
+    return replaced([decoder.norm, *(part for block in decoder.layers for part in modules_of(block))])
 
 
 def weights_of(module: Any) -> tuple[Tensor, Tensor | None]:

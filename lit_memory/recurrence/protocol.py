@@ -137,6 +137,9 @@ class Grouped(SegmentRecurrent):
             return f"dropout={dropout} would draw other numbers"
         if torch.is_autocast_enabled(next(self.parameters()).device.type):
             return "autocast (a mixed precision) has no backward pass by hand"
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        if any(getattr(part, kind) for part in self.modules() for kind in hooks):
+            return "hooks of its modules would not be called"
         return None
 
     def read_group(
