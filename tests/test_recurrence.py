@@ -609,6 +609,38 @@ def test_layer_major_conditions(build, tokens, name):
         unroll(model, ids, N, schedule="layer")
 
 
+class Doubled(torch.nn.Module):
+    """A layer as ``peft`` and its like put in the place of another: with its weights, and something of their own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.weight, self.bias = inner, inner.weight, inner.bias
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_replaced_and_hooked_layers_are_called(build, tokens, name):
+    """A backward pass by hand reads weights alone: what another library does in a layer would be lost without a
+    word."""
+    for change in ("replaced", "hooked"):
+        model, ids = build(name), tokens(2, 5 * N)
+        before = unroll(model, ids, N, schedule="auto").hidden_BTD
+        owner, own, layer = next(
+            (part, own, layer)
+            for part in (getattr(model, "layers", None) or model.decoder.layers).modules()
+            for own, layer in part.named_children()
+            if type(layer) is torch.nn.Linear
+        )
+        if change == "replaced":
+            setattr(owner, own, Doubled(layer))
+        else:
+            layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+        found, twin = (unroll(model, ids, N, schedule=schedule).hidden_BTD for schedule in ("auto", "sequential"))
+        assert same(found, twin, 1e-10) and not torch.allclose(found, before), change
+
+
 @pytest.mark.parametrize(
     ("name", "flags"),
     [

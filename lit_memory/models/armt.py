@@ -37,9 +37,9 @@ from lit_memory.memory import associative, compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models import armt_past, armt_segments
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.by_hand import replaced
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
+from lit_memory.models.plain import replaced
 from lit_memory.recurrence import Compiled, LayerMajor, Look, SharedRead, Visible, full_precision, state_options
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added

@@ -21,8 +21,9 @@ from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Chunk, Flags
 from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation, modules_of
+from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation
 from lit_memory.models.decoder import Block
+from lit_memory.models.plain import modules_of
 from lit_memory.recurrence import detach
 
 

@@ -8,33 +8,17 @@ by segment, which keeps nothing.
 Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.models.attention import rotary_table
 
 Weights = tuple[Tensor | None, ...]
 Tape = list[tuple[Tensor, ...]]
-PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
-"""Modules that have a backward pass by hand; what derives from them may compute something else."""
-
-
-def modules_of(block: nn.Module) -> list[nn.Module]:
-    """The modules with weights of a block: norm1, qkv, out, norm2, up, down (and gate)."""
-    names = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down")
-    gate = getattr(block, "gate", None)
-    return [*(block.get_submodule(name) for name in names), *([] if gate is None else [gate])]
-
-
-def replaced(modules: Iterable[nn.Module]) -> str | None:
-    """Why modules have no backward pass by hand: another library has put its own in their place (``peft``, for example,
-    adds low-rank matrices to what a layer computes). None if they have one."""
-    others = [type(module).__name__ for module in modules if type(module) not in PLAIN]
-    return f"{others[0]} is none of its own layers" if others else None
 
 
 class Linear:

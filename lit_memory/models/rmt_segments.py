@@ -26,9 +26,8 @@ from lit_memory.models.by_hand import (
     SummedNorm,
     Tape,
     activation,
-    modules_of,
-    replaced,
 )
+from lit_memory.models.plain import modules_of, replaced
 from lit_memory.recurrence import State, detach, select_samples
 
 LONGEST = 512
