@@ -85,7 +85,7 @@ class RunCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer, pl_module):
         self.save(trainer)
 
-    def log_step(self, trainer: L.Trainer) -> None:
+    def log_step(self, trainer: Any) -> None:
         """Log what Lightning logs of a step once its callbacks have ended. A run resumed behind the step would miss
         it."""
         if self.journal and trainer.global_step % trainer.log_every_n_steps == 0:
