@@ -83,6 +83,20 @@ def test_pinv_slow_twin(shape, solver):
         assert close(A @ X @ A, A) and close(X @ A @ X, X) and close((A @ X).mT, A @ X) and close((X @ A).mT, X @ A)
 
 
+def test_svd_goes_on_in_double(monkeypatch):
+    """LAPACK's SVD has ended two runs of ``larimar_facts``: it does not converge on every matrix of low rank."""
+    A, exact = (draw(2, 6, 3) @ draw(2, 3, 5)).float(), torch.linalg.pinv
+
+    def gives_up(matrix, **options):
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("linalg.svd: (Batch element 1): The algorithm failed to converge")
+        return exact(matrix, **options)
+
+    expected = pinv(A, "svd")
+    monkeypatch.setattr(torch.linalg, "pinv", gives_up)
+    assert pinv(A, "svd").dtype == torch.float32 and torch.allclose(pinv(A, "svd"), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_lar_newton():
     """T-LAR-newton: 15 steps invert a singular value s up to the factor 1 - (1 - 5e-4 s^2)^(2^15), whose values the
     spec lists."""

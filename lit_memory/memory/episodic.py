@@ -84,7 +84,11 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
     if not A_XRD.numel():
         return A_XRD.mT
     if solver == "svd":
-        return torch.linalg.pinv(A_XRD, rtol=rcond)
+        try:
+            return torch.linalg.pinv(A_XRD, rtol=rcond)
+        except torch.linalg.LinAlgError:  # LAPACK gives up on some matrices of low rank in single precision
+            smallest = max(A_XRD.shape[-2:]) * torch.finfo(A_XRD.dtype).eps if rcond is None else rcond
+            return torch.linalg.pinv(A_XRD.double(), rtol=smallest).to(A_XRD.dtype)
     X_XDR = A_XRD.mT * NEWTON_SCALE
     if solver == "newton_safe":
         size = A_XRD.abs()
