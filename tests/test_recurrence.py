@@ -699,7 +699,7 @@ def test_rmt_by_hand_refused(build, tokens):
     hooked, frozen = build("rmt"), build("rmt")
     hooked.decoder.layers[0].up.register_forward_hook(lambda module, args, output: output)
     cases = [
-        (hooked, "no plain ones"),
+        (hooked, "hooks of its modules"),
         (build("rmt", family="gpt2"), "gpt2"),
         (build("rmt", family="llama", qk_norm=True), "qk_norm"),
         (build("rmt", memory_tokens=0), "no memory"),
