@@ -194,8 +194,8 @@ def test_accumulated_batches_are_one(tmp_path):
         trainer = L.Trainer(max_steps=1, accumulate_grad_batches=4 // size, enable_model_summary=False, **options)
         trainer.fit(lit, DataLoader(data, batch_size=size))
     pairs = zip(found[0].parameters(), found[1].parameters(), strict=True)
-    # 1e-4, of a step of 1e-2: a bias of keys has no gradient but for rounding, of which Adam makes a step
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+    # 1e-5: a bias of keys has no gradient but for rounding, of which Adam makes a step
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
 
 
 @pytest.mark.slow
