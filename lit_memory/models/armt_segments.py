@@ -65,7 +65,6 @@ CHUNK, CHUNK_FLOATS = 16, 1 << 23
 """Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
 WORTH = 1 << 18
 """Floats of A, over all segments, below which numba's start costs more than its loops save."""
-WEIGHTS = ("norm1", "attention.qkv", "attention.out", "norm2", "up", "down", "gate")
 
 
 def parts(layers: Iterable[Any]) -> Iterator[nn.Module]:
@@ -77,8 +76,8 @@ def parts(layers: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def weights_of(block: Block) -> list[Tensor | None]:
-    """Weight and bias of every part of a block, in the order of ``WEIGHTS``."""
-    modules = [block.gate if name == "gate" else block.get_submodule(name) for name in WEIGHTS]
+    """Weight and bias of ``modules_of`` and of the gate, None for those that the block does not have."""
+    modules = [*modules_of(block), *([None] if block.gate is None else [])]
     return [getattr(module, name, None) for module in modules for name in ("weight", "bias")]
 
 

@@ -46,10 +46,18 @@ class Linear:
         return dy.mT @ x, None if self.bias is None else dy.sum(0)
 
 
-class SummedLinear(Linear):
-    """``Linear`` that adds the gradients of its weights up, segment by segment."""
+class Summed:
+    """Gradients of weights that are added up, segment by segment."""
 
     sums: Weights = (None, None)
+
+    def weight_grads(self) -> Weights:
+        sums, self.sums = self.sums, (None, None)
+        return sums
+
+
+class SummedLinear(Summed, Linear):
+    """``Linear`` that adds the gradients of its weights up."""
 
     def collect(self, dy: Tensor, x: Tensor) -> None:
         dy, x = dy.flatten(0, -2), x.flatten(0, -2)
@@ -58,10 +66,6 @@ class SummedLinear(Linear):
         if self.bias is not None:
             bias = dy.sum(0) if bias is None else bias.add_(dy.sum(0))
         self.sums = weight, bias
-
-    def weight_grads(self) -> Weights:
-        sums, self.sums = self.sums, (None, None)
-        return sums
 
 
 class Norm:
@@ -111,10 +115,8 @@ class Norm:
         return backward(dy, x, x.shape[-1:], mean, rstd, self.weight, self.bias, wanted)
 
 
-class SummedNorm(Norm):
-    """``Norm`` that adds the gradients of its weights up, segment by segment."""
-
-    sums: Weights = (None, None)
+class SummedNorm(Summed, Norm):
+    """``Norm`` that adds the gradients of its weights up."""
 
     def backward(self, dy: Tensor, tape: Tape) -> Tensor:
         if self.bias is None:
@@ -128,10 +130,6 @@ class SummedNorm(Norm):
 
     def add(self, new: Sequence[Tensor | None]) -> None:
         self.sums = tuple(b if a is None or b is None else a.add_(b) for a, b in zip(self.sums, new, strict=True))
-
-    def weight_grads(self) -> Weights:
-        sums, self.sums = self.sums, (None, None)
-        return sums
 
 
 class Activation(NamedTuple):

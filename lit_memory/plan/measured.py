@@ -148,10 +148,11 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
             if arm not in experiment.arms:
                 reason = f"unknown arm {arm!r}; {nearest(arm, experiment.arms)}"
                 raise ConfigError(file, f"report.{name}", reason)
+    ends = stops(experiment, specs)
     for section in KINDS:
         try:
             lines = getattr(experiment, section)
-            check_lines(lines, list(experiment.arms), values, [*known, *times], section, stops(experiment, specs))
+            check_lines(lines, list(experiment.arms), values, [*known, *times], section, ends)
         except ValueError as error:
             raise ConfigError(file, section, str(error)) from None
 

@@ -54,9 +54,11 @@ def scheduled(
     longest = max([0, *(segment.ids_BT.shape[1] for segment in segments)])
     if schedule == "auto":
         return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
-    refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
-    if schedule == "layer" and refusal:
-        raise ValueError(f"{type(model).__name__} allows no schedule='layer': {refusal}; use 'sequential' or 'auto'")
+    if schedule == "layer":
+        refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
+        if refusal:
+            name = type(model).__name__
+            raise ValueError(f"{name} allows no schedule='layer': {refusal}; use 'sequential' or 'auto'")
     return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_groups}[schedule]
 
 

@@ -89,8 +89,8 @@ class RunCheckpoint(Checkpoint):
         """Log what Lightning logs of a step once its callbacks have ended. A run resumed behind the step would miss
         it."""
         if self.journal and trainer.global_step % trainer.log_every_n_steps == 0:
-            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            self.journal.log({k: v for k, v in metrics.items() if k.startswith("train/")}, trainer.global_step)
+            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
+            self.journal.log(metrics, trainer.global_step)
 
     def save(self, trainer: L.Trainer) -> None:
         self.termination.defer(True)  # an exception in the middle of torch.save would come out as a broken file
