@@ -3,6 +3,7 @@
 import gzip
 import os
 import random
+import shutil
 import socket
 import string
 import subprocess
@@ -17,8 +18,10 @@ from lit_memory.cli import main
 from lit_memory.plan.experiment import load
 from lit_memory.registry import build
 from lit_memory.run.build import build_data
+from lit_memory.run.store import open_tracker
 from lit_memory.util.inputs import BEGINNINGS, read_table, read_text
 
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 STORY = "1 Mary moved to the bathroom.\n2 John went to the hallway.\n3 Where is Mary? \tbathroom\t1\n"
 TASKS = {
     "series": ("data/x.csv", {"name": "time_series", "source": "data/x.csv", "lookback": 24, "horizon": 4}),
@@ -107,6 +110,62 @@ def test_good_files_are_good(make, capsys):
     for kind in TASKS:
         make(kind)
         assert outcome(capsys) == "", kind
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_key_has_what_the_files_hold(make, kind):
+    path, field = make(kind), next(name for name, value in TASKS[kind][1].items() if "data" in str(value))
+
+    def key():
+        return load("tiny.yaml").at().plan()[0].key
+
+    first, content = key(), path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    Path("data", "README.md").write_text("not read")
+    Path("data", ".hidden").write_text("neither")
+    os.symlink(".", Path("data", "circle"))
+    assert key() == first  # other times on the disk, and files that no task reads
+    path.write_bytes(content + content[-30:])
+    assert key() != first
+    spec = load("tiny.yaml").at().plan()[0]
+    assert [*spec.files] == [f"task.{field}"] and spec.files[f"task.{field}"]["file"] == os.path.abspath(
+        TASKS[kind][1][field]
+    )
+
+
+def test_the_command_trains_anew_when_a_file_changes(make, root, inline, unsaved_figures, monkeypatch, capsys):
+    """The second command has nothing to do; after a change of the text the third one trains again."""
+    monkeypatch.setattr("lit_memory.cli.open_tracker", open_tracker)
+    path = make("text")
+    for changed, trained in ((False, 1), (False, 0), (True, 1)):
+        if changed:
+            path.write_text(PROSE * 10)
+        assert main(["tiny.yaml", "--root", str(root), "train.steps=2", "train.test_size=2"]) == 0
+        assert capsys.readouterr().out.count("finished in") == trained
+
+
+def test_a_stage_may_name_files(make):
+    make("text")
+    shutil.copytree("data", "other")
+    keys = set()
+    for text in ("a", "b"):
+        Path("other", "train.txt").write_text(PROSE * 9 + text)
+        spec = load("tiny.yaml").at().plan(["train.stages=[{}, {task.source: other}]"])[0]
+        assert [*spec.files] == ["task.source", "train.stages[1].task.source"]
+        keys.add(spec.key)
+    assert len(keys) == 2
+
+
+def test_a_name_that_is_also_a_folder_is_the_name(make):
+    """ "noise" is synthetic English, whatever lies in the working directory."""
+    make("text")
+    key = [load("tiny.yaml").at().plan(["task.source=noise"])[0].key]
+    for content in "ab":
+        Path("noise").mkdir(exist_ok=True)
+        Path("noise", "train.txt").write_text(content)
+        key.append(load("tiny.yaml").at().plan(["task.source=noise"])[0].key)
+    assert len(set(key)) == 1
 
 
 def socket_at(path):

@@ -131,6 +131,25 @@ def _replace(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+def test_the_key_has_what_the_folder_holds(llama, tmp_path):
+    """Other weights of the same shape, and another run. What says how the folder came about does not count."""
+
+    def planned():
+        (spec,) = parse(tuning(tmp_path / "llama"), "tuning.yaml").at().plan()
+        return spec
+
+    shutil.copytree(llama, tmp_path / "llama")
+    before = planned()
+    assert [*before.files] == ["task.tokenizer", "train.init"] and planned().key == before.key
+    (tmp_path / "llama" / "README.md").write_text("a model card")
+    assert planned().key == before.key
+    hugging_face("llama", num_key_value_heads=1, rms_norm_eps=1e-3, max_position_embeddings=64).save_pretrained(
+        tmp_path / "llama"
+    )
+    after = planned()
+    assert after.model == before.model and after.key != before.key
+
+
 def test_what_does_not_fit_is_told_by_the_plan(llama, tmp_path):
     """One line, before anything starts."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.claims import KINDS
+from lit_memory.plan.contents import user_files
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
@@ -215,13 +216,14 @@ class ScaledExperiment:
         """
         import_files(self.file, self.imports)
         run, name = self.resolve(arm, settings, changes), f"{self.experiment}/{arm}"
-        code = user_code(f"{self.file} (arm {arm})", run)
+        where = f"{self.file} (arm {arm})"
+        brought = {"code": user_code(where, run), "files": user_files(where, run)}
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
             starts = self.starts(init["run"], name, seeds, changes, [*above, name])
         return [
-            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, code=code)
+            RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, **brought)
             for seed, start in zip(seeds, starts, strict=True)
         ]
 

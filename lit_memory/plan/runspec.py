@@ -39,6 +39,8 @@ class RunSpec:
     """The trained run whose weights this one starts from (``train.init``)."""
     code: dict[str, dict[str, str]] = field(default_factory=dict)
     """Section -> ``file`` and ``digest`` of the user's code that defines its class; ours is not here."""
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Setting -> ``file`` and ``digest`` of the user's file or folder that it names."""
 
     @cached_property
     def key(self) -> str:
@@ -56,6 +58,8 @@ class RunSpec:
             content["batch_size"] = "of an optimizer step"  # it was that of each of the accumulated batches before
         if self.code:
             content["code"] = {section: source["digest"] for section, source in self.code.items()}
+        if self.files:
+            content["files"] = {setting: source["digest"] for setting, source in self.files.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def provide_code(self) -> None:

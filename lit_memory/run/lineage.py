@@ -35,10 +35,11 @@ class Lineage:
         Runs with the same task have the same data sets, so that MLflow can search for them.
         """
         splits = SPLITS if spec.stages else {"test": SPLITS["test"]}
-        inputs = []
+        files, inputs = {name: source["digest"] for name, source in spec.files.items()}, []
         for split, use in splits.items():
             stages = [stage["task"] for stage in spec.stages] if split == "train" else []
-            source = json.dumps({"task": spec.task, "split": split, "stages": stages}, sort_keys=True)
+            content = {"task": spec.task, "split": split, "stages": stages} | ({"files": files} if files else {})
+            source = json.dumps(content, sort_keys=True)
             digest = hashlib.sha256(source.encode()).hexdigest()[:8]
             data = self.entities.Dataset(f"{spec.task['name']} {split}", digest, "lit_memory", source)
             inputs.append(self.entities.DatasetInput(data, [self.entities.InputTag("mlflow.data.context", use)]))

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 from lit_memory.util.code import digest
+from lit_memory.util.inputs import digest as digest_of_data
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
@@ -51,6 +52,8 @@ class Receipt:
     """``Report.text``."""
     code: dict[str, str] = field(default_factory=dict)
     """File of the user -> digest, of those that define what the runs use."""
+    data: dict[str, str] = field(default_factory=dict)
+    """File or folder of the user -> digest, of those that the runs read."""
 
 
 def inputs(options: Options) -> str:
@@ -88,8 +91,12 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
         return
     parent = tracker.parent(sweep.name, sweep.scale, {})
     shown = {"lines": lines, "text": report.text}
-    code = {source["file"]: source["digest"] for spec in sweep.specs for source in spec.code.values()}
-    made = Receipt(inputs, parent, ids, str(folder.relative_to(sweep.root)), digests(folder), **shown, code=code)
+    code, data = (
+        {source["file"]: source["digest"] for spec in work.specs for source in getattr(spec, name).values()}
+        for name in ("code", "files")
+    )
+    brought = {"code": code, "data": data}
+    made = Receipt(inputs, parent, ids, str(folder.relative_to(sweep.root)), digests(folder), **shown, **brought)
     files.write(path_of(sweep.options, sweep.root), json.dumps(asdict(made), indent=1).encode())
 
 
@@ -107,7 +114,7 @@ def valid(options: Options, root: Path, now: str, warn: Callable[[str], None]) -
     except (ValueError, TypeError):  # damaged, or of another version
         return None
     folder = root / receipt.folder
-    if receipt.inputs != now or digests(folder) != receipt.digests or not unchanged(receipt.code):
+    if receipt.inputs != now or digests(folder) != receipt.digests or not unchanged(receipt):
         return None
     check_store(root, StoreURI.of_environment())
     tracker = find_tracker(root, warn, False)
@@ -116,10 +123,11 @@ def valid(options: Options, root: Path, now: str, warn: Callable[[str], None]) -
     return receipt, tracker
 
 
-def unchanged(code: Mapping[str, str]) -> bool:
+def unchanged(receipt: Receipt) -> bool:
     """Whether the files of the user have their digests; nothing is imported."""
     try:
-        return all(digest(Path(file)) == before for file, before in code.items())
+        code = all(digest(Path(file)) == before for file, before in receipt.code.items())
+        return code and all(digest_of_data(Path(file)) == before for file, before in receipt.data.items())
     except ValueError:  # gone, or no Python any more: the plan will tell
         return False
 

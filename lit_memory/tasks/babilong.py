@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class BABILong(PlantedFacts, ReadInOrder):
 
     metrics = ("exact_match", "babilong_compare")
     visible = ("depth",)
+    sources: ClassVar = PlantedFacts.sources | {"stories": (*RULES, SHIPPED_STORIES), "eval_set": ()}
 
     words = WORDS
 

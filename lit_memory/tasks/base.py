@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -40,6 +40,10 @@ class Task:
     """Further metrics that ``summarize`` adds to a test."""
     visible: ClassVar[tuple[str, ...]] = ()
     """The views (``util.views.VIEWS``) that a report can ask for: "depth" of samples that tell it in ``Batch.meta``."""
+
+    sources: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Fields that may name a file or a folder of the user -> the names that mean something else there. What it holds
+    is part of a run's key."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -21,6 +21,7 @@ Shape suffixes: B batch, L bases of a sample, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class DNA(FiniteSplits):
     """Classify a sequence of bases."""
 
     metrics = ("accuracy",)
+    sources: ClassVar = {"source": ("motifs", *HUB)}
 
     @dataclass
     class Config:

@@ -52,9 +52,9 @@ from lit_memory.tasks.base import generator
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
-from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
+from lit_memory.text.corpus import SOURCES, SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import VOCAB_SIZE, ByteTokenizer, Tokenizer, check_tokenizer, vocabulary_size
+from lit_memory.text.tokenizers import BUILT_IN, VOCAB_SIZE, ByteTokenizer, Tokenizer, check_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.metrics import MetricName
@@ -66,6 +66,7 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     metrics = ("perplexity", "bits_per_byte")
     minimized_metrics = metrics
+    sources: ClassVar = {"source": SOURCES, "vocabulary": SOURCES, "tokenizer": BUILT_IN}
     curves: ClassVar = {"segment": ("segment_loss", "segment_bits_per_byte")}
 
     @dataclass

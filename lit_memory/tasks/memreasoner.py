@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -84,6 +84,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
     """Answer a question about where a person or an object is. ``accuracy``: the first word is right."""
 
     metrics = ("exact_match", "accuracy")
+    sources: ClassVar = EpisodeTask.sources | {"stories": (*RULES, SHIPPED_STORIES)}
 
     words = (*WORDS, *OTHER_PLACES.values(), PROMPT, CITE)
 

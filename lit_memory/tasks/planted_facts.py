@@ -23,8 +23,15 @@ from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch, Segment
 from lit_memory.tasks.mixins import Prompted
 from lit_memory.tasks.samples import Sample, full_segment, tail_segment, until
-from lit_memory.text.corpus import SPLITS, check_source, check_texts, load_corpus
-from lit_memory.text.tokenizers import VOCAB_SIZE, Tokenizer, build_tokenizer, check_tokenizer, vocabulary_size
+from lit_memory.text.corpus import SOURCES, SPLITS, check_source, check_texts, load_corpus
+from lit_memory.text.tokenizers import (
+    BUILT_IN,
+    VOCAB_SIZE,
+    Tokenizer,
+    build_tokenizer,
+    check_tokenizer,
+    vocabulary_size,
+)
 from lit_memory.util.checks import FieldError, at_least, one_of
 from lit_memory.util.provenance import cache_folder
 
@@ -100,6 +107,7 @@ class PlantedFacts(Prompted):
     ``Config`` is a ``PlantedFactsConfig``, or a ``TextConfig`` in tasks that override ``written``.
     """
 
+    sources: ClassVar = {"haystack": SOURCES, "vocabulary": SOURCES, "tokenizer": BUILT_IN}
     words: ClassVar[tuple[str, ...]]
     """Texts whose words the word tokenizer has to know."""
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from stat import S_IFREG
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
 
     metrics = ("mse", "mae", "repeat_mse", "repeat_mae", "season_mse", "season_mae", "linear_mse", "linear_mae")
     minimized_metrics = metrics
+    sources: ClassVar = {"source": ("seasons", *ETT)}
 
     @dataclass
     class Config:

@@ -1,7 +1,8 @@
 """Files that users name: regular ones with UTF-8 text, packed as ``.xz`` or not, or an error of one line with the file,
-the line and what was expected. Standard library only."""
+the line and what was expected; and the digest of what they hold. Standard library only."""
 
 import csv
+import hashlib
 import io
 import lzma
 import os
@@ -9,8 +10,10 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
+from lit_memory.util import files
 from lit_memory.util.files import os_reason
 
 PACKED = ".xz"
@@ -133,3 +136,38 @@ def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{path}:{line}: not CSV ({error}); expected fields between commas") from None
     if not names:
         raise ValueError(f"{path}:1: expected the names of the columns; the file is empty")
+
+
+def digest(path: Path) -> str:
+    """Digest of what a file holds, or of all files in a folder with their names: not of hidden ones and ``*.md``.
+
+    A file that keeps its size and time is read once in a process. Raises ValueError for one that cannot be read.
+    """
+    if path.is_file():
+        return _digest(path)
+    parts = [(file.relative_to(path).as_posix(), _digest(file)) for file in sorted(_below(path))]
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with reading(path):
+        found = path.stat()
+        return _digest_of(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest_of(path: Path, *stamp: int) -> str:
+    return files.digest(path)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files of ``digest``. Links are followed; in a circle of them each folder counts once."""
+    seen = set[str]()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(where)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (Path(where, name) for name in names if not name.startswith(".") and not name.endswith(".md"))
+        yield from (path for path in paths if path.is_file())
