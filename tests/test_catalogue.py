@@ -11,6 +11,9 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
 from lit_memory.run import display
+from lit_memory.run.options import parse_options
+from lit_memory.run.sweep import Sweep
+from lit_memory.run.worklist import WorkList
 from lit_memory.util.provenance import cores
 
 ROOT = Path(__file__).parents[1]
@@ -119,3 +122,12 @@ def test_the_command_lists_all_experiments(argv, capsys, monkeypatch):
     report = json.loads((ROOT / "reports/armt_ablation_gamma/verdict.json").read_text())
     minutes = f"{sum(run['seconds'] for run in report['runs']) / 60 / cores():.0f}"
     assert gamma.split()[1:4] == [report["verdict"], report.get("evidence", "–"), minutes]
+
+
+@pytest.mark.parametrize("name", ["armt_mamba_segments", "larimar_needle_depth", "tarm_stability"])
+def test_the_list_and_the_plan_agree_on_the_time(name, tmp_path):
+    """With as many runs at a time as there are cores; the plan counts the runs that these start from as well."""
+    work = WorkList(Sweep.prepare(parse_options([name, "--root", str(tmp_path), "--jobs", str(cores())])))
+    own = [spec for spec in work.todo() if spec.experiment == name]
+    listed = next(seconds for listed, *_, seconds in LIST_ONCE() if listed == name) / cores()
+    assert work.seconds_left(own) == pytest.approx(listed, rel=1e-6)
