@@ -90,13 +90,12 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
     if sweep.options.report or report.missing or any(spec.key not in ids for spec in sweep.specs):
         return
     parent = tracker.parent(sweep.name, sweep.scale, {})
-    shown = {"lines": lines, "text": report.text}
     code, data = (
         {source["file"]: source["digest"] for spec in work.specs for source in getattr(spec, name).values()}
         for name in ("code", "files")
     )
-    brought = {"code": code, "data": data}
-    made = Receipt(inputs, parent, ids, str(folder.relative_to(sweep.root)), digests(folder), **shown, **brought)
+    place = str(folder.relative_to(sweep.root))
+    made = Receipt(inputs, parent, ids, place, digests(folder), lines, report.text, code=code, data=data)
     files.write(path_of(sweep.options, sweep.root), json.dumps(asdict(made), indent=1).encode())
 
 

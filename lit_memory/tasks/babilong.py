@@ -73,7 +73,7 @@ class BABILong(PlantedFacts, ReadInOrder):
 
     metrics = ("exact_match", "babilong_compare")
     visible = ("depth",)
-    sources: ClassVar = PlantedFacts.sources | {"stories": (*RULES, SHIPPED_STORIES), "eval_set": ()}
+    sources: ClassVar = {**PlantedFacts.sources, "stories": (*RULES, SHIPPED_STORIES), "eval_set": ()}
 
     words = WORDS
 

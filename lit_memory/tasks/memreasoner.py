@@ -84,7 +84,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
     """Answer a question about where a person or an object is. ``accuracy``: the first word is right."""
 
     metrics = ("exact_match", "accuracy")
-    sources: ClassVar = EpisodeTask.sources | {"stories": (*RULES, SHIPPED_STORIES)}
+    sources: ClassVar = {**EpisodeTask.sources, "stories": (*RULES, SHIPPED_STORIES)}
 
     words = (*WORDS, *OTHER_PLACES.values(), PROMPT, CITE)
 
