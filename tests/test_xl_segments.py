@@ -10,7 +10,9 @@ from lit_memory.recurrence import state_tensors, unroll
 
 @pytest.mark.parametrize("extra", [{}, {"mem_detach": False}, {"clamp_len": 2}], ids=str)
 @pytest.mark.parametrize("mem_len", [1, 6, 40])
-@pytest.mark.parametrize("options", [{}, {"keep": 2}, {"keep": 0}, {"bptt": 2}, {"masked": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": 2}, {"keep": 0}, {"bptt": 2}, {"masked": True}, {"masked": True, "keep": 2}], ids=str
+)
 def test_xl_blocks_slow_twin(build, tokens, mem_len, extra, options):
     """Segments that a layer reads at once equal segment after segment: hidden states, caches and all gradients; also
     from a cache of which some rows are real."""

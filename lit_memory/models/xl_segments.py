@@ -36,7 +36,7 @@ def read_layer(
             state = layer.cached(joined(block_SBTD), state)
         else:
             out_BTD, state = read_masked(layer, block_SBTD[0], state, mask_SBT[begin], wanted)
-            found.append(out_BTD[None, :, : tokens * wanted])
+            found += [out_BTD.unsqueeze(0)] if wanted else []
     return torch.cat(found), state
 
 
