@@ -17,7 +17,7 @@ def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
     parent = tracker.client.get_run(tracker.parent("tiny", "default", {}))
     experiment = tracker.client.get_experiment(parent.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}"
+    page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
     assert printed.splitlines()[-1] == f"page     {page}"
     assert set(parent.data.metrics) == {f"{arm}/exact_match at {x}" for arm in "ab" for x in (2, 4)}
     note = parent.data.tags[NOTE]

@@ -64,9 +64,10 @@ class StoreURI:
         return self.shown if self.is_server else f"mlflow ui --backend-store-uri {self.shown}"
 
     def page(self, experiment_id: str) -> str:
-        """The address of an experiment in MLflow's pages; without a server, where ``mlflow ui`` shows it."""
+        """The address of an experiment's runs in MLflow's pages; without a server, where ``mlflow ui`` shows it. What
+        it does not name is what MLflow showed last, at first its view of language agents."""
         home = self.shown.rstrip("/") if self.is_server else "http://127.0.0.1:5000"
-        return f"{home}/#/experiments/{experiment_id}"
+        return f"{home}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
     @property
     def endpoint(self) -> tuple[str, int] | None:
