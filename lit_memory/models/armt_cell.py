@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_memory.memory.associative_chunk import Chunk, Flags
 from lit_memory.memory.associative_compiled import CompiledChunk
-from lit_memory.models.by_hand import Linear, MemoryAttention, Norm, Rotation, Tape
+from lit_memory.models.by_hand import Linear, Norm, Rotation, Tape, Weights
 from lit_memory.models.rows_by_hand import feed_forward
 
 
@@ -50,6 +50,49 @@ class Given(NamedTuple):
     residual_SBMD: Tensor | None
     hidden_SBMR: Tensor | None
     live_SB: Tensor | None
+
+
+class MemoryAttention:
+    """Attention of the last M of R rows to all rows up to themselves. Their queries, keys and values lie side by side
+    as (B, R, H + 2G, K), rotated already."""
+
+    def __init__(self, heads: int, kv_heads: int, count: int) -> None:
+        self.heads, self.kv_heads, self.count = heads, kv_heads, count
+
+    def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None, tape: Tape) -> Tensor:
+        """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
+        batch, rows, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.count
+        q, k, v = self._heads(qkv_BRHK)
+        score = torch.bmm(q, k.mT)
+        if hidden_BMR is not None:
+            score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
+        p = score.softmax(-1)
+        tape.append((qkv_BRHK, p))
+        return self._joined(torch.bmm(p, v), batch)
+
+    def _joined(self, y: Tensor, batch: int) -> Tensor:
+        return y.view(batch, self.heads, self.count, -1).transpose(1, 2).flatten(2)
+
+    def _heads(self, qkv_BRHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled queries of the last rows, those that share keys side by side, and keys and values: (B*G, ..., K)."""
+        rows, g = qkv_BRHK.shape[1], self.kv_heads
+        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
+        k, v = (x.reshape(-1, rows, x.shape[-1]) for x in (k, v))
+        return q.narrow(2, rows - self.count, self.count).reshape(len(k), -1, k.shape[-1]) * k.shape[-1] ** -0.5, k, v
+
+    def backward(self, dy_BMD: Tensor, dqkv_BRHK: Tensor, tape: Tape) -> Tensor:
+        """The output again. dqkv: where the gradient of all queries, keys and values belongs."""
+        (qkv_BRHK, p), h, g, m = tape.pop(), self.heads, self.kv_heads, self.count
+        q, k, v = self._heads(qkv_BRHK)
+        batch, (_, rows, width) = len(dy_BMD), k.shape
+        dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
+        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)
+        dq, dk, dv = dqkv_BRHK.transpose(1, 2).split([h, g, g], dim=1)
+        dq.narrow(2, 0, rows - m).zero_()
+        torch.mul(torch.bmm(dscore, k).view(batch, h, m, width), width**-0.5, out=dq.narrow(2, rows - m, m))
+        dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
+        dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
+        return self._joined(torch.bmm(p, v), batch)
 
 
 class Cell:
@@ -156,14 +199,21 @@ class Cell:
         return self.drows_SBAD, dqueries, dA, dz, *known, None, None, *self.weight_grads()
 
     def weight_grads(self) -> list[Tensor | None]:
-        normed, *left = self.norm.normalized(self.rows_SBAD)
-        dqkv = self.dqkv_SBRE[:, :, : normed.shape[2]]
-        parts = [self.norm.grads(self.dnormed_SBAD, self.rows_SBAD, left), self.to_qkv.grads(dqkv, normed)]
-        parts.append(self.out.grads(self.dmid_SBMD, torch.stack(self.attended[::-1])))
+        normed, rows, given = self.norm.normalized(self.rows_SBAD)[0], self.rows_SBAD, self.given.residual_SBMD
+        dqkv, attended = self.dqkv_SBRE[:, :, : rows.shape[2]], torch.stack(self.attended[::-1])
+        parts = [norm_grads(self.norm, self.dnormed_SBAD, rows), self.to_qkv.grads(dqkv, normed)]
+        parts.append(self.out.grads(self.dmid_SBMD, attended))
         fed: list[Tensor | None] = [None] * 8
         if self.feeds:
-            x_SBMD = self.rows_SBAD[:, :, self.tokens :] if self.given.residual_SBMD is None else self.given.residual_SBMD
+            x_SBMD = rows[:, :, self.tokens :] if given is None else given
             x_SBMD = x_SBMD if self.mid_SBMD is None else self.mid_SBMD
-            fed = self.ff.weight_grads(self.dleft_SBMD, x_SBMD, self.inner, self.dinner, self.dfed_SBMD)
+            fed = [*norm_grads(self.ff.norm, self.dfed_SBMD, x_SBMD)]
+            fed += self.ff.weight_grads(self.dleft_SBMD, x_SBMD, self.inner, self.dinner)
         written = self.to_written.grads(torch.stack(self.dwritten[::-1]), self.left_SBMD)
         return [*(grad for part in parts for grad in part), *fed, *written]
+
+
+def norm_grads(norm: Norm, dy: Tensor, x: Tensor) -> Weights:
+    """Gradients of the weights, summed from the last segment on."""
+    dy, x = dy.flip(0), x.flip(0)
+    return norm.grads(dy, x, norm.normalized(x)[1:])

@@ -25,9 +25,9 @@ from lit_memory.models.plain import modules_of
 from lit_memory.models.rows_by_hand import finished, weights_of
 from lit_memory.recurrence import detach
 
-
-CHUNK, CHUNK_FLOATS = 16, 1 << 25
-"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
+CHUNK, CHUNK_FLOATS = 16, 5 << 22
+"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 80 MiB in fp32.
+Between chunks A is kept, too, so that small chunks hold more."""
 WORTH = 1 << 18
 """Floats of A, over all segments, below which numba's start costs more than its loops save."""
 
@@ -88,8 +88,7 @@ def chunk_size(rows_BRD: Tensor, A_BKD: Tensor, compiled: bool) -> int:
 
 
 def bounds(total: int, cuts: frozenset[int], size: int) -> list[tuple[int, int]]:
-    """Begin and end of chunks of at most ``size`` segments, about as many each, one of which begins at every cut."""
-    size = -(-total // -(-total // size)) if total else size
+    """Begin and end of chunks of at most ``size`` segments, one of which begins at every cut."""
     found, begin = [], 0
     for end in range(1, total + 1):
         if end == total or end in cuts or end - begin == size:

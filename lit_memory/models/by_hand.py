@@ -205,49 +205,6 @@ class Rotation(NamedTuple):
         part.mul_(self.cos).addcmul_(swapped, self.sin, value=-1.0 if back else 1.0)
 
 
-class MemoryAttention:
-    """Attention of the last M of R rows to all rows up to themselves. Their queries, keys and values lie side by side
-    as (B, R, H + 2G, K), rotated already."""
-
-    def __init__(self, heads: int, kv_heads: int, count: int) -> None:
-        self.heads, self.kv_heads, self.count = heads, kv_heads, count
-
-    def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None, tape: Tape) -> Tensor:
-        """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
-        batch, rows, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.count
-        q, k, v = self._heads(qkv_BRHK)
-        score = torch.bmm(q, k.mT)
-        if hidden_BMR is not None:
-            score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
-        p = score.softmax(-1)
-        tape.append((qkv_BRHK, p))
-        return self._joined(torch.bmm(p, v), batch)
-
-    def _joined(self, y: Tensor, batch: int) -> Tensor:
-        return y.view(batch, self.heads, self.count, -1).transpose(1, 2).flatten(2)
-
-    def _heads(self, qkv_BRHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries of the last rows, those that share keys side by side, and keys and values: (B*G, ..., K)."""
-        rows, g = qkv_BRHK.shape[1], self.kv_heads
-        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
-        k, v = (x.reshape(-1, rows, x.shape[-1]) for x in (k, v))
-        return q.narrow(2, rows - self.count, self.count).reshape(len(k), -1, k.shape[-1]) * k.shape[-1] ** -0.5, k, v
-
-    def backward(self, dy_BMD: Tensor, dqkv_BRHK: Tensor, tape: Tape) -> Tensor:
-        """The output again. dqkv: where the gradient of all queries, keys and values belongs."""
-        (qkv_BRHK, p), h, g, m = tape.pop(), self.heads, self.kv_heads, self.count
-        q, k, v = self._heads(qkv_BRHK)
-        batch, (_, rows, width) = len(dy_BMD), k.shape
-        dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
-        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)
-        dq, dk, dv = dqkv_BRHK.transpose(1, 2).split([h, g, g], dim=1)
-        dq.narrow(2, 0, rows - m).zero_()
-        torch.mul(torch.bmm(dscore, k).view(batch, h, m, width), width**-0.5, out=dq.narrow(2, rows - m, m))
-        dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
-        dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
-        return self._joined(torch.bmm(p, v), batch)
-
-
 class LastAttention:
     """Attention of the last C of R rows to all rows up to themselves, for segments that are short: all scores are held.
 

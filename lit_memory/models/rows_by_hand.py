@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_memory.models.by_hand import Activation, Linear, Norm, Weights, activation
+from lit_memory.models.by_hand import Activation, Linear, Norm, activation
 from lit_memory.models.plain import modules_of
 
 
@@ -21,7 +21,7 @@ class RowFeedForward:
     """Norm, up (and gate), activation, down.
 
     inner: outputs of up (and gate), (N, F) each, to be filled by the forward pass. dinner: their gradients, and dnormed
-    (N, D) that of the norm's output, to be filled by the backward pass. ``weight_grads`` is for all rows together.
+    (N, D) that of the norm's output, to be filled by the backward pass.
     """
 
     def __init__(self, norm: Norm, up: Linear, down: Linear, gate: Linear | None, act: Activation) -> None:
@@ -68,13 +68,13 @@ class RowFeedForward:
         return self.norm.back(dnormed_ND, x_ND, left)
 
     def weight_grads(
-        self, dy_ND: Tensor, x_ND: Tensor, inner: list[Tensor], dinner: list[Tensor], dnormed_ND: Tensor
+        self, dy_ND: Tensor, x_ND: Tensor, inner: list[Tensor], dinner: list[Tensor]
     ) -> list[Tensor | None]:
-        """Of norm, up, down and gate, weight and bias each."""
-        normed_ND, *left = self.norm.normalized(x_ND)
+        """Of up, down and gate, weight and bias each."""
+        normed_ND = self.norm.normalized(x_ND)[0]
         up, *gate = (linear.grads(d_NF, normed_ND) for linear, d_NF in zip(self.inward, dinner, strict=True))
-        parts = self.norm.grads(dnormed_ND, x_ND, left), up, self.down.grads(dy_ND, self.activated(inner))
-        return [grad for part in (*parts, *(gate or [(None, None)])) for grad in part]
+        parts = up, self.down.grads(dy_ND, self.activated(inner)), *(gate or [(None, None)])
+        return [grad for part in parts for grad in part]
 
 
 def feed_forward(family: str, eps: float, weights: tuple[Any, ...]) -> RowFeedForward:
@@ -113,8 +113,9 @@ class Finish(torch.autograd.Function):
         left = ff.enter(x_ND, inner)
         dx_ND = dy_ND + ff.backward(dy_ND, x_ND, left, inner, dinner, dnormed_ND)
         dout_ND = dy_ND if ctx.family == "gpt_neox" else dx_ND
-        fed = ff.weight_grads(dy_ND, x_ND, inner, dinner, dnormed_ND)
-        return None, None, dx_ND, out.back(dout_ND), *out.grads(dout_ND, attended_NE), *fed
+        parts = out.grads(dout_ND, attended_NE), ff.norm.grads(dnormed_ND, x_ND, left)
+        fed = ff.weight_grads(dy_ND, x_ND, inner, dinner)
+        return None, None, dx_ND, out.back(dout_ND), *(grad for part in parts for grad in part), *fed
 
 
 def finished(block: Any, x_ND: Tensor, attended_NE: Tensor, config: Any) -> Tensor:
