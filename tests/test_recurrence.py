@@ -121,7 +121,7 @@ def test_state_pure(model, tokens):
         hidden["a"], state_a = model.step(state_a, a[:, part])
         hidden["b"], state_b = model.step(state_b, b[:, part])
     for name, ids, state in (("a", a, state_a), ("b", b, state_b)):
-        alone = unroll(model, ids, N)
+        alone = unroll(model, ids, N, schedule="sequential")
         assert torch.equal(hidden[name], alone.hidden_BTD[:, N:]) and same(state, alone.state, 0)
     kept = [t.clone() for t in state_tensors(state_a)]
     first, again = model.step(state_a, b[:, :N]), model.step(state_a, b[:, :N])
@@ -211,7 +211,7 @@ def test_bptt_values_and_full_length(model, tokens, read_only):
     """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial
     memory included."""
     ids = tokens(2, 4 * N)
-    full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only) for b in (None, 1, 4))
+    full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only, schedule="sequential") for b in (None, 1, 4))
     assert torch.equal(full.hidden_BTD, cut.hidden_BTD) and same(full.state, cut.state, 0)
     for a, b in zip(gradients(model, full), gradients(model, whole), strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
@@ -340,7 +340,7 @@ def test_segments_may_have_masks(model, tokens):
     first, second, third = zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True)
     streamed, whole = unroll(model, iter([first, second, third[0]])), unroll(model, ids, N, mask_BT=mask)
     assert same(streamed.hidden_BTD[mask], whole.hidden_BTD[mask]) and same(streamed.state, whole.state)
-    listed = unroll(model, (first, second, third[0]))
+    listed = unroll(model, (first, second, third[0]), schedule="sequential")
     assert same(listed.hidden_BTD, streamed.hidden_BTD, 0) and same(listed.state, streamed.state, 0)
     asked = unroll(model, (first, second, third), read_only=1)
     assert same(asked.hidden_BTD, unroll(model, ids, N, mask_BT=mask, read_only=1).hidden_BTD, 0)

@@ -119,5 +119,7 @@ class Finish(torch.autograd.Function):
 
 
 def finished(block: Any, x_ND: Tensor, attended_NE: Tensor, config: Any) -> Tensor:
-    """``block.join(x, block.attention.out(attended))``."""
+    """``block.join(x, block.attention.out(attended))``. Gated feed-forwards are left to autograd."""
+    if block.gate is not None:
+        return block.join(x_ND, block.attention.out(attended_NE))
     return Finish.apply(config.family, config.norm_eps, x_ND, attended_NE, *weights_of(block)[4:])
