@@ -18,7 +18,7 @@ from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
-from lit_memory.run import receipt
+from lit_memory.run import bundle, receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.delivery import deliver, waiting
 from lit_memory.run.display import (
@@ -106,7 +106,10 @@ def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Cons
 def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code. inputs: for the receipt."""
     options, work, warn = sweep.options, WorkList(sweep), warner(errors)
-    tracker = find_tracker(sweep.root, warn, options.dry_run)
+    if options.bundle:
+        taken = bundle.take(work.specs, sweep.root, Path(options.bundle), options.dry_run)
+        console.print(taken, highlight=False, soft_wrap=True)
+    tracker = open_tracker(sweep.root, warn) if options.bundle else find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
         tracker.restore(work.experiments, options.dry_run)
         if not options.dry_run:
@@ -126,14 +129,16 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         return 0
     tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
-    code = 0
+    code, left = 0, 0
     if todo:
         if options.fresh:
             work.retire(tracker, todo)
         execution = Execution(work, tracker, todo, console, errors)
-        code = execution.run()
-        if execution.launcher.left:
-            return code
+        code, left = execution.run(), execution.launcher.left
+    if options.bundle:
+        console.print(bundle.keep(work.specs, sweep.root, Path(options.bundle)), highlight=False, soft_wrap=True)
+    if left:
+        return code
     if code < 128:
         code = code or int(not send_waiting(work, tracker, console, errors))
         report = write_report(work, tracker)

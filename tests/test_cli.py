@@ -71,6 +71,7 @@ def test_the_flags_are_frozen():
         "--launcher": None,
         "--launch": None,
         "--root": None,
+        "--bundle": None,
         "--detach": 0,
         "--cancel": 0,
         "--dry-run": 0,

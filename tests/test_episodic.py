@@ -25,6 +25,7 @@ from lit_memory.memory.episodic import (
     read_nearest,
     write,
 )
+from lit_memory.memory.newton import newton
 
 DOUBLE = {"dtype": torch.float64}
 EXACT = ["svd", "newton_safe"]
@@ -95,6 +96,23 @@ def test_svd_goes_on_in_double(monkeypatch):
     expected = pinv(A, "svd")
     monkeypatch.setattr(torch.linalg, "pinv", gives_up)
     assert pinv(A, "svd").dtype == torch.float32 and torch.allclose(pinv(A, "svd"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 5, 3), (4, 4), (2, 3, 4, 2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_newton_slow_twin(shape, dtype, tolerance):
+    """The node of the graph against the loop that it stands for: the result and both gradients."""
+    A, found = torch.randn(shape, dtype=dtype), []
+    for way in ("node", "loop"):
+        a, x = A.clone().requires_grad_(), (A.mT / 20).requires_grad_()
+        if way == "node":
+            y = newton(a, x, 6)[0]
+        else:
+            y = x
+            for _ in range(6):
+                y = 2 * y - y @ a @ y
+        found.append([y, *torch.autograd.grad(y.sin().sum(), (a, x))])
+    assert all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(*found, strict=True))
 
 
 def test_lar_newton():

@@ -10,17 +10,20 @@ import torch
 from conftest import VOCAB, build_model, row
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.utils import generic
 
 import lit_memory.hf
-from lit_memory.hf.auto import SegmentCache
+from lit_memory.hf.auto import CACHE, SegmentCache
 from lit_memory.recurrence import generate, unroll
 
 N = 5
 
 
 @pytest.fixture
-def shell(model, tmp_path):
-    """Every registered model, loaded by AutoModelForCausalLM from a folder that we wrote."""
+def shell(model, tmp_path, monkeypatch):
+    """Every registered model, loaded by AutoModelForCausalLM from a folder that we wrote, with no name in it that
+    transformers calls deprecated."""
+    monkeypatch.setattr(generic.logger, "warning_once", pytest.fail)
     model.save_pretrained(tmp_path, segment_len=N)
     return AutoModelForCausalLM.from_pretrained(tmp_path)
 
@@ -122,21 +125,24 @@ def test_forward_with_a_cache(shell, tokens):
     full = shell(ids, attention_mask=mask).logits
     out = shell(ids[:, : N + 2], attention_mask=mask[:, : N + 2], use_cache=True)
     assert torch.allclose(out.logits[mask[:, : N + 2].bool()], full[:, : N + 2][mask[:, : N + 2].bool()])
-    more = shell(ids[:, N + 2 :], attention_mask=mask, past_key_values=out.past_key_values, logits_to_keep=3)
-    assert torch.allclose(more.logits, full[:, -3:]) and more.past_key_values.get_seq_length() == 3 * N
-    assert shell(ids).past_key_values is None and shell(ids, logits_to_keep=1, use_cache=True).logits.shape[1] == 1
+    more = shell(ids[:, N + 2 :], attention_mask=mask, cache=out[CACHE], logits_to_keep=3)
+    assert torch.allclose(more.logits, full[:, -3:]) and more[CACHE].get_seq_length() == 3 * N
+    assert CACHE not in shell(ids) and shell(ids, logits_to_keep=1, use_cache=True).logits.shape[1] == 1
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
-    again = shell.generate(
-        ids, past_key_values=shell(ids[:, :N], mask[:, :N], use_cache=True).past_key_values, **options
-    )
+    again = shell.generate(ids, **{CACHE: shell(ids[:, :N], mask[:, :N], use_cache=True)[CACHE]}, **options)
     assert torch.equal(again, shell.generate(ids, **options))
-    mine = SegmentCache()
-    shell(ids, past_key_values=mine)
-    assert mine.get_seq_length() == 3 * N
+    for name in ("cache", "past_key_values"):
+        mine = SegmentCache()
+        assert shell(ids, **{name: mine})[CACHE] is mine and mine.get_seq_length() == 3 * N
+    assert not mine.is_croppable  # or on Apple's GPUs ``generate`` takes a token back
+    with pytest.raises(NotImplementedError, match="a memory does not forget single tokens"):
+        mine.crop(1)
     with pytest.raises(TypeError, match="is a DynamicCache: expected a SegmentCache"):
-        shell(ids, past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="no padding in tokens after past_key_values"):
-        shell(ids[:, :1], attention_mask=torch.zeros(2, 1), past_key_values=more.past_key_values)
+        shell(ids, cache=DynamicCache())
+    with pytest.raises(TypeError, match=f"two names of the same: give {CACHE}"):
+        shell(ids, cache=mine, past_key_values=mine)
+    with pytest.raises(ValueError, match="no padding in tokens after a cache"):
+        shell(ids[:, :1], attention_mask=torch.zeros(2, 1), cache=mine)
     with pytest.raises(ValueError, match="stateful"):
         shell.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2, pad_token_id=0)
 

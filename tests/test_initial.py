@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from conftest import build_model
 from huggingface_hub import constants
-from test_interop import BACKBONES, SETTINGS, hugging_face, hugging_face_mamba
+from safetensors.torch import save_file
+from test_interop import BACKBONES, SETTINGS, hugging_face, hugging_face_mamba, reference_weights
 from test_pretrained import make_bert, make_decoder
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
@@ -17,12 +19,15 @@ from transformers import PreTrainedTokenizerFast
 from lit_memory.cli import main
 from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.hf.initial import initial_settings
+from lit_memory.hf.reference import load_reference
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
+from lit_memory.recurrence import unroll
 from lit_memory.registry import load_class
 from lit_memory.run.build import build
 from lit_memory.tasks.language_modeling import LanguageModeling
 from lit_memory.text.tokenizers import size_in
+from lit_memory.util.provenance import PROJECT
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 ARMT = load_class("model", "armt")
@@ -280,3 +285,29 @@ def test_a_tokenizer_brings_its_size(llama, tmp_path):
     small = LanguageModeling(LanguageModeling.Config(source="noise", books=2, tokenizer=str(llama), vocab_size=8))
     with pytest.raises(ValueError, match=r"^vocab_size=8: expected at least 20, the ids of tokenizer"):
         small.tokenizer  # noqa: B018
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_of_the_authors_are_tested_as_they_are(tmp_path, file, inline, unsaved_figures, make_root, capsys):
+    """The experiment of their checkpoints on a tiny one: the run has the logits of ``load_reference``."""
+    weights = {name: tensor.float() for name, tensor in reference_weights("armt", "gpt2").items()}
+    (tmp_path / "theirs").mkdir()
+    save = save_file if file.endswith("safetensors") else torch.save
+    save({name: tensor.contiguous().clone() for name, tensor in weights.items()}, tmp_path / "theirs" / file)
+    tree = yaml.safe_load((PROJECT / "experiments" / "armt_checkpoints.yaml").read_text())
+    sizes = {"layers": 2, "width": 16, "heads": 2, "memory_tokens": 3, "memory_dim": 5, "positions": 20}
+    tree["base"]["model"] |= sizes | {"vocab_size": 23, "dropout": 0.0}
+    tree["base"]["task"] = {"name": "associative_retrieval", "pairs": 3, "test_pairs": [2, 4]}
+    changed = {"init": str(tmp_path / "theirs"), "test_size": 4, "accelerator": "cpu", "precision": "32-true"}
+    tree["base"]["train"] |= changed
+    tree |= {"scales": {"paper": {}}, "requires": ["armt[first] >= 0"], "expect": ["armt[last] >= 0"]}
+    tree["report"] = {"x": "test_pairs", "y": "exact_match"}
+    (path := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    root = make_root()
+    assert main([str(path), "--root", str(root)]) == 0, capsys.readouterr().err
+    (spec,) = parse(tree, str(path)).at().plan()
+    model = build(spec, root)[0].model.eval()
+    theirs = load_reference(weights, arch="armt", backbone="gpt2", n_head=2)
+    ids = torch.randint(23, (2, 12), generator=torch.Generator().manual_seed(1))
+    ours, expected = (m.logits(unroll(m, ids, 4).hidden_BTD) for m in (model, theirs))
+    assert torch.equal(ours, expected)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_memory.models import xl
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.xl import XL, XLState, blend, by_distance, score, sinusoids, weight_first
+from lit_memory.models.relative import blend, by_distance, score, sinusoids, weight_first
+from lit_memory.models.xl import XL, XLState
 from lit_memory.recurrence import cross_entropy, logits_per_token, state_tensors, unroll
 
 N = 5  # tokens per segment
@@ -104,32 +104,48 @@ def test_xl_published_twin(build, tokens, segment_len, detach):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_xl_products_slow_twin(monkeypatch, first):
-    """Wherever the weight goes first, the products are the sums that their docstrings say, and so are the gradients."""
-    monkeypatch.setattr(xl, "weight_first", lambda *_: first)
+def test_xl_products_slow_twin():
+    """Where the weight goes first, the products are the sums that their docstrings say, and so are the gradients."""
     q, p, weight, rows = (
         torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-        for shape in ((2, 3, 4, 5), (2, 4, 3, 7), (4, 5, 6), (2, 7, 6))
+        for shape in ((2, 4, 3, 5), (2, 4, 3, 7), (4, 5, 6), (2, 7, 6))
     )
     projected = torch.stack([rows @ head.mT for head in weight], dim=1)  # (B, H, S, K)
     fast = [score(q, weight, rows), blend(p, weight, rows)]
-    slow = [q.transpose(1, 2) @ projected.mT, (p @ projected).transpose(1, 2)]
+    slow = [q @ projected.mT, p @ projected]
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(fast, slow, strict=True))
     for a, b in zip(grads(fast, [q, p, weight, rows]), grads(slow, [q, p, weight, rows]), strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_xl_weight_order(build, tokens, monkeypatch, first):
+    """A segment gives the same, with the same gradients, whichever product comes first."""
+    model, ids, found = build("xl", mem_len=7), tokens(2, 3 * N), []
+    for order in (first, None):
+        if order is not None:
+            monkeypatch.setattr("lit_memory.models.xl.weight_first", lambda *_, order=order: order)
+        out = unroll(model, ids, N)
+        found.append([out.hidden_BTD, *grads([out.hidden_BTD], model.parameters())])
+        monkeypatch.undo()
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
-    ("queries", "width", "head_width", "first"),
-    [(4, 64, 32, True), (63, 64, 32, True), (65, 64, 32, False), (150, 410, 41, False)],
+    ("queries", "rows", "width", "head_width", "first"),
+    [
+        (4, 10**6, 64, 32, True),
+        (63, 10**6, 64, 32, True),
+        (65, 10**6, 64, 32, False),
+        (150, 10**6, 410, 41, False),
+        (11, 11, 64, 32, False),
+        (3, 195, 64, 32, True),
+    ],
 )
-def test_xl_weight_first(queries, width, head_width, first):
-    """The cheaper order for many rows: short segments have the weight on their queries, the 16 x 410 model on its
-    rows."""
-    rows = 10**6
-    left, right = queries * width * (head_width + rows), rows * head_width * (width + queries)
-    assert weight_first(queries, torch.empty(2, head_width, width)) == first == (left < right)
+def test_xl_weight_first(queries, rows, width, head_width, first):
+    """The cheaper order: short segments that see many rows have the weight on their queries, the 16 x 410 model and
+    what sees no more than itself on the rows."""
+    assert weight_first(queries, rows, torch.empty(2, head_width, width)) == first
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -25,6 +25,8 @@ from lit_memory.util import files
 
 SIZES = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
 """Hugging Face's names of the sizes that its tools ask for -> ours; None for what an architecture does not have."""
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
+"""What transformers calls the cache in outputs and in ``generate``: the second before 5.24."""
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -52,7 +54,7 @@ class LitMemoryConfig(PreTrainedConfig):
 
 
 class SegmentCache(Cache):
-    """``past_key_values`` of our models: the memory, and what is kept of the open segment.
+    """The ``cache`` of our models: the memory, and what is kept of the open segment.
 
     position: how far the samples have been read; None: nothing yet. seen: columns that were read, padding included.
     """
@@ -68,6 +70,15 @@ class SegmentCache(Cache):
     def is_compileable(self) -> bool:
         return False
 
+    @property
+    def is_linear(self) -> list[bool]:
+        """With a layer that is not linear, ``generate`` leaves out the columns of a prompt that the cache has seen."""
+        return [False]
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
     def reset(self) -> None:
         self.position, self.seen = None, 0
 
@@ -81,11 +92,12 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     ``generate`` is Hugging Face's, with a ``SegmentCache``; ``.model.generate`` is ours. A call takes:
 
     attention_mask: (B, T), nonzero at real tokens. Padding, on either side, does not change a sample's results. With
-        ``past_key_values`` its last T columns count, and all of them must be real.
+        ``cache`` its last T columns count, and all of them must be real.
     labels: (B, T); label t+1 is predicted at token t, and -100 is ignored. The loss is the mean cross-entropy.
-    segment_len: tokens per segment; default: ``config.segment_len``, or with ``past_key_values`` that of those.
-    past_key_values: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
-    use_cache: also return what further tokens need. Default: only if ``past_key_values`` is given.
+    segment_len: tokens per segment; default: ``config.segment_len``, or with ``cache`` that of it.
+    cache: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
+    past_key_values: the name of ``cache`` before transformers 5.24.
+    use_cache: also return what further tokens need. Default: only if ``cache`` is given.
     logits_to_keep: only the logits of so many last columns; 0: all.
     output_hidden_states: also return what the logits are computed from, (B, T, D), as the one of ``hidden_states``.
     num_items_in_batch: the loss is the sum of the cross-entropies divided by this, for a batch in several parts.
@@ -178,7 +190,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         segment_len: int | None = None,
-        past_key_values: SegmentCache | None = None,
+        cache: SegmentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
@@ -186,24 +198,25 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         inputs_embeds: None = None,
         output_attentions: None = None,
+        past_key_values: SegmentCache | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits (B, T, V), and with ``labels`` the loss; see the class."""
         check_options(input_ids, inputs_embeds, output_attentions)
         assert input_ids is not None
         self.memory_tokens()
-        if past_key_values is None and use_cache:
-            past_key_values = SegmentCache()
-        if past_key_values is not None:
+        cache = the_cache(cache, past_key_values, use_cache)
+        if cache is not None:
             last = logits_to_keep == 1
-            hidden_BTD = self.read(past_key_values, input_ids, attention_mask, segment_len, last)
+            hidden_BTD = self.read(cache, input_ids, attention_mask, segment_len, last)
         else:
             hidden_BTD = self.read_all(input_ids, attention_mask, segment_len)
         logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
+        named: dict[str, Any] = {CACHE: cache}
         out = CausalLMOutputWithPast(
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
-            past_key_values=past_key_values,
             hidden_states=(hidden_BTD,) if output_hidden_states else None,
+            **named,
         )
         return out.to_tuple() if return_dict is False else out
 
@@ -232,12 +245,10 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         Raises TypeError for another cache, and ValueError for padding in a cache that is not empty.
         """
         if not isinstance(cache, SegmentCache):
-            raise TypeError(
-                f"past_key_values is a {type(cache).__name__}: expected a SegmentCache, as use_cache returns"
-            )
+            raise TypeError(f"the cache is a {type(cache).__name__}: expected a SegmentCache, as use_cache returns")
         padded = attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :].all())
         if cache.position is not None and padded:
-            raise ValueError("attention_mask: expected no padding in tokens after past_key_values; read samples apart")
+            raise ValueError("attention_mask: expected no padding in tokens after a cache; read samples apart")
         cache.seen += input_ids.shape[1]
         if cache.position is None:
             prompts, segment_len = pack(input_ids, attention_mask), segment_len or self.config.segment_len
@@ -246,15 +257,23 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         hidden_BTD, cache.position = read_on(self.model, cache.position, input_ids)
         return hidden_BTD
 
-    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor) -> SegmentCache:
+    def _reorder_cache(self, cache: SegmentCache, beam_idx: Tensor) -> SegmentCache:
         """The cache of the samples ``beam_idx``, for beam search."""
-        assert past_key_values.position is not None
-        return SegmentCache(reorder(self.model, past_key_values.position, beam_idx), past_key_values.seen)
+        assert cache.position is not None
+        return SegmentCache(reorder(self.model, cache.position, beam_idx), cache.seen)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         """No: ``forward`` makes the cache, which is a ``SegmentCache``."""
         return False
+
+
+def the_cache(cache: Any, past_key_values: Any, use_cache: bool | None) -> Any:
+    """The cache under either of its names, or a new one if ``use_cache``. Raises TypeError for two."""
+    if cache is not None and past_key_values is not None:
+        raise TypeError(f"cache and past_key_values are two names of the same: give {CACHE}")
+    given = past_key_values if cache is None else cache
+    return SegmentCache() if given is None and use_cache else given
 
 
 def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:

@@ -9,7 +9,7 @@ from lit_memory.hf.bert import SIZES
 from lit_memory.hf.families import FAMILIES, described
 from lit_memory.hf.huggingface import MODEL_TYPES
 from lit_memory.hf.pretrained import BACKBONE, FREE, MODEL_TYPE, architecture, locate, read_settings
-from lit_memory.hf.reading import check_model_type, errors_from, read_config, read_json
+from lit_memory.hf.reading import check_model_type, errors_from, is_bare, read_config, read_json
 from lit_memory.util import hub
 from lit_memory.util.checks import FieldError
 
@@ -62,14 +62,16 @@ def _of_decoder(cls: Any, source: str) -> dict[str, Any]:
 
 
 def _folder(source: str) -> Path | None:
-    """The folder with config.json; None for a name on the hub without a commit. Raises FileNotFoundError for anything
-    else, and ValueError for what is no commit."""
+    """The folder with config.json; None for a name on the hub without a commit, and for bare weights of the papers'
+    authors, which decide nothing. Raises FileNotFoundError for anything else, and ValueError for what is no commit."""
     folder = Path(source)
     if hub.is_name(source):
         file = hub.pinned_file(source, "config.json") if hub.is_pinned(source) else None
         return file and file.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{source}: no such folder; expected one with config.json and weights")
+    if is_bare(folder):
+        return None
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no config.json; expected a folder that save_pretrained wrote")
     return folder

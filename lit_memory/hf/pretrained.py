@@ -22,7 +22,17 @@ from lit_memory.hf.bert import bert_weights, read_bert, token_pieces
 from lit_memory.hf.card import save_tokenizer, write_card
 from lit_memory.hf.huggingface import MODEL_TYPES, load_huggingface
 from lit_memory.hf.present import PRESENT_TYPES, load_present
-from lit_memory.hf.reading import check_model_type, check_weights, errors_from, preview, read_json, read_weights
+from lit_memory.hf.reading import (
+    STEMS,
+    check_model_type,
+    check_weights,
+    errors_from,
+    is_bare,
+    preview,
+    read_json,
+    read_weights,
+)
+from lit_memory.hf.reference import load_bare
 from lit_memory.models.decoder import BackboneConfig
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS, build_config, load_class
@@ -178,13 +188,17 @@ def start_from(
 ) -> None:
     """Give a fresh model the weights of a pretrained one; a memory that those do not have is drawn anew.
 
-    source, encoder: as in ``from_pretrained``. Raises its errors, and ValueError where the pretrained model differs
+    source, encoder: as in ``from_pretrained``, or a folder with weights alone, as the papers' authors name them
+        (``reference.py``). Raises its errors, and ValueError where the pretrained model differs
         from ``model``.
     """
     cls, config = type(model), model.config
     folder = locate(source)
     flags = {} if architecture(cls) == "mamba" or _is_ours(folder) else _new_fields(config)
-    found = from_pretrained(cls, folder, encoder=encoder, **flags)
+    if is_bare(folder) and encoder is None:
+        found: Any = load_bare(folder, architecture(cls), config, flags)
+    else:
+        found = from_pretrained(cls, folder, encoder=encoder, **flags)
     for name in SAME:
         theirs, own = getattr(found.config, name, None), getattr(config, name, None)
         if theirs != own:
@@ -222,7 +236,8 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
         )
     hub.split(name)
     try:
-        return hub.snapshot(name, [*FETCHED, *tokenizers.FETCHED], revision)
+        found = hub.snapshot(name, [*FETCHED, *tokenizers.FETCHED], revision)
+        return found if (found / "config.json").is_file() else hub.snapshot(name, [*STEMS], revision)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(

@@ -41,6 +41,11 @@ def errors_from(source: Any) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from error
 
 
+def is_bare(folder: Path) -> bool:
+    """Whether a folder has weights and no config.json, as the papers' authors share theirs."""
+    return not (folder / "config.json").is_file() and any((folder / stem).is_file() for stem in STEMS)
+
+
 def preview(names: Iterable[str], limit: int = 6) -> str:
     """The first names of a sorted list, and how many more there are."""
     names = sorted(names)

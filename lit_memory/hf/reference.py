@@ -20,7 +20,7 @@ from lit_memory.hf.families import FAMILIES
 from lit_memory.hf.mamba import build_mamba
 from lit_memory.hf.names import ARMT_LAYOUT, OUTER, Layout, canonical_weights
 from lit_memory.hf.present import load_present
-from lit_memory.hf.reading import errors_from, look_up, read_file
+from lit_memory.hf.reading import errors_from, look_up, read_file, read_weights
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS
 from lit_memory.util.checks import FieldError
@@ -36,6 +36,8 @@ LAYOUTS = {
     "armt": ARMT_LAYOUT,
 }
 """Registered name of an architecture -> where the reference keeps its weights."""
+UNSHOWN = ("norm_eps", "rotary_fraction", "rotary_base")
+"""Fields of ``BackboneConfig`` that weights alone do not show."""
 
 
 def load_reference(
@@ -78,6 +80,22 @@ def load_reference(
         )
     with errors_from(_name(source)):
         return build_mamba(_weights(source), {}, flags)
+
+
+def load_bare(folder: Path, arch: str, config: Any, flags: Mapping[str, Any]) -> SegmentRecurrent:
+    """The model of a folder with weights alone (``load_reference``), with the settings that they do not show.
+
+    config: of our model. flags: its fields that a pretrained decoder leaves open.
+    """
+    shown = LAYOUTS[arch].sizes if arch in LAYOUTS else ()
+    own = {name: value for name, value in flags.items() if name not in shown}
+    family = getattr(config, "family", None)
+    if family is not None:
+        own |= {name: getattr(config, name) for name in UNSHOWN}
+        named = next(name for name, of in FAMILIES.items() if of.name == family)
+        own |= {"backbone": named, "n_head": config.heads}
+    with errors_from(folder):
+        return load_reference(read_weights(folder), arch=arch, **own)
 
 
 def _load_decoder(source: Any, arch: str, backbone: str | None, n_head: int | None, flags: Any) -> SegmentRecurrent:

@@ -43,6 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_memory.memory.newton import newton
 from lit_memory.util.checks import FieldError
 
 NEWTON_SCALE = 5e-4
@@ -95,10 +96,7 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
         bound_X = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)  # at least the square of the largest singular value
         X_XDR = A_XRD.mT / torch.where(bound_X > 0, bound_X, 1)[..., None, None]
     rows, columns = A_XRD.shape[-2:]
-    product = X_XDR.new_zeros(())
-    for _ in range(steps):  # XAX by way of the smaller of AX and XA
-        product = A_XRD @ X_XDR if rows < columns else X_XDR @ A_XRD
-        X_XDR = 2 * X_XDR - (X_XDR @ product if rows < columns else product @ X_XDR)
+    X_XDR, product = newton(A_XRD, X_XDR, steps)
     if solver == "newton":
         bounded_X = product.square().sum((-2, -1)) < 2 * min(rows, columns)  # its eigenvalues are in [0, 1], or diverge
         if not bool(bounded_X.all()):

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.parts import causal_conv
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
+from lit_memory.models.token_recurrent import ReadsAhead, Stack, TokenRecurrentConfig
 from lit_memory.recurrence import Compiled, NoWeightDecay, Visible, full_precision, state_options
 from lit_memory.util.checks import at_least
 
@@ -103,8 +103,10 @@ class MambaLayer(nn.Module):
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
 
 
-class Mamba(Visible, Compiled, NoWeightDecay, TokenRecurrent):
+class Mamba(Visible, Compiled, NoWeightDecay, ReadsAhead):
     """Language model of Mamba layers."""
+
+    numbers = 1
 
     @dataclass
     class Config(TokenRecurrentConfig):

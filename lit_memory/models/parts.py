@@ -23,6 +23,18 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+class Dropout(nn.Dropout):
+    """Dropout that takes half a random number of 64 bits for each float, a third of torch's time on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        transformed = torch._C._are_functorch_transforms_active()  # vmap draws for every layer of its batch
+        if not (self.training and self.p) or input.device.type != "cpu" or transformed:
+            return super().forward(input)
+        drawn = torch.empty(-(-input.numel() // 2), dtype=torch.int64).random_(-(2**63), None)
+        kept = drawn.view(torch.int32)[: input.numel()].view(input.shape) >= round(self.p * 2**32) - 2**31
+        return input * kept.to(input.dtype).div_(1 - self.p)
+
+
 def fold_heads(x_BTD: Tensor, heads: int) -> Tensor:
     """(B, T, D) -> (X, T, K)."""
     return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.models import prmt_segments, rmt_segments
 from lit_memory.models.attention import attention_mask, rotate
 from lit_memory.models.decoder import Attention, BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
@@ -71,6 +72,8 @@ def heads_of(attention: Attention, qkv_BTE: Tensor) -> tuple[Tensor, Tensor, Ten
 
 class PRMT(KeyValueCache, LayerMajor):
     """RMT with a recurrence in every layer and no association matrix."""
+
+    numbers = 1
 
     @dataclass
     class Config(BackboneConfig):
@@ -133,10 +136,13 @@ class PRMT(KeyValueCache, LayerMajor):
         write_mask = attention_mask(F.pad(real_SBT.flatten(0, 1), (m, m), value=True), m).unflatten(
             0, real_SBT.shape[:2]
         )
-        known, written = [], []
+        known, written, write = [], [], layer.write_rows
+        if not rmt_segments.refusal(self, tokens_SBTD.shape[2]):
+            write = prmt_segments.writer(layer.block, self.config, tokens_SBTD.shape[2])
+            write_mask = qkv_SBTE.new_zeros(()).masked_fill(~write_mask.squeeze(2), -torch.inf)
         for s, (qkv_BTE, mask) in enumerate(zip(qkv_SBTE.unbind(), write_mask.unbind(), strict=True)):
             state = detach(state) if s in cuts else state
-            new, known_BME = layer.write_rows(state.to(rows_SBRD.dtype), qkv_BTE, mask)
+            new, known_BME = write(state.to(rows_SBRD.dtype), qkv_BTE, mask)
             known.append(known_BME)
             written.append(new)
             new = new.to(state.dtype)

@@ -10,6 +10,7 @@ Shape suffixes: S segments, B batch, T tokens, F fresh rows (memory, as it enter
 width, E channels of queries, keys and values together.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,7 +51,13 @@ def refusal(model: Any, longest: int) -> str | None:
         return "its backward pass by hand is for the CPU"
     if precision != torch.promote_types(precision, torch.float32):
         return "its weights are less precise than its state"
-    return replaced([decoder.norm, *(part for block in decoder.layers for part in modules_of(block))])
+    return replaced(all_modules(decoder))
+
+
+def all_modules(decoder: Any) -> list[Any]:
+    """The modules with weights of all blocks, and the final norm."""
+    blocks = (getattr(layer, "block", layer) for layer in decoder.layers)
+    return [*(part for block in blocks for part in modules_of(block)), decoder.norm]
 
 
 def weights_of(module: Any) -> tuple[Tensor, Tensor | None]:
@@ -154,7 +161,7 @@ class Gradients(torch.autograd.Function):
     that its backward pass is run after theirs."""
 
     @staticmethod
-    def forward(ctx, stack: Stack, *weights):
+    def forward(ctx, stack: Any, *weights):
         ctx.stack = stack
         return weights[0].new_zeros(())
 
@@ -164,9 +171,9 @@ class Gradients(torch.autograd.Function):
         return None, *ctx.stack.weight_grads()
 
 
-def with_gradients(stack: Stack, decoder: Any) -> tuple[Stack, Tensor]:
-    """A stack, and the result of its ``Gradients``; it must not hold that itself, which would be a circle."""
-    modules = [*(part for block in decoder.layers for part in modules_of(block)), decoder.norm]
+def with_gradients(stack: Any, modules: Iterable[Any]) -> tuple[Any, Tensor]:
+    """A stack, and the result of its ``Gradients``; it must not hold that itself, which would be a circle. modules:
+    those of its weights, in the order of its ``weight_grads``."""
     ended: Any = Gradients.apply(stack, *(weight for module in modules for weight in weights_of(module)))
     return stack, ended
 
@@ -195,12 +202,12 @@ def read_group(
     total, tokens, behind = len(ids_SBT), ids_SBT.shape[2], model.config.memory_tokens
     rows = model.front, tokens, behind
     hidden, stacks, found = hidden_rows(mask_SBT, rows, model.decoder.norm.weight.detach()), {}, []
-    given = token_rows(model.decoder, ids_SBT)
+    given, modules = token_rows(model.decoder, ids_SBT), all_modules(model.decoder)
     for s, (qkv_BTE, kept_BTD) in enumerate(zip(*(part.unbind() for part in given), strict=True)):
         state = detach(state) if s in cuts else state
         count = behind + tokens * (s >= total - keep)
         if count not in stacks:
-            stacks[count] = with_gradients(Stack(model.decoder, *rows, count), model.decoder)
+            stacks[count] = with_gradients(Stack(model.decoder, *rows, count), modules)
         stack, ended = stacks[count]
         fresh_BFD = model.read_rows(state).to(qkv_BTE.dtype)
         out_BCD: Any = Segment.apply(stack, ended, fresh_BFD, qkv_BTE, kept_BTD, hidden[s % len(hidden)])

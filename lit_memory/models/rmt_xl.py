@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from lit_memory.models.rmt import TokenMemory, check_alpha
 from lit_memory.models.xl import XL, XLDecoder, XLState, empty_cache
-from lit_memory.recurrence import state_options
+from lit_memory.recurrence import SeparateWrite, state_options
 from lit_memory.util.checks import at_least
 
 
@@ -44,8 +44,10 @@ class RMTXLState(NamedTuple):
     caches: tuple[XLState, ...]
 
 
-class RMTXL(TokenMemory):
+class RMTXL(SeparateWrite, TokenMemory):
     """Transformer-XL that passes memory tokens from the top of one segment to the bottom of the next."""
+
+    numbers = 1
 
     @dataclass
     class Config(XL.Config):
@@ -66,7 +68,7 @@ class RMTXL(TokenMemory):
 
     def __init__(self, config: "RMTXL.Config") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.front = config, config.memory_tokens
         self.decoder = XLDecoder(config)
         self.memory = nn.Parameter(torch.randn(config.width).repeat(config.memory_tokens, 1))
 
@@ -75,20 +77,29 @@ class RMTXL(TokenMemory):
         return RMTXLState(self.memory.to(**options).expand(batch, -1, -1), empty_cache(self.config, batch, **options))
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
-        memory_BMD, caches = state
-        tokens_BTD = self.decoder.embed(ids_BT)
-        read_BMD = memory_BMD.to(tokens_BTD.dtype)
-        write_BMD = read_BMD if write else read_BMD[:, :0]
-        rows_BRD = torch.cat([read_BMD, tokens_BTD, write_BMD], dim=1)
-        start, end = read_BMD.shape[1], read_BMD.shape[1] + tokens_BTD.shape[1]
-        mask_BR = None if mask_BT is None else F.pad(mask_BT, (start, write_BMD.shape[1]), value=True)
-        new_caches = []
-        for layer, cache in zip(self.decoder.layers, caches, strict=True):
-            rows_BRD, cache = layer(rows_BRD, cache, mask_BR, write, slice(start, end))
-            new_caches.append(cache)
+        rows_BRD, caches = self.rows(state, ids_BT, mask_BT, write)
+        start, end = self.front, self.front + ids_BT.shape[1]
         hidden_BTD = self.decoder.dropout(rows_BRD[:, start:end])
-        if not write:
-            return hidden_BTD, state
-        return hidden_BTD, RMTXLState(
-            torch.lerp(memory_BMD, rows_BRD[:, end:].to(memory_BMD.dtype), self.config.alpha), tuple(new_caches)
-        )
+        return hidden_BTD, self.written(state, rows_BRD[:, end:], caches) if write else state
+
+    def advance(self, state, ids_BT, mask_BT=None):
+        return self.written(state, *self.rows(state, ids_BT, mask_BT, True, self.front))
+
+    def rows(
+        self, state: RMTXLState, ids_BT: Tensor, mask_BT: Tensor | None, write: bool, last: int | None = None
+    ) -> tuple[Tensor, list[XLState]]:
+        """Outputs of the top layer at the ``last`` rows (default: all), and the caches after the segment."""
+        tokens_BTD, m = self.decoder.embed(ids_BT), self.front
+        read_BMD, written = state.memory_BMD.to(tokens_BTD.dtype), m if write else 0
+        rows_BRD = torch.cat([read_BMD, tokens_BTD, read_BMD[:, :written]], dim=1)
+        mask_BR = None if mask_BT is None else F.pad(mask_BT, (m, written), value=True)
+        tokens, caches, top = slice(m, m + ids_BT.shape[1]), [], self.decoder.layers[-1]
+        for layer, cache in zip(self.decoder.layers, state.caches, strict=True):
+            rows_BRD, cache = layer(rows_BRD, cache, mask_BR, write, tokens, last if layer is top else None)
+            caches.append(cache)
+        return rows_BRD, caches
+
+    def written(self, state: RMTXLState, new_BMD: Tensor, caches: list[XLState]) -> RMTXLState:
+        """The state after a segment, from the outputs at its write rows."""
+        memory_BMD = state.memory_BMD
+        return RMTXLState(torch.lerp(memory_BMD, new_BMD.to(memory_BMD.dtype), self.config.alpha), tuple(caches))

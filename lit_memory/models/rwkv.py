@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.parts import last_rows
-from lit_memory.models.token_recurrent import Stack, TokenRecurrent, TokenRecurrentConfig
+from lit_memory.models.token_recurrent import ReadsAhead, Stack, TokenRecurrentConfig
 from lit_memory.recurrence import Compiled, Visible, state_options
 from lit_memory.util.checks import FieldError, at_least
 
@@ -131,8 +131,10 @@ class RWKVLayer(nn.Module):
         return rows_BTD + y_BTD, RWKVState(time_B1D, channel_B1D, memory_BHKV) if write else state
 
 
-class RWKV(Visible, Compiled, TokenRecurrent):
+class RWKV(Visible, Compiled, ReadsAhead):
     """Language model of RWKV-5 layers."""
+
+    numbers = 1
 
     @dataclass
     class Config(TokenRecurrentConfig):

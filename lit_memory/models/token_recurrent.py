@@ -92,8 +92,7 @@ class TokenRecurrent(Divisible, LayerRecurrent):
 class ReadsAhead(TokenRecurrent, LayerMajor):
     """A ``TokenRecurrent`` model of which a layer reads many segments as one sequence.
 
-    Mamba and RWKV do not, as the last digits of their numbers would move. Titans has its own way, as a segment begins a
-    chunk.
+    Titans has its own way, as a segment begins a chunk.
     """
 
     def refuses_groups(self, longest: int = 0) -> str | None:

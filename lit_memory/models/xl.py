@@ -31,16 +31,17 @@ V vocabulary.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lit_memory.models import xl_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence import LayerRecurrent, LossHead, SeparateWrite, state_options
+from lit_memory.models.parts import Dropout
+from lit_memory.models.relative import blend, by_distance, probabilities, score, sinusoids, weight_first
+from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -52,48 +53,6 @@ class XLState(NamedTuple):
 
     rows_BWD: Tensor
     mask_BW: Tensor
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a table first made during validation must serve training as well
-def sinusoids(length: int, width: int, clamp: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """R_n of the distances n = length-1, ..., 0, clamped to ``clamp`` (0: no limit), (length, D)."""
-    distance = torch.arange(length - 1, -1, -1, device=device, dtype=torch.float64).clamp(max=clamp or length)
-    angle = distance[:, None] * 10_000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
-    return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
-
-
-def by_distance(x_BHTS: Tensor) -> Tensor:
-    """Shift columns from distances n = S-1, ..., 0 to the keys that are n before each row.
-
-    Columns of keys after a row are arbitrary.
-    """
-    rows, keys = x_BHTS.shape[-2:]
-    padded = F.pad(x_BHTS, (1, 0)).flatten(-2).unflatten(-1, (keys + 1, rows))
-    return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
-
-
-def weight_first(queries: int, weight_HKD: Tensor) -> bool:
-    """Whether it costs less to apply W of a head to T = ``queries`` rows than to the S rows that they see.
-
-    For large S: T D multiplications for each of the S rows, against D K + T K.
-    """
-    _, head_width, width = weight_HKD.shape
-    return queries * width < (queries + width) * head_width
-
-
-def score(q_BTHK: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
-    """q_i . (W row_j) for every pair and head, (B, H, T, S)."""
-    if weight_first(q_BTHK.shape[1], weight_HKD):
-        return torch.einsum("bhtd,bsd->bhts", torch.einsum("bthk,hkd->bhtd", q_BTHK, weight_HKD), rows_BSD)
-    return torch.einsum("bthk,bshk->bhts", q_BTHK, torch.einsum("bsd,hkd->bshk", rows_BSD, weight_HKD))
-
-
-def blend(p_BHTS: Tensor, weight_HKD: Tensor, rows_BSD: Tensor) -> Tensor:
-    """W (sum over j of p_ij row_j) in every head, (B, T, H, K)."""
-    if weight_first(p_BHTS.shape[2], weight_HKD):
-        return torch.einsum("bhtd,hkd->bthk", torch.einsum("bhts,bsd->bhtd", p_BHTS, rows_BSD), weight_HKD)
-    return torch.einsum("bhts,bshk->bthk", p_BHTS, torch.einsum("bsd,hkd->bshk", rows_BSD, weight_HKD))
 
 
 class XLBlock(nn.Module):
@@ -110,28 +69,48 @@ class XLBlock(nn.Module):
         self.query, self.key_value = nn.Linear(width, inner, bias=False), nn.Linear(width, 2 * inner, bias=False)
         self.distance, self.out = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         self.norm1, self.norm2 = (nn.LayerNorm(width, config.norm_eps) for _ in range(2))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         up, down = nn.Linear(width, config.ff_width), nn.Linear(config.ff_width, width)
-        self.feed_forward = nn.Sequential(up, nn.ReLU(), nn.Dropout(config.dropout), down, nn.Dropout(config.dropout))
+        self.feed_forward = nn.Sequential(up, nn.ReLU(), Dropout(config.dropout), down, Dropout(config.dropout))
+
+    def queries(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, H, T, K) of content and of position."""
+        q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
+        biased = ((q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK))
+        content_BHTK, position_BHTK = (q.transpose(1, 2) for q in biased)
+        return content_BHTK, position_BHTK
+
+    def keys_values(self, rows_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, K)."""
+        key_BHSK, value_BHSK = self.key_value(rows_BSD).unflatten(-1, (2, self.heads, -1)).transpose(1, 3).unbind(2)
+        return key_BHSK, value_BHSK
+
+    def distances(self, count: int, like: Tensor) -> Tensor:
+        """r_n (H, count, K) of the distances count-1, ..., 0."""
+        table_SD = sinusoids(count, like.shape[-1], self.clamp, like.device, like.dtype)
+        return self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+    def leave(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
+        """Output (B, T, D), from what a row has attended to in all heads."""
+        a_BTD = self.norm1(x_BTD + self.dropout(self.out(y_BTE)))  # (3)
+        return self.norm2(a_BTD + self.feed_forward(a_BTD))
 
     def forward(self, x_BTD: Tensor, all_BSD: Tensor, mask: Tensor) -> Tensor:
         """Output (B, T, D) of the rows ``x_BTD``, which are the last of ``all_BSD``.
 
         mask: (B or 1, 1, T, S), True where a row may attend: not ahead, where distances are arbitrary.
         """
-        q_BTHK = self.query(x_BTD).unflatten(-1, (self.heads, -1))
-        content_BTHK, position_BTHK = (
-            (q_BTHK + bias_HK) / q_BTHK.shape[-1] ** 0.5 for bias_HK in (self.u_HK, self.v_HK)
-        )
+        content_BHTK, position_BHTK = self.queries(x_BTD)
+        r_HSK = self.distances(all_BSD.shape[1], x_BTD)
+        distant_BHTS = by_distance(torch.einsum("bhtk,hsk->bhts", position_BHTK, r_HSK))
         key_HKD, value_HKD = self.key_value.weight.unflatten(0, (2, self.heads, -1)).unbind(0)  # (1)
-        table_SD = sinusoids(all_BSD.shape[1], x_BTD.shape[2], self.clamp, x_BTD.device, x_BTD.dtype)
-        r_SHK = self.distance(self.dropout(table_SD)).unflatten(-1, (self.heads, -1))
-        distant_BHTS = by_distance(torch.einsum("bthk,shk->bhts", position_BTHK, r_SHK))
-        p_BHTS = (
-            (score(content_BTHK, key_HKD, all_BSD) + distant_BHTS).masked_fill(~mask, -torch.inf).softmax(-1)
-        )  # (2)
-        a_BTD = self.norm1(x_BTD + self.dropout(self.out(blend(p_BHTS, value_HKD, all_BSD).flatten(2))))  # (3)
-        return self.norm2(a_BTD + self.feed_forward(a_BTD))
+        if weight_first(x_BTD.shape[1], all_BSD.shape[1], key_HKD):
+            p_BHTS = probabilities(score(content_BHTK, key_HKD, all_BSD) + distant_BHTS, mask)
+            y_BHTK = blend(p_BHTS, value_HKD, all_BSD)
+        else:
+            key_BHSK, value_BHSK = self.keys_values(all_BSD)
+            y_BHTK = probabilities(content_BHTK @ key_BHSK.mT + distant_BHTS, mask) @ value_BHSK
+        return self.leave(x_BTD, y_BHTK.transpose(1, 2).flatten(2))
 
 
 class XLLayer(nn.Module):
@@ -143,17 +122,26 @@ class XLLayer(nn.Module):
         self.block = XLBlock(config, u_HK, v_HK)
 
     def forward(
-        self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None, write: bool = True, tokens: slice = ALL
-    ):
+        self,
+        rows_BTD: Tensor,
+        state: XLState,
+        mask_BT: Tensor | None = None,
+        write: bool = True,
+        tokens: slice = ALL,
+        last: int | None = None,
+    ) -> tuple[Tensor, XLState]:
+        """Outputs of the ``last`` rows (default: all), and the cache."""
         now_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
-        out_BTD = self.block(rows_BTD, all_BSD, attention_mask(mask_BS, rows_BTD.shape[1]))
+        last_BTD = rows_BTD if last is None else rows_BTD[:, rows_BTD.shape[1] - last :]
+        out_BTD = self.block(last_BTD, all_BSD, attention_mask(mask_BS, last_BTD.shape[1]))
         return out_BTD, self.cached(rows_BTD[:, tokens], state, now_BT[:, tokens]) if write else state
 
-    def cached(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor) -> XLState:
+    def cached(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None) -> XLState:
         """The cache with these rows as the newest."""
         count, old = rows_BTD.shape[1], state.rows_BWD
+        mask_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
         rows_BWD = torch.cat([old, (rows_BTD.detach() if self.detach else rows_BTD).to(old.dtype)], dim=1)
         return XLState(rows_BWD[:, count:], torch.cat([state.mask_BW, mask_BT], dim=1)[:, count:])
 
@@ -187,7 +175,7 @@ class XLDecoder(nn.Module):
         if config.vocab_size < 1:
             raise FieldError("vocab_size", config.vocab_size, "expected at least 1 (0 is filled in from the task)")
         self.tokens, self.scale = embedding(config), config.width**0.5
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
         self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
         plain = not config.cutoffs
@@ -216,8 +204,10 @@ def empty_cache(config: "XL.Config", batch: int, **options: Any) -> tuple[XLStat
     return tuple(XLState(rows_BWD, mask_BW) for _ in range(config.layers))
 
 
-class XL(SeparateWrite, LayerRecurrent):
+class XL(SeparateWrite, LayerMajor):
     """Transformer with relative positions and a cache of the hidden states before the segment."""
+
+    numbers = 1
 
     @dataclass
     class Config:
@@ -277,6 +267,12 @@ class XL(SeparateWrite, LayerRecurrent):
     def init_state(self, batch, device=None, dtype=None):
         return empty_cache(self.config, batch, **state_options(self, device, dtype))
 
+    def refuses_groups(self, longest=0):
+        return super().refuses_groups(longest) if self.config.mem_len else "it has no cache"
+
+    def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
+        return xl_segments.read_layer(layer, rows_SBRD, state, mask_SBT, cuts, keep)
+
     def advance(self, state, ids_BT, mask_BT=None):
         if self.training and self.config.dropout:  # fewer rows would draw other numbers
             return self.step(state, ids_BT, mask_BT)[1]
@@ -286,9 +282,8 @@ class XL(SeparateWrite, LayerRecurrent):
         states = []
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.mem_detach):
             rows_BTD = self.embed(ids_BT)
-            now_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
             for i, (layer, old) in enumerate(zip(layers, state, strict=True)):
-                states.append(layer.cached(rows_BTD, old, now_BT))
+                states.append(layer.cached(rows_BTD, old, mask_BT))
                 if i + 1 < len(layers):  # the cache of the last layer has its inputs
                     rows_BTD = layer(rows_BTD, old, mask_BT, write=False)[0]
         return tuple(states)

@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import SECTIONS
-from lit_memory.plan.strict import DEEPEST, problems
+from lit_memory.plan.strict import DEEPEST, problems, too_deep
 from lit_memory.util.checks import nearest
 
 
@@ -63,9 +63,9 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError("command line", text, "expected key=value, for example train.lr=1e-3")
     try:
         parsed = copy.deepcopy(_plain(value))
-    except RecursionError:
-        raise ConfigError("command line", key, f"nested more than {DEEPEST} deep") from None
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (RecursionError, OmegaConfBaseException, YAMLError, ValueError) as error:
+        if too_deep(error):
+            raise ConfigError("command line", key, f"nested more than {DEEPEST} deep") from None
         raise ConfigError("command line", key, f"value {value!r} is not YAML ({first_line(error)})") from None
     for place, problem in problems(parsed, ""):
         raise ConfigError("command line", key + place.removeprefix("value"), problem)

@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.merging import split_arm
-from lit_memory.plan.strict import DEEPEST
+from lit_memory.plan.strict import DEEPEST, too_deep
 from lit_memory.util.checks import nearest
 
 LARGEST_FILE = 1_000_000
@@ -44,9 +44,10 @@ def read(path: Path) -> Any:
         return copy.deepcopy(_content(text.decode("utf-8-sig")))
     except OSError as error:
         raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise ConfigError(str(path), "", f"not valid YAML: nested more than {DEEPEST} deep") from None
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # not UTF-8, a number of thousands of digits
+    except (RecursionError, OmegaConfBaseException, YAMLError, ValueError) as error:
+        if too_deep(error):
+            raise ConfigError(str(path), "", f"not valid YAML: nested more than {DEEPEST} deep") from None
+        # ValueError: not UTF-8, or a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
         problem = (getattr(error, "problem", None) or first_line(error)).partition(". See http")[0]
         raise ConfigError(f"{path}:{mark.line + 1}" if mark else str(path), "", f"not valid YAML: {problem}") from None

@@ -39,15 +39,15 @@ class TrainConfig:
     """How one run is trained and evaluated. Counts are optimizer steps and contexts."""
 
     steps: int = 10_000
-    """Most steps of a stage; a stage may have its own. 0 tests the weights of the run that ``init`` names as they
-    are."""
+    """Most steps of a stage; a stage may have its own. 0 tests the weights of the run, folder or name that ``init``
+    names as they are."""
     batch_size: int = 64
     init: Any = added("")
     """Source of the initial weights. A folder, or a name on the Hugging Face hub, best with its commit
-    (owner/name@commit): a pretrained decoder, which gets a fresh memory, or a model of ours. {decoder: A, encoder: B}:
-    such a decoder and, for a model that reads lines, a BERT. {run: arm}, or {run: experiment/arm} for an experiment of
-    the same folder: the run of that arm with the same scale and seed, which is trained first, once for all that start
-    from it. Default: all weights are drawn from the seed."""
+    (owner/name@commit): a pretrained decoder, which gets a fresh memory, a model of ours, or weights alone, with the
+    names of the papers' authors. {decoder: A, encoder: B}: such a decoder and, for a model that reads lines, a BERT.
+    {run: arm}, or {run: experiment/arm} for an experiment of the same folder: the run of that arm with the same scale
+    and seed, which is trained first, once for all that start from it. Default: all weights are drawn from the seed."""
     lr: float = 3e-4
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -109,7 +109,8 @@ class TrainConfig:
                 "expected a folder, a name on the hub, {decoder: name, encoder: name}, {run: arm} or "
                 "{run: experiment/arm}",
             )
-        if self.steps or "run" not in named:
+        whole = "run" in named or (isinstance(self.init, str) and self.init)
+        if self.steps or not whole:
             at_least(1, self, "steps")
         at_least(1, self, "batch_size", "bptt", "checkpoint_segments", "valid_every", "valid_size", "test_size")
         at_least(1, self, "eval_batch_size", "threads")

@@ -20,6 +20,11 @@ LARGEST = 2**31 - 1
 """Largest number in a file, seeds included."""
 
 
+def too_deep(error: Exception) -> bool:
+    """Whether a text is nested deeper than its parser goes. PyYAML 6.0.4 has a bound of its own."""
+    return isinstance(error, RecursionError) or "maximum nesting depth" in str(error)
+
+
 def problems(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     """(dotted key, message) for everything that no value may be: an interpolation, NaN or infinite, huge, or nested
     without end.

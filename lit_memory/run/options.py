@@ -39,6 +39,8 @@ class Options:
     """End the runs that the cluster has."""
     root: str | None = None
     """None is ``$LIT_MEMORY_ROOT`` or the project's folder."""
+    bundle: str | None = None
+    """A file of finished runs, which are taken first; all are written to it in the end."""
     dry_run: bool = False
     report: bool = False
     """Train nothing; draw the report of what is finished."""
@@ -60,7 +62,8 @@ class Options:
     def check_trains_nothing(self) -> None:
         """Raise ConfigError for what only makes sense where something is trained."""
         training = {"key=value": self.overrides, "--arms": self.arms, "--seeds": self.seeds, "--fresh": self.fresh}
-        for flag, value in (training | {"--detach": self.detach, "--cancel": self.cancel}).items():
+        training |= {"--detach": self.detach, "--cancel": self.cancel, "--bundle": self.bundle}
+        for flag, value in training.items():
             if value:
                 message = f"{self.experiment} reads the reports of other experiments and trains nothing; leave it out"
                 raise ConfigError("command line", flag, message)
@@ -82,6 +85,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "DIR",
         "help": "where checkpoints/, reports/ and mlflow.db go (default: $LIT_MEMORY_ROOT or the project's folder)",
     },
+    "--bundle": {"metavar": "FILE.zip", "help": "take the finished runs of this file, and write all to it in the end"},
 }
 SWITCHES = {
     "--detach": "hand the runs to the cluster and return; the same command says where they are, and reports in the end",

@@ -106,7 +106,8 @@ def valid(options: Options, root: Path, now: str, warn: Callable[[str], None]) -
     dead, which needs a plan, too.
     """
     path = path_of(options, root)
-    if options.dry_run or options.fresh or options.report or options.cancel or not path.is_file():
+    o = options
+    if o.dry_run or o.fresh or o.report or o.cancel or o.bundle or not path.is_file():
         return None
     try:
         receipt = Receipt(**json.loads(path.read_bytes()))

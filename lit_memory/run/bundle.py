@@ -1,0 +1,117 @@
+"""Finished runs in one file, with which a plan goes on below another root: ``--bundle FILE``.
+
+The file is a zip with a folder for every key: the journal of the run, without the place where it was trained, and the
+files that the journal names. The store gets the run from them as it gets what was left on disk while it was away. There
+are no weights: a run that starts from those of another trains that one again for them.
+"""
+
+import contextlib
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from filelock import Timeout
+
+from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.runspec import RunSpec
+from lit_memory.run import checkpoint, journal
+from lit_memory.util import files
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError)
+"""What a file that is not as ``pack`` wrote it makes its readers raise."""
+
+
+def take(specs: Iterable[RunSpec], root: Path, path: Path, dry_run: bool) -> str:
+    """``unpack``, as a line for the user. Raises ConfigError for a dry run."""
+    if dry_run:
+        raise ConfigError("command line", "--bundle", "takes runs over, and --dry-run does nothing; leave one out")
+    return f"bundle   {len(unpack(specs, root, path))} runs taken from {path}"
+
+
+def keep(specs: Iterable[RunSpec], root: Path, path: Path) -> str:
+    """``pack``, as a line for the user."""
+    return f"bundle   {pack(specs, root, path)} runs in {path}"
+
+
+def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
+    """Write the runs that are complete below ``root``, and those of other keys that the file has, to the file. Returns
+    how many it has then; without any, nothing is written. Raises ConfigError for a damaged file."""
+    found = contents(path) if path.is_file() else {}
+    found |= {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
+    if found:
+        with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+            for key, parts in sorted(found.items()):
+                for name, content in sorted(parts.items()):
+                    # A ZipInfo has a time of its own, so that the same runs are the same bytes.
+                    archive.writestr(zipfile.ZipInfo(f"{key}/{name}"), content, zipfile.ZIP_DEFLATED, 9)
+    return len(found)
+
+
+def unpack(specs: Iterable[RunSpec], root: Path, path: Path) -> list[RunSpec]:
+    """Put the runs of a plan that are in the file below ``root``, where the next ``deliver`` finds them; returns them.
+
+    A run that has begun below ``root`` stays as it is. Raises ConfigError for a damaged file.
+    """
+    found, taken = contents(path) if path.is_file() else {}, []
+    for spec in specs:
+        folder = spec.folder(root)
+        if spec.key in found and not begun(folder):
+            with contextlib.suppress(Timeout), checkpoint.lock(folder).acquire(blocking=False):
+                own = dict(found[spec.key])
+                own[journal.NAME] = own.pop(journal.NAME)  # is written last: with it the run is complete
+                files.write_all(folder, own)
+                taken.append(spec)
+    return taken
+
+
+def begun(folder: Path) -> bool:
+    """Whether there is something of a run in its folder."""
+    return (folder / journal.NAME).is_file() or bool(checkpoint.saved(folder))
+
+
+def portable(folder: Path) -> dict[str, bytes]:
+    """Name -> content of the files of a complete run that go into the file."""
+    lines = list(portable_lines((folder / journal.NAME).read_bytes().splitlines()))
+    told = journal.Messages(0)
+    for line in lines:
+        told.add(line)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return {journal.NAME: text.encode()} | {name: (folder / name).read_bytes() for name in told.files}
+
+
+def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
+    """The messages of a journal, without those that a store has confirmed, and without places."""
+    for message in map(json.loads, lines):
+        if "begin" in message:
+            message["begin"].pop("where", None)
+        if "sent" not in message:
+            yield message
+
+
+def contents(path: Path) -> dict[str, dict[str, bytes]]:
+    """Key -> name -> content. Raises ConfigError unless every run is complete and its files have their checksums."""
+    found: dict[str, dict[str, bytes]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for place in archive.namelist():
+                key, _, name = place.partition("/")
+                found.setdefault(key, {})[name] = archive.read(place)
+        for key, parts in found.items():
+            check(key, parts)
+    except DAMAGED as error:
+        message = f"damaged ({first_line(error)}); expected a file that --bundle wrote"
+        raise ConfigError(str(path), "", message) from None
+    return found
+
+
+def check(key: str, parts: dict[str, bytes]) -> None:
+    """Raise ValueError or KeyError for a run that is not as ``portable`` made it."""
+    told = journal.Messages(0)
+    for line in parts[journal.NAME].splitlines():
+        told.add(json.loads(line))
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items() if name != journal.NAME}
+    if told.status != "FINISHED" or digests != told.files or any(Path(name).name != name for name in digests):
+        raise ValueError(f"run {key[:8]} is not whole")

@@ -1,0 +1,119 @@
+"""``--bundle``: finished runs go to another root in one file."""
+
+import zipfile
+
+import pytest
+from faults import NOLOAD
+
+from lit_memory.cli import main
+from lit_memory.run import bundle
+from lit_memory.run.options import parse_options
+from lit_memory.run.sweep import Sweep
+
+pytestmark = [pytest.mark.usefixtures("inline", "unsaved_figures"), pytest.mark.filterwarnings(NOLOAD)]
+
+
+@pytest.fixture
+def command(file):
+    """``command(root, *flags)``: the exit code."""
+
+    def call(root, *flags):
+        return main([str(file), "--root", str(root), *map(str, flags)])
+
+    return call
+
+
+@pytest.fixture
+def packed(command, root, tmp_path):
+    """The bundle of the first of two arms."""
+    path = tmp_path / "runs.zip"
+    assert command(root, "--arms", "a", "--bundle", path) == 0
+    return path
+
+
+def members(path):
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_finished_runs_go_on_below_another_root(command, root, make_root, packed, file, capsys):
+    """The other root trains what the file has not, and its table is that of a root that has trained everything."""
+    there = make_root("there")
+    capsys.readouterr()
+    assert command(there, "--bundle", packed) == 0
+    out = capsys.readouterr().out
+    assert "1 runs taken from" in out and "sent     what waited on disk: a seed 0" in out
+    assert "2 runs: 1 finished, 1 new" in out and f"2 runs in {packed}" in out
+    assert command(root) == 0
+    assert (there / "reports/tiny/table.csv").read_bytes() == (root / "reports/tiny/table.csv").read_bytes()
+    assert (there / "reports/tiny/scores.npz").read_bytes() == (root / "reports/tiny/scores.npz").read_bytes()
+
+
+def test_a_bundle_of_everything_trains_nothing(command, root, make_root, packed, no_training, capsys):
+    """Also not where the runs are finished already, and the file stays as it was, byte for byte."""
+    before = packed.read_bytes()
+    there = make_root("there")
+    for taken in (1, 0):
+        assert command(there, "--report", "--bundle", packed) == 0
+        assert f"bundle   {taken} runs taken" in capsys.readouterr().out
+    assert packed.read_bytes() == before
+
+
+def test_the_file_names_no_place(packed, root):
+    """Neither the machine, nor its folders, nor the run's id in a store."""
+    for name, content in members(packed).items():
+        assert name.endswith("journal.jsonl") != (b"where" not in content and name.endswith("scores.npz"))
+        assert str(root).encode() not in content and b'"sent"' not in content
+
+
+def test_runs_of_other_plans_stay_in_the_file(command, root, packed, tmp_path):
+    """One file may serve several experiments."""
+    assert command(root, "train.steps=3", "--arms", "a", "--bundle", packed) == 0
+    assert len({name.partition("/")[0] for name in members(packed)}) == 2
+
+
+def test_a_run_that_has_begun_stays_as_it_is(command, root, make_root, packed, file):
+    there = make_root("there")
+    (spec,) = Sweep.prepare(parse_options([str(file), "--root", str(there), "--arms", "a"])).selected
+    folder = spec.folder(there)
+    folder.mkdir(parents=True)
+    (folder / "step-00000001.ckpt").write_bytes(b"begun")
+    assert bundle.unpack([spec], there, packed) == [] and not (folder / "journal.jsonl").exists()
+
+
+BROKEN = {
+    "no zip": lambda path: path.write_bytes(b"PK nothing"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "other scores": lambda path: rewrite(path, "scores.npz", b"other"),
+    "no journal": lambda path: rewrite(path, "journal.jsonl", None),
+    "unfinished": lambda path: rewrite(path, "journal.jsonl", b'{"status": "KILLED", "time": 1}\n'),
+    "no JSON": lambda path: rewrite(path, "journal.jsonl", b"{\n"),
+}
+
+
+def rewrite(path, name, content):
+    """Replace a member of the first run, or leave it out."""
+    found = members(path)
+    key = next(member for member in found if member.endswith(name))
+    found[key] = content
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, of in found.items():
+            if of is not None:
+                archive.writestr(member, of)
+
+
+def test_a_damaged_file_is_refused_in_one_line(command, make_root, packed, no_training, capsys):
+    whole, there = packed.read_bytes(), make_root("there")
+    for broken in BROKEN.values():
+        packed.write_bytes(whole)
+        broken(packed)
+        capsys.readouterr()
+        assert command(there, "--bundle", packed) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{packed}: damaged (" in line and "expected a file that --bundle wrote" in line
+        assert not (there / "checkpoints").exists()
+
+
+def test_a_dry_run_takes_nothing(command, root, packed, capsys):
+    assert command(root, "--dry-run", "--bundle", packed) == 2
+    assert "--bundle: takes runs over, and --dry-run does nothing" in capsys.readouterr().err
