@@ -36,7 +36,10 @@ def test_diagonal_on_cuda(name, build):
     if not isinstance(model, LayerRecurrent):
         pytest.skip(f"{name} has no diagonal schedule")
     torch.testing.assert_close(
-        unroll(model, ids, 6, schedule="diagonal").hidden_BTD, unroll(model, ids, 6).hidden_BTD, rtol=1e-9, atol=1e-9
+        unroll(model, ids, 6, schedule="diagonal").hidden_BTD,
+        unroll(model, ids, 6, schedule="sequential").hidden_BTD,
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.associative_compiled import CompiledChunk
-from lit_memory.models import armt_segments, rmt_segments
+from lit_memory.models import armt_cell, armt_segments, rmt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
 from lit_memory.recurrence import (
@@ -78,7 +78,7 @@ def test_unroll_is_the_loop(model, tokens, align):
     """T-SEG-boundary: the joined hidden states are those of the segments in order, so the last token of one predicts
     the first of the next."""
     ids = tokens(2, 3 * N + 2)
-    out = unroll(model, ids, N, align=align)
+    out = unroll(model, ids, N, align=align, schedule="sequential")
     hidden, state = naive(model, ids, segment_lengths(ids.shape[1], N, align))
     assert torch.equal(out.hidden_BTD, hidden) and same(out.state, state, 0)
 
@@ -121,7 +121,7 @@ def test_state_pure(model, tokens):
         hidden["a"], state_a = model.step(state_a, a[:, part])
         hidden["b"], state_b = model.step(state_b, b[:, part])
     for name, ids, state in (("a", a, state_a), ("b", b, state_b)):
-        alone = unroll(model, ids, N)
+        alone = unroll(model, ids, N, schedule="sequential")
         assert torch.equal(hidden[name], alone.hidden_BTD[:, N:]) and same(state, alone.state, 0)
     kept = [t.clone() for t in state_tensors(state_a)]
     first, again = model.step(state_a, b[:, :N]), model.step(state_a, b[:, :N])
@@ -211,7 +211,7 @@ def test_bptt_values_and_full_length(model, tokens, read_only):
     """Truncation changes no value, and none that spans the sequence changes a gradient, that of a learned initial
     memory included."""
     ids = tokens(2, 4 * N)
-    full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only) for b in (None, 1, 4))
+    full, cut, whole = (unroll(model, ids, N, bptt=b, read_only=read_only, schedule="sequential") for b in (None, 1, 4))
     assert torch.equal(full.hidden_BTD, cut.hidden_BTD) and same(full.state, cut.state, 0)
     for a, b in zip(gradients(model, full), gradients(model, whole), strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
@@ -340,7 +340,7 @@ def test_segments_may_have_masks(model, tokens):
     first, second, third = zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True)
     streamed, whole = unroll(model, iter([first, second, third[0]])), unroll(model, ids, N, mask_BT=mask)
     assert same(streamed.hidden_BTD[mask], whole.hidden_BTD[mask]) and same(streamed.state, whole.state)
-    listed = unroll(model, (first, second, third[0]))
+    listed = unroll(model, (first, second, third[0]), schedule="sequential")
     assert same(listed.hidden_BTD, streamed.hidden_BTD, 0) and same(listed.state, streamed.state, 0)
     asked = unroll(model, (first, second, third), read_only=1)
     assert same(asked.hidden_BTD, unroll(model, ids, N, mask_BT=mask, read_only=1).hidden_BTD, 0)
@@ -429,7 +429,7 @@ def test_diagonal_equals_sequential(layered, tokens, segments):
     """T-DIAG-eq, T-ARMT-diag, T-PRMT-diag: hidden states, final state and all gradients equal the sequential
     schedule's."""
     ids = tokens(2, segments * N)
-    diagonal, sequential = unroll(layered, ids, N, schedule="diagonal"), unroll(layered, ids, N)
+    diagonal, sequential = unroll(layered, ids, N, schedule="diagonal"), unroll(layered, ids, N, schedule="sequential")
     assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
     for a, b in zip(gradients(layered, diagonal), gradients(layered, sequential), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
@@ -448,7 +448,7 @@ def test_diagonal_steps(layered, tokens, segments):
 def test_diagonal_ragged(layered, tokens, align):
     """T-DIAG-ragged: a short segment, wherever it is, and ``keep`` give the same as the sequential schedule."""
     ids, lengths = tokens(2, 3 * N + 2), segment_lengths(3 * N + 2, N, align)
-    sequential = unroll(layered, ids, N, align=align)
+    sequential = unroll(layered, ids, N, align=align, schedule="sequential")
     for keep in (None, 1, 2):
         diagonal = unroll(layered, ids, N, align=align, keep=keep, schedule="diagonal")
         kept = sum(lengths[-keep:] if keep else lengths)
@@ -551,7 +551,7 @@ def test_layer_major_is_compiled_where_it_pays(build, tokens, installed, worth, 
     seen = []
     monkeypatch.setattr(armt_segments, "WORTH", worth)
     monkeypatch.setattr(compiled, "installed", lambda: installed)
-    monkeypatch.setattr(armt_segments, "CompiledChunk", lambda *given: seen.append(1) or CompiledChunk(*given))
+    monkeypatch.setattr(armt_cell, "CompiledChunk", lambda *given: seen.append(1) or CompiledChunk(*given))
     unroll(build("armt"), tokens(2, 3 * N), N, schedule="layer")
     assert bool(seen) == (installed and not worth)
 
@@ -595,7 +595,7 @@ def test_layer_major_refused(build, tokens, name):
     with pytest.raises(ValueError, match=f"{type(model).__name__} allows no schedule='layer': .*'sequential'"):
         unroll(model, ids, N, schedule="layer")
     exact = 1e-10 if isinstance(model, Grouped) else 0
-    assert same(unroll(model, ids, N, schedule="auto"), unroll(model, ids, N), exact)
+    assert same(unroll(model, ids, N), unroll(model, ids, N, schedule="sequential"), exact)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYER_MAJOR if not hasattr(load_class("model", name), "grain")])
@@ -710,7 +710,7 @@ def test_rmt_by_hand_refused(build, tokens):
         assert reason in model.refuses_groups(N)
     assert "512 tokens" in frozen.refuses_groups(513) and not frozen.refuses_groups(512)
     ids = tokens(2, 3 * N)
-    assert same(unroll(hooked, ids, N, schedule="auto"), unroll(hooked, ids, N), 0)
+    assert same(unroll(hooked, ids, N), unroll(hooked, ids, N, schedule="sequential"), 0)
     frozen.decoder.requires_grad_(False)
     grads = [
         torch.autograd.grad(unroll(frozen, ids, N, schedule=s).hidden_BTD.sum(), frozen.memory)[0]

@@ -109,10 +109,10 @@ class Chunk:
 
     # forward
 
-    def recall(self, s: int, x_BRD: Tensor) -> Tensor:
-        """x + y, y what the queries of segment s recall."""
+    def recall(self, s: int, x_BRD: Tensor, rows_BRD: Tensor) -> Tensor:
+        """Puts x + y, y what the queries of segment s recall, into ``rows``."""
         self.reads.append(self._read(self.phi[s], self._with_factors(self.found[s], self.phi[s])))
-        return x_BRD + self.reads[-1].y_BRD
+        return torch.add(x_BRD, self.reads[-1].y_BRD, out=rows_BRD)
 
     def write(self, rows_BME: Tensor, live_B: Tensor | None = None) -> None:
         """Write rows together, or one after another. live_B: 0 for samples that write nothing, 1 for the others.

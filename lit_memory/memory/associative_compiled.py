@@ -33,8 +33,7 @@ class CompiledChunk:
         """What belongs to the groups of segment s, and to ``after`` more."""
         return x_GB[s * self.groups : (s + 1) * self.groups + after]
 
-    def recall(self, s: int, x_BRD: Tensor) -> Tensor:
-        rows_BRD = torch.empty_like(x_BRD, memory_format=torch.contiguous_format)
+    def recall(self, s: int, x_BRD: Tensor, rows_BRD: Tensor) -> Tensor:
         self._forward(x_BRD, self.queries_SBRC[s], rows_BRD)
         return rows_BRD
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lit_memory.memory.associative_rows import (
     combine,
+    copy,
     denominator,
     denominator_backward,
     dots,
@@ -114,7 +115,7 @@ def add_rows(written_ME, live, rules, A_KD):
 def replay(written_BME, live_B, before_BKD, rules, A_BKD):
     """A after the rows of a segment."""
     for b in range(len(A_BKD)):
-        A_BKD[b] = before_BKD[b]
+        copy(before_BKD[b], A_BKD[b])
         add_rows(written_BME[b], live_B[b], rules, A_BKD[b])
 
 
@@ -125,7 +126,7 @@ def write_backward(written_ME, live, A_KD, z_GBK, b, rules, dA_KD, dz_K, dwritte
     kind, (keys, width), group = dA_KD.dtype, dA_KD.shape, rules.group
     later_GKD = np.empty((len(z_GBK) - 1, keys, width), kind)  # before every group but the first
     for g in range(len(later_GKD)):
-        later_GKD[g] = A_KD if g == 0 else later_GKD[g - 1]
+        copy(A_KD if g == 0 else later_GKD[g - 1], later_GKD[g])
         add_rows(written_ME[g * group : (g + 1) * group], live, rules, later_GKD[g])
     place_MP, value_MP = np.empty((group, keys), np.int64), np.empty((group, keys), kind)
     counts, e_MD, later_K = np.empty(group, np.int64), np.empty((group, width), kind), np.empty(keys, kind)

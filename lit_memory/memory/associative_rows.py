@@ -143,6 +143,15 @@ def spread(A_KD, place_P, value_P, count, scale, e_D):
 
 
 @compiled
+def copy(from_KD, to_KD):
+    """Rows by rows: an assignment of the whole would not be vectorised."""
+    for k in range(len(from_KD)):
+        from_D, to_D = from_KD[k], to_KD[k]
+        for d in range(len(from_D)):
+            to_D[d] = from_D[d]
+
+
+@compiled
 def length_of(z_K):
     """|z|."""
     square = z_K.dtype.type(0)

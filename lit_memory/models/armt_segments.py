@@ -18,51 +18,16 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.associative import AssociativeState
-from lit_memory.memory.associative_chunk import Chunk, Flags
-from lit_memory.memory.associative_compiled import CompiledChunk
+from lit_memory.memory.associative_chunk import Flags
+from lit_memory.models.armt_cell import Cell, Given, Shape
 from lit_memory.models.attention import attention_mask
-from lit_memory.models.by_hand import FeedForward, Linear, MemoryAttention, Norm, Rotation, Tape, activation
-from lit_memory.models.decoder import Block
 from lit_memory.models.plain import modules_of
+from lit_memory.models.rows_by_hand import finished, weights_of
 from lit_memory.recurrence import detach
 
-
-class Shape(NamedTuple):
-    """What the loop has to know of its layer, besides weights."""
-
-    flags: Flags
-    memory_tokens: int
-    channels: int
-    family: str
-    heads: int
-    kv_heads: int
-    rotary: int
-    base: float
-    eps: float
-    compiled: bool
-    """Whether the memory runs through compiled loops."""
-
-
-class Given(NamedTuple):
-    """Tensors that enter a chunk.
-
-    x_SBAD: rows that recall. queries_SBAC: channels of their queries. Where memory rows do not recall, their queries,
-    keys and values (S, B, M, H*P) and their residual (S, B, M, D), which for a parallel block has the feed-forward, are
-    known beforehand. hidden_SBMR: True where a memory row may not look. live_SB: 0 for a sample that has ended.
-    """
-
-    x_SBAD: Tensor
-    queries_SBAC: Tensor
-    A_BKD: Tensor
-    z_BK: Tensor
-    qkv_SBME: Tensor | None
-    residual_SBMD: Tensor | None
-    hidden_SBMR: Tensor | None
-    live_SB: Tensor | None
-
-
-CHUNK, CHUNK_FLOATS = 16, 1 << 23
-"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 32 MiB in fp32."""
+CHUNK, CHUNK_FLOATS = 16, 5 << 22
+"""Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 80 MiB in fp32.
+Between chunks A is kept, too, so that small chunks hold more."""
 WORTH = 1 << 18
 """Floats of A, over all segments, below which numba's start costs more than its loops save."""
 
@@ -75,122 +40,32 @@ def parts(layers: Iterable[Any]) -> Iterator[nn.Module]:
             yield from (layer.to_query, layer.to_key, layer.to_value, layer.to_beta)
 
 
-def weights_of(block: Block) -> list[Tensor | None]:
-    """Weight and bias of ``modules_of`` and of the gate, None for those that the block does not have."""
-    modules = [*modules_of(block), *([None] if block.gate is None else [])]
-    return [getattr(module, name, None) for module in modules for name in ("weight", "bias")]
-
-
-class Cell:
-    """The loop over the segments of a chunk, forward and from the end."""
-
-    def __init__(self, shape: Shape, given: Given, weights: tuple[Any, ...]) -> None:
-        self.shape, self.given = shape, given
-        (n1, n1b, qkv, qkvb, out, outb, n2, n2b, up, upb, down, downb, gate, gateb, kvb, kvbb) = weights
-        self.norm, self.qkv, self.out = Norm(n1, n1b, shape.eps), Linear(qkv, qkvb), Linear(out, outb)
-        self.ff = FeedForward(
-            Norm(n2, n2b, shape.eps),
-            Linear(up, upb),
-            Linear(down, downb),
-            None if gate is None else Linear(gate, gateb),
-            activation(shape.family),
-        )
-        self.key_value_beta = Linear(kvb, kvbb)
-        self.attention = MemoryAttention(shape.heads, shape.kv_heads, shape.memory_tokens)
-        self.tokens = given.x_SBAD.shape[2] - (shape.memory_tokens if given.qkv_SBME is None else 0)
-        rows = self.tokens + shape.memory_tokens
-        self.rotation = Rotation.of(rows, shape.rotary, shape.base, given.x_SBAD)
-        chunk = CompiledChunk if shape.compiled else Chunk
-        self.memory = chunk(given.A_BKD, given.z_BK, given.queries_SBAC, shape.memory_tokens, shape.flags)
-        self.parallel = shape.family == "gpt_neox"
-        self.feeds = not (self.parallel and given.qkv_SBME is not None)
-        self.x = given.x_SBAD.unbind()
-        self.tape: Tape = []
-        self.known_qkv, self.residual, self.hidden, self.live = (
-            None if x is None else x.unbind()
-            for x in (given.qkv_SBME, given.residual_SBMD, given.hidden_SBMR, given.live_SB)
-        )
-
-    def forward(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Recalled token rows, their rotated queries, keys and values (B, T, H, P), and the memory rows that leave the
-        block, of segment s."""
-        shape, tape = self.shape, self.tape
-        rows = self.memory.recall(s, self.x[s])
-        qkv = self.qkv.forward(self.norm.forward(rows, tape), tape)
-        if self.known_qkv is not None:
-            qkv = torch.cat([qkv, self.known_qkv[s]], dim=1)
-        heads = shape.heads + shape.kv_heads
-        qkv = qkv.unflatten(-1, (heads + shape.kv_heads, -1))
-        if self.rotation is not None:
-            self.rotation.turn_(qkv[:, :, :heads])
-        hidden = None if self.hidden is None else self.hidden[s]
-        attended = self.out.forward(self.attention.forward(qkv, hidden, tape), tape)
-        residual = rows[:, self.tokens :] if self.residual is None else self.residual[s]
-        memory = residual + attended
-        if self.feeds:
-            memory = memory + self.ff.forward(residual if self.parallel else memory, tape)
-        self.memory.write(self.key_value_beta.forward(memory, tape), None if self.live is None else self.live[s])
-        return rows[:, : self.tokens], qkv[:, : self.tokens], memory
-
-    def backward(self, s: int, drows: Tensor, dqkv_tokens: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of what segment s was given: rows, and queries, keys and values and residual of memory rows."""
-        shape, tokens, tape = self.shape, self.tokens, self.tape
-        dmemory = dmemory + self.key_value_beta.backward(self.memory.write_backward(), tape)
-        dresidual, dattended = dmemory, dmemory
-        if self.feeds:
-            dfed = self.ff.backward(dmemory, tape)
-            dresidual = dmemory + dfed
-            dattended = dmemory if self.parallel else dresidual
-        dqkv = self.attention.backward(self.out.backward(dattended, tape), tape)
-        dqkv[:, :tokens] += dqkv_tokens
-        if self.rotation is not None:
-            self.rotation.turn_(dqkv[:, :, : shape.heads + shape.kv_heads], back=True)
-        dqkv = dqkv.flatten(2)
-        asking = self.given.x_SBAD.shape[2]
-        dx = self.norm.backward(self.qkv.backward(dqkv[:, :asking], tape), tape)
-        if asking > tokens:
-            dx[:, tokens:] += dresidual
-            dx[:, :tokens] += drows
-        else:
-            dx = dx + drows
-        self.memory.recall_backward(s, dx)
-        return dx, dqkv[:, asking:], dresidual
-
-    def weight_grads(self) -> list[Tensor | None]:
-        parts = [self.norm, self.qkv, self.out]
-        grads = [grad for part in parts for grad in part.weight_grads()]
-        ff = [self.ff.norm, self.ff.up, self.ff.down, self.ff.gate]
-        for part in ff:
-            grads += part.weight_grads() if part is not None and self.feeds else (None, None)
-        return [*grads, *self.key_value_beta.weight_grads()]
-
-
 class Segments(torch.autograd.Function):
     """``Cell`` over all segments of a chunk, as one node."""
 
     @staticmethod
-    def forward(ctx, shape: Shape, *tensors):
+    def forward(ctx, shape: Shape, training: bool, *tensors):
         given, weights = Given(*tensors[: len(Given._fields)]), tensors[len(Given._fields) :]
-        cell = Cell(shape, given, weights)
-        tokens, qkv, memory = zip(*(cell.forward(s) for s in range(len(given.x_SBAD))), strict=True)
-        ctx.cell = cell  # and not ``save_for_backward``: what the parts keep are lists
-        return torch.stack(tokens), torch.stack(qkv), torch.stack(memory), *cell.memory.state()
+        cell = Cell(shape, given, weights, training)
+        for s in range(len(given.x_SBAD)):
+            cell.forward(s)
+        if training:
+            ctx.cell = cell  # and not ``save_for_backward``: what it keeps are no inputs or outputs
+        heads = shape.heads + 2 * shape.kv_heads, -1
+        rows = cell.rows_SBAD[:, :, : cell.tokens], cell.qkv_SBRE[:, :, : cell.tokens].unflatten(-1, heads)
+        return *(part.detach() for part in (*rows, cell.left_SBMD)), *cell.memory.state()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads):
-        dtokens, dqkv, dmemory, dA, dz = grads
+        *given, dA, dz = grads
         cell, ctx.cell = ctx.cell, None
         if cell is None:
             raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
-        cell.memory.begin_backward(dA, dz)
-        given = enumerate(zip(dtokens, dqkv, dmemory, strict=True))
-        parts = [cell.backward(s, *part) for s, part in reversed(list(given))][::-1]
-        dx, dqkv_memory, dresidual = (torch.stack(part) for part in zip(*parts, strict=True))
-        dA, dz, dqueries = cell.memory.finish_backward()
-        apart = cell.given.qkv_SBME is not None
-        known = (dqkv_memory, dresidual) if apart else (None, None)
-        return None, dx, dqueries, dA, dz, *known, None, None, *cell.weight_grads()
+        cell.begin_backward(dA, dz)
+        for s, part in reversed(list(enumerate(zip(*given, strict=True)))):
+            cell.backward(s, *part)
+        return None, None, *cell.finish_backward()
 
 
 def shape_of(c: Any, compiled: bool) -> Shape:
@@ -258,7 +133,9 @@ def read_chunk(
     key_value_beta = torch.cat([layer.to_key.weight, layer.to_value.weight, layer.to_beta.weight])
     bias = F.pad(layer.to_beta.bias, (c.memory_dim + c.width, 0))
     given = Given(asking, layer.to_query(asking), *state, qkv, residual, *masks)
-    *rows, A_BKD, z_BK = Segments.apply(shape_of(c, loops), *given, *weights_of(block), key_value_beta, bias)
+    *rows, A_BKD, z_BK = Segments.apply(
+        shape_of(c, loops), torch.is_grad_enabled(), *given, *weights_of(block), key_value_beta, bias
+    )
     return rows, AssociativeState(A_BKD, z_BK if c.use_denom else state.z_BK)
 
 
@@ -292,4 +169,4 @@ def finish_rows(layer: Any, x_BTD: Tensor, qkv_BTHP: Tensor, mask_BT: Tensor | N
     kv_heads = c.kv_heads or c.heads
     q, k, v = qkv_BTHP.transpose(1, 2).split([c.heads, kv_heads, kv_heads], dim=1)
     mask = None if mask_BT is None else attention_mask(mask_BT, mask_BT.shape[1])
-    return block.join(x_BTD, block.attention.mix(q, k, v, mask))
+    return finished(block, x_BTD, block.attention.attended(q, k, v, mask), c)

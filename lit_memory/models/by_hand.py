@@ -1,14 +1,14 @@
 """Parts of a ``Block`` with backward passes by hand, for a loop over segments.
 
-A part has ``forward`` and ``backward`` per segment: the first puts on a tape what the second takes from it, in the
-opposite order, to pass the gradient of the part's input on. ``weight_grads`` is for all segments together: ``Linear``
-and ``Norm`` keep what they need for one product in place of one for every segment; their ``Summed`` forms add segment
-by segment, which keeps nothing.
+``Linear`` and ``Norm`` keep nothing: the caller has what their gradients need. Their ``Summed`` forms, and what is
+built of these, have ``forward`` and ``backward`` per segment, which share a tape, and ``weight_grads`` for all segments
+together.
 
 Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,28 +26,64 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
-        self.inputs: list[Tensor] = []
-        self.grads: list[Tensor] = []
 
-    def forward(self, x: Tensor, tape: Tape) -> Tensor:
-        tape.append((x,))
-        return F.linear(x, self.weight, self.bias)
+    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """out: where the result belongs; default: a new tensor."""
+        if out is None:
+            return F.linear(x, self.weight, self.bias)
+        x, rows = x.flatten(0, -2), out.view(-1, out.shape[-1])
+        if self.bias is None:
+            torch.mm(x, self.weight.mT, out=rows)
+        else:
+            torch.addmm(self.bias, x, self.weight.mT, out=rows)
+        return out
 
-    def backward(self, dy: Tensor, tape: Tape) -> Tensor:
-        self.collect(dy, *tape.pop())
-        return torch.matmul(dy, self.weight)
+    def back(self, dy: Tensor, out: Tensor | None = None) -> Tensor:
+        """Gradient of x."""
+        if out is None:
+            return torch.matmul(dy, self.weight)
+        torch.mm(dy.flatten(0, -2), self.weight, out=out.view(-1, out.shape[-1]))
+        return out
 
-    def collect(self, dy: Tensor, x: Tensor) -> None:
-        self.inputs.append(x)
-        self.grads.append(dy)
-
-    def weight_grads(self) -> Weights:
-        dy, x = (torch.stack(parts[::-1]).flatten(0, -2) for parts in (self.grads, self.inputs))
+    def grads(self, dy: Tensor, x: Tensor) -> Weights:
+        dy, x = dy.flatten(0, -2), x.flatten(0, -2)
         return dy.mT @ x, None if self.bias is None else dy.sum(0)
 
 
+class Norm:
+    """Layer norm, or RMS norm where there is no bias."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def normalized(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The output, and what is left of x: its mean (not for RMS norm) and 1 / deviation."""
+        if self.bias is not None:
+            return torch.native_layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        rstd = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return x * rstd * self.weight, rstd
+
+    def back(self, dy: Tensor, x: Tensor, left: Sequence[Tensor]) -> Tensor:
+        """Gradient of x."""
+        if self.bias is not None:
+            return self._layer_norm(dy, x, left, [True, False, False])[0]
+        (rstd,) = left
+        g = dy * self.weight
+        return rstd * (g - x * (rstd.square() * (g * x).mean(-1, keepdim=True)))
+
+    def grads(self, dy: Tensor, x: Tensor, left: Sequence[Tensor]) -> Weights:
+        if self.bias is not None:
+            return tuple(self._layer_norm(dy, x, left, [False, True, True])[1:])
+        return (dy * x * left[0]).flatten(0, -2).sum(0), None
+
+    def _layer_norm(self, dy: Tensor, x: Tensor, left: Sequence[Tensor], wanted: list[bool]) -> Any:
+        backward: Any = torch.ops.aten.native_layer_norm_backward
+        return backward(dy, x, x.shape[-1:], *left, self.weight, self.bias, wanted)
+
+
 class Summed:
-    """Gradients of weights that are added up, segment by segment."""
+    """A part whose forward pass puts on a tape what its backward pass takes from it, in the opposite order. The
+    gradients of its weights are added up, segment by segment."""
 
     sums: Weights = (None, None)
 
@@ -57,7 +93,15 @@ class Summed:
 
 
 class SummedLinear(Summed, Linear):
-    """``Linear`` that adds the gradients of its weights up."""
+    """``Linear`` with a tape."""
+
+    def forward(self, x: Tensor, tape: Tape) -> Tensor:
+        tape.append((x,))
+        return self.apply(x)
+
+    def backward(self, dy: Tensor, tape: Tape) -> Tensor:
+        self.collect(dy, *tape.pop())
+        return self.back(dy)
 
     def collect(self, dy: Tensor, x: Tensor) -> None:
         dy, x = dy.flatten(0, -2), x.flatten(0, -2)
@@ -68,91 +112,55 @@ class SummedLinear(Summed, Linear):
         self.sums = weight, bias
 
 
-class Norm:
-    """Layer norm, or RMS norm where there is no bias."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        self.weight, self.bias, self.eps = weight, bias, eps
-        self.left: list[tuple[Tensor, ...]] = []
-        self.grads: list[Tensor] = []
+class SummedNorm(Summed, Norm):
+    """``Norm`` with a tape."""
 
     def forward(self, x: Tensor, tape: Tape) -> Tensor:
-        """Keeps the input, and its mean (not for RMS norm) and 1 / deviation."""
-        if self.bias is None:
-            rstd = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-            tape.append((x, rstd))
-            return x * rstd * self.weight
-        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-        tape.append((x, mean, rstd))
+        y, *left = self.normalized(x)
+        tape.append((x, *left))
         return y
 
     def backward(self, dy: Tensor, tape: Tape) -> Tensor:
-        saved = tape.pop()
-        self.collect(dy, saved)
-        if self.bias is not None:
-            return self._layer_norm(dy, saved, [True, False, False])[0]
-        x, rstd = saved
-        g = dy * self.weight
-        return rstd * (g - x * (rstd.square() * (g * x).mean(-1, keepdim=True)))
-
-    def collect(self, dy: Tensor, saved: tuple[Tensor, ...]) -> None:
-        self.left.append(saved)
-        self.grads.append(dy)
-
-    def weight_grads(self) -> Weights:
-        dy = torch.stack(self.grads)
-        return self.grads_of(dy, tuple(torch.stack(parts) for parts in zip(*self.left, strict=True)))
-
-    def grads_of(self, dy: Tensor, saved: tuple[Tensor, ...]) -> Weights:
-        if self.bias is not None:
-            return self._layer_norm(dy, saved, [False, True, True])[1:]
-        x, rstd = saved
-        return (dy * x * rstd).flatten(0, -2).sum(0), None
-
-    def _layer_norm(self, dy: Tensor, saved: tuple[Tensor, ...], wanted: list[bool]) -> Any:
-        backward: Any = torch.ops.aten.native_layer_norm_backward
-        x, mean, rstd = saved
-        return backward(dy, x, x.shape[-1:], mean, rstd, self.weight, self.bias, wanted)
-
-
-class SummedNorm(Summed, Norm):
-    """``Norm`` that adds the gradients of its weights up."""
-
-    def backward(self, dy: Tensor, tape: Tape) -> Tensor:
+        x, *left = tape.pop()
         if self.bias is None:
-            return super().backward(dy, tape)
-        dx, *new = self._layer_norm(dy, tape.pop(), [True, True, True])
+            self.add(self.grads(dy, x, left))
+            return self.back(dy, x, left)
+        dx, *new = self._layer_norm(dy, x, left, [True, True, True])
         self.add(new)
         return dx
-
-    def collect(self, dy: Tensor, saved: tuple[Tensor, ...]) -> None:
-        self.add(self.grads_of(dy, saved))
 
     def add(self, new: Sequence[Tensor | None]) -> None:
         self.sums = tuple(b if a is None or b is None else a.add_(b) for a, b in zip(self.sums, new, strict=True))
 
 
 class Activation(NamedTuple):
-    """A function and its gradient, ``backward(dy, x)``."""
+    """A function and its gradient. ``backward(dy, x)``; ``backward_`` puts it in the place of dy."""
 
     forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
+    gradient: Any
+    options: dict[str, str]
+
+    def backward(self, dy: Tensor, x: Tensor) -> Tensor:
+        return self.gradient(dy, x, **self.options)
+
+    def backward_(self, dy: Tensor, x: Tensor) -> None:
+        self.gradient.grad_input(dy, x, **self.options, grad_input=dy)
 
 
 def activation(family: str) -> Activation:
     """The activation of a family of decoders."""
     if family == "llama":
-        return Activation(F.silu, torch.ops.aten.silu_backward)
-    form = "tanh" if family == "gpt2" else "none"
-    return Activation(
-        lambda x: F.gelu(x, approximate=form), lambda dy, x: torch.ops.aten.gelu_backward(dy, x, approximate=form)
-    )
+        return Activation(F.silu, torch.ops.aten.silu_backward, {})
+    options = {"approximate": "tanh" if family == "gpt2" else "none"}
+    return Activation(partial(F.gelu, **options), torch.ops.aten.gelu_backward, options)
 
 
 class FeedForward:
     """Norm, up (and gate), activation, down."""
 
-    def __init__(self, norm: Norm, up: Linear, down: Linear, gate: Linear | None, act: Activation) -> None:
+    def __init__(
+        self, norm: SummedNorm, up: SummedLinear, down: SummedLinear, gate: SummedLinear | None, act: Activation
+    ) -> None:
         self.norm, self.up, self.down, self.gate, self.act = norm, up, down, gate, act
 
     def forward(self, x: Tensor, tape: Tape) -> Tensor:
@@ -195,46 +203,6 @@ class Rotation(NamedTuple):
         part = x_BRHK[..., : self.cos.shape[-1]]
         swapped = part.roll(part.shape[-1] // 2, -1)
         part.mul_(self.cos).addcmul_(swapped, self.sin, value=-1.0 if back else 1.0)
-
-
-class MemoryAttention:
-    """Attention of the last M of R rows to all rows up to themselves. Their queries, keys and values lie side by side
-    as (B, R, H + 2G, K), rotated already."""
-
-    def __init__(self, heads: int, kv_heads: int, count: int) -> None:
-        self.heads, self.kv_heads, self.count = heads, kv_heads, count
-
-    def forward(self, qkv_BRHK: Tensor, hidden_BMR: Tensor | None, tape: Tape) -> Tensor:
-        """(B, M, H*K). hidden: True where a row may not look; (B or 1, M, R), None if all may."""
-        batch, rows, m = len(qkv_BRHK), qkv_BRHK.shape[1], self.count
-        q, k, v = self._heads(qkv_BRHK)
-        score = torch.bmm(q, k.mT)
-        if hidden_BMR is not None:
-            score.view(batch, -1, m, rows).masked_fill_(hidden_BMR.unsqueeze(1), -torch.inf)
-        p = score.softmax(-1)
-        tape.append((qkv_BRHK, p))
-        return torch.bmm(p, v).view(batch, self.heads, m, -1).transpose(1, 2).flatten(2)
-
-    def _heads(self, qkv_BRHK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries of the last rows, those that share keys side by side, and keys and values: (B*G, ..., K)."""
-        rows, g = qkv_BRHK.shape[1], self.kv_heads
-        q, k, v = qkv_BRHK.transpose(1, 2).split([self.heads, g, g], dim=1)
-        k, v = (x.reshape(-1, rows, x.shape[-1]) for x in (k, v))
-        return q.narrow(2, rows - self.count, self.count).reshape(len(k), -1, k.shape[-1]) * k.shape[-1] ** -0.5, k, v
-
-    def backward(self, dy_BMD: Tensor, tape: Tape) -> Tensor:
-        """Gradient of all queries, keys and values, (B, R, H + 2G, K)."""
-        (qkv_BRHK, p), h, g, m = tape.pop(), self.heads, self.kv_heads, self.count
-        q, k, v = self._heads(qkv_BRHK)
-        batch, (_, rows, width) = len(dy_BMD), k.shape
-        dy = dy_BMD.view(batch, m, h, width).transpose(1, 2).reshape(q.shape)
-        dscore = torch.ops.aten._softmax_backward_data(torch.bmm(dy, v.mT), p, -1, p.dtype)
-        dqkv = q.new_zeros(batch, rows, h + 2 * g, width)
-        dq, dk, dv = dqkv.transpose(1, 2).split([h, g, g], dim=1)
-        torch.mul(torch.bmm(dscore, k).view(batch, h, m, width), width**-0.5, out=dq.narrow(2, rows - m, m))
-        dk.copy_(torch.bmm(dscore.mT, q).view(dk.shape))
-        dv.copy_(torch.bmm(p.mT, dy).view(dv.shape))
-        return dqkv
 
 
 class LastAttention:

@@ -90,13 +90,19 @@ class Attention(nn.Module):
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
         """Output (B, T, D) of rotated queries and keys. Without mask, row t sees t+1 keys if ``causal``, else all."""
+        return self.out(self.attended(q_BHTK, k_BGSK, v_BGSK, mask, causal))
+
+    def attended(
+        self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True
+    ) -> Tensor:
+        """``mix`` before its projection, (B, T, H*K)."""
         if self.span and k_BGSK.shape[2] > self.span:
             raise ValueError(f"{k_BGSK.shape[2]} rows in one segment, but span={self.span}: use shorter segments")
         drop, causal = self.dropout if self.training else 0.0, causal and mask is None
         options = {"scale": self.scale, "enable_gqa": self.grouped}
         attend = capped_attention(self.cap) if self.cap else F.scaled_dot_product_attention
         y = attend(q_BHTK, k_BGSK, v_BGSK, mask, drop, causal, **options)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return y.transpose(1, 2).flatten(2)
 
 
 def capped_attention(cap: float) -> Callable[..., Tensor]:

@@ -41,7 +41,7 @@ def unroll(
     read_only: int = 0,
     keep: int | None = None,
     bptt: int | None = None,
-    schedule: str = "sequential",
+    schedule: str = "auto",
     align: str = "left",
     checkpoint_segments: int | None = None,
 ) -> Unrolled:
@@ -55,8 +55,9 @@ def unroll(
     read_only: number of last segments that read the memory and do not write it. They run as one batch.
     keep: number of last segments whose hidden states are returned; default all.
     bptt: gradients stay within the last ``bptt`` segments, the read-only ones counting as one; default no truncation.
-    schedule: the order of computation, see ``schedules``: "sequential"; "layer" for a ``LayerMajor`` model; "auto";
-        "diagonal" for a ``LayerRecurrent`` model, with neither masks nor ``bptt``.
+    schedule: the order of computation, see ``schedules``: "auto", the fastest one that gives the same values; allows
+        one backward pass; "sequential", the definition; "layer" for a ``LayerMajor`` model; "diagonal" for a
+        ``LayerRecurrent`` model, with neither masks nor ``bptt``.
     checkpoint_segments: the graph holds the states between groups of so many writing segments; a group is computed
         again on the way back. Default: the graph holds everything.
     """

@@ -166,7 +166,7 @@ def recomputed(model: Any) -> None:
     for part in ids_BT.split(N, dim=1):
         out, state = checkpoint(model.step, state, part, use_reentrant=False)  # type: ignore[misc]
         hidden.append(out)
-    plain = unroll(model, ids_BT, N)
+    plain = unroll(model, ids_BT, N, schedule="sequential")
     again = plain._replace(hidden_BTD=torch.cat(hidden, dim=1), state=state)
     require(torch.equal(again.hidden_BTD, plain.hidden_BTD), "activation checkpointing changes hidden states")
     pairs = zip(gradients(model, again), gradients(model, plain), strict=True)
