@@ -107,8 +107,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code. inputs: for the receipt."""
     options, work, warn = sweep.options, WorkList(sweep), warner(errors)
     if options.bundle:
-        taken = bundle.take(work.specs, sweep.root, Path(options.bundle), options.dry_run)
-        console.print(taken, highlight=False, soft_wrap=True)
+        console.print(bundle.take(work), highlight=False, soft_wrap=True)
     tracker = open_tracker(sweep.root, warn) if options.bundle else find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
         tracker.restore(work.experiments, options.dry_run)
@@ -131,15 +130,11 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     work.close_stale(tracker)
     code, left = 0, 0
     if todo:
-        if options.fresh:
-            work.retire(tracker, todo)
         execution = Execution(work, tracker, todo, console, errors)
         code, left = execution.run(), execution.launcher.left
     if options.bundle:
-        console.print(bundle.keep(work.specs, sweep.root, Path(options.bundle)), highlight=False, soft_wrap=True)
-    if left:
-        return code
-    if code < 128:
+        console.print(bundle.keep(work), highlight=False, soft_wrap=True)
+    if code < 128 and not left:
         code = code or int(not send_waiting(work, tracker, console, errors))
         report = write_report(work, tracker)
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
@@ -213,6 +208,8 @@ class Execution:
     ) -> None:
         self.work, self.tracker, self.console, self.errors = work, tracker, console, errors
         self.failed, self.warnings = 0, set[str]()
+        if work.sweep.options.fresh:
+            work.retire(tracker, todo)
         sweep, paper = work.sweep, work.sweep.experiment.paper
         tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
         tags |= sweep.measured

@@ -259,3 +259,28 @@ def test_children_run_the_code_that_was_called(tmp_path):
     run = subprocess.run(argv, cwd=tmp_path / "cwd", capture_output=True, text=True)
     expected = "RuntimeError: this is the engine of called"
     assert run.stdout.splitlines() == [f"failed {expected}", f"end {expected}"], run
+
+
+HEAVY = ("torch._dynamo", "sympy", "lightning", "mlflow", "transformers", "pandas", "matplotlib")
+FIRST_LINE = f"""
+import os, runpy, sys
+
+def first(text):
+    heavy = [name for name in {HEAVY!r} if name in sys.modules]
+    print(text, *heavy, file=sys.stderr, flush=True)
+    os._exit(len(heavy))
+
+sys.stdout.write = first
+sys.path.insert(0, {str(PROJECT)!r})
+runpy.run_path({str(PROJECT / "run.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+@pytest.mark.parametrize("name", ["armt_ablation_gamma", "memreasoner_ablation_memory", "tarm_quadratic"])
+def test_the_first_line_waits_for_nothing_but_torch(tmp_path, name, flags):
+    """What most models of a plan are made of is known from torch alone, without its compiler; the process ends at its
+    first line."""
+    argv = [sys.executable, "-c", FIRST_LINE, f"experiments/{name}.yaml", "--root", str(tmp_path), *flags]
+    run = subprocess.run(argv, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert run.returncode == 0 and f"{name} (scale cpu): " in run.stderr, run.stderr

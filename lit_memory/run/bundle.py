@@ -18,22 +18,25 @@ from filelock import Timeout
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint, journal
+from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError)
 """What a file that is not as ``pack`` wrote it makes its readers raise."""
 
 
-def take(specs: Iterable[RunSpec], root: Path, path: Path, dry_run: bool) -> str:
-    """``unpack``, as a line for the user. Raises ConfigError for a dry run."""
-    if dry_run:
+def take(work: WorkList) -> str:
+    """``unpack`` for the command, as a line for the user. Raises ConfigError for a dry run."""
+    path = Path(work.sweep.options.bundle or "")
+    if work.sweep.options.dry_run:
         raise ConfigError("command line", "--bundle", "takes runs over, and --dry-run does nothing; leave one out")
-    return f"bundle   {len(unpack(specs, root, path))} runs taken from {path}"
+    return f"bundle   {len(unpack(work.specs, work.sweep.root, path))} runs taken from {path}"
 
 
-def keep(specs: Iterable[RunSpec], root: Path, path: Path) -> str:
-    """``pack``, as a line for the user."""
-    return f"bundle   {pack(specs, root, path)} runs in {path}"
+def keep(work: WorkList) -> str:
+    """``pack`` for the command, as a line for the user."""
+    path = Path(work.sweep.options.bundle or "")
+    return f"bundle   {pack(work.specs, work.sweep.root, path)} runs in {path}"
 
 
 def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
