@@ -391,7 +391,7 @@ def test_advance(model, tokens):
     all segments that are not kept: a line-reading model decodes nothing there."""
     ids, mask, seen = tokens(2, 4 * N), torch.ones(2, 4 * N, dtype=torch.bool), []
     mask[0, 2:N] = mask[1, 3 * N + 1 :] = False
-    state = unroll(model, ids[:, :N], N, mask_BT=mask[:, :N]).state
+    state = unroll(model, ids[:, :N], N, mask_BT=mask[:, :N], schedule="sequential").state  # several backward passes
     following = ids[:, N : 2 * N], mask[:, N : 2 * N]
     if isinstance(model, SeparateWrite):
         for segment in (following, following[:1]):
@@ -664,7 +664,7 @@ def test_rmt_by_hand_of_some_segments(build, tokens):
     model, ids = build("rmt"), tokens(2, 6 * N)
     ids_SBT = ids.unflatten(1, (6, N)).transpose(0, 1)
     by_hand, _ = model.read_group(ids_SBT, model.init_state(2), None, frozenset(range(1, 6)), 6)
-    twin = unroll(model, ids, N, bptt=1).hidden_BTD.split(N, dim=1)
+    twin = unroll(model, ids, N, bptt=1, schedule="sequential").hidden_BTD.split(N, dim=1)
     options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
     for s in (3, 1):
         found = [
@@ -726,6 +726,7 @@ def test_rmt_by_hand_refused(build, tokens):
 def test_checkpointed_segments(model, tokens, options, size):
     """Segments that are computed again on the way back: the same bits, and the same gradients."""
     ids = tokens(2, 6 * N)
+    options = options | {"schedule": "sequential"}
     plain, again = (unroll(model, ids, N, checkpoint_segments=n, **options) for n in (None, size))
     assert same(again, plain, 0)
     assert close(gradients(model, again), gradients(model, plain), 1e-12)
