@@ -78,7 +78,7 @@ class Page:
         browser's own pages have."""
         messages = [json.loads(entry["message"])["message"] for entry in self.call("/se/log", {"type": "performance"})]
         sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith(("data:", "chrome:"))]
+        return [url for url in sent if not url.startswith(("data:", "chrome:", "chrome-"))]
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def test_what_cannot_be_printed_ends_no_run(write, root, tmp_path, monkeypatch, 
     if make is ascii_terminal:
         shown = stream.buffer.getvalue().decode("ascii")
         assert "+ a seed 0 finished" in shown and "INCONCLUSIVE" in shown and "+/-" in shown
-        assert shown.count("?") == 1, "of the undecided line alone"
+        assert shown.replace("/runs?", "").count("?") == 1, "of the undecided line alone"
     if stream is not None:
         stream.close()
 

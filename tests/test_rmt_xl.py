@@ -60,7 +60,8 @@ def test_rmt_xl_m0(build, tokens):
     model, ids = build("rmt_xl", memory_tokens=0), tokens(2, 3 * N)
     xl = build("xl")
     xl.load_state_dict({name: value for name, value in model.state_dict().items() if name != "memory"})
-    assert torch.equal(unroll(model, ids, N).hidden_BTD, unroll(xl, ids, N).hidden_BTD)
+    expected = unroll(xl, ids, N, schedule="sequential").hidden_BTD
+    assert torch.equal(unroll(model, ids, N).hidden_BTD, expected)
     alone = build("rmt_xl", memory_tokens=0, mem_len=0)
     assert torch.equal(
         unroll(alone, ids, N).hidden_BTD,
@@ -171,7 +172,9 @@ def test_diagnostics_slow_twin(build, tokens, name, alpha):
     """From what the model itself wrote; RMT's memory is what was written."""
     model, ids = build(name, **({} if alpha is None else {"alpha": alpha})), tokens(3, 6 * N)
     memories, _ = model.trace(ids, N)
-    assert len(memories) == 7 and torch.equal(memories[-1], next(state_tensors(unroll(model, ids, N).state)))
+    assert len(memories) == 7 and torch.equal(
+        memories[-1], next(state_tensors(unroll(model, ids, N, schedule="sequential").state))
+    )
     again, _ = model.trace(ids[:, 2 * N :], N, model.trace(ids[:, : 2 * N], N)[1])
     assert all(torch.equal(a, b) for a, b in zip(again, memories[2:], strict=True))
     found, a = model.diagnostics(memories), alpha or 1.0

@@ -170,7 +170,7 @@ def test_xl_receptive_field(build, tokens, layers, mem_len, segment_len):
     embedded = model.decoder.tokens(ids).detach().requires_grad_()
     model.decoder.tokens.forward = lambda part: next(parts)
     parts = iter(embedded.split(segment_len, dim=1))
-    hidden = unroll(model, ids, segment_len).hidden_BTD[:, -segment_len:]
+    hidden = unroll(model, ids, segment_len, schedule="sequential").hidden_BTD[:, -segment_len:]
     reached = torch.autograd.grad((hidden * torch.randn_like(hidden)).sum(), embedded)[0][0].abs().amax(1) > 0
     first = 28 - segment_len - layers * mem_len
     assert reached.tolist() == [i >= first for i in range(28)]

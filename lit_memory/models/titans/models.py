@@ -218,7 +218,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         clipped: fraction of tokens whose step ``normalized`` shortened; 0 without it, and for a matrix.
         """
         with recorded(self.layers) as calls:
-            unroll(self, ids_BT, segment_len, keep=0)
+            unroll(self, ids_BT, segment_len, keep=0, schedule="sequential")
         found = [memory_diagnostics(own) for own in calls]
         return {f"{name}.{layer}": value for layer, own in enumerate(found) for name, value in own.items()}
 
