@@ -77,12 +77,9 @@ def begun(folder: Path) -> bool:
 
 def portable(folder: Path) -> dict[str, bytes]:
     """Name -> content of the files of a complete run that go into the file."""
-    lines = list(portable_lines((folder / journal.NAME).read_bytes().splitlines()))
-    told = journal.Messages(0)
-    for line in lines:
-        told.add(line)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    return {journal.NAME: text.encode()} | {name: (folder / name).read_bytes() for name in told.files}
+    lines = portable_lines((folder / journal.NAME).read_bytes().splitlines())
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return {journal.NAME: text} | {name: (folder / name).read_bytes() for name in messages(text).files}
 
 
 def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
@@ -92,6 +89,14 @@ def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
             message["begin"].pop("where", None)
         if "sent" not in message:
             yield message
+
+
+def messages(text: bytes) -> journal.Messages:
+    """What the lines of a journal come to. Raises ValueError for a line that is not whole."""
+    told = journal.Messages(0)
+    for line in text.splitlines():
+        told.add(json.loads(line))
+    return told
 
 
 def contents(path: Path) -> dict[str, dict[str, bytes]]:
@@ -112,9 +117,7 @@ def contents(path: Path) -> dict[str, dict[str, bytes]]:
 
 def check(key: str, parts: dict[str, bytes]) -> None:
     """Raise ValueError or KeyError for a run that is not as ``portable`` made it."""
-    told = journal.Messages(0)
-    for line in parts[journal.NAME].splitlines():
-        told.add(json.loads(line))
+    told = messages(parts[journal.NAME])
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items() if name != journal.NAME}
     if told.status != "FINISHED" or digests != told.files or any(Path(name).name != name for name in digests):
         raise ValueError(f"run {key[:8]} is not whole")
