@@ -72,6 +72,15 @@ def test_runs_of_other_plans_stay_in_the_file(command, root, packed, tmp_path):
     assert len({name.partition("/")[0] for name in members(packed)}) == 2
 
 
+def test_a_run_with_a_damaged_file_is_left_out(file, command, root, tmp_path):
+    """So that the others can be read."""
+    assert command(root) == 0
+    specs = Sweep.prepare(parse_options([str(file), "--root", str(root)])).selected
+    (specs[0].folder(root) / "scores.npz").write_bytes(b"damaged")
+    assert bundle.pack(specs, root, tmp_path / "others.zip") == len(specs) - 1
+    assert list(bundle.contents(tmp_path / "others.zip")) == [spec.key for spec in specs[1:]]
+
+
 def test_a_run_that_has_begun_stays_as_it_is(command, root, make_root, packed, file):
     there = make_root("there")
     (spec,) = Sweep.prepare(parse_options([str(file), "--root", str(there), "--arms", "a"])).selected

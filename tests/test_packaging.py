@@ -25,9 +25,15 @@ def third_party(text):
     return found - set(sys.stdlib_module_names) - {"lit_memory"}
 
 
+def named(requirement):
+    """Normalized name and versions of a requirement."""
+    name, versions = re.fullmatch(r"([\w.-]+)(?:\[.*\])?(.*)", requirement).groups()
+    return name.lower().replace("_", "-"), versions
+
+
 def declared(requirements):
     """Normalized names of requirements."""
-    return {re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in requirements}
+    return {named(text)[0] for text in requirements}
 
 
 def test_every_import_is_declared():
@@ -44,3 +50,25 @@ def test_the_scan_sees_imports_in_functions():
     code = "import os, yaml\nfrom lit_memory import cli\ndef f():\n    from sqlalchemy.exc import DatabaseError"
     assert third_party(code) == {"yaml", "sqlalchemy"}
     assert declared(["PyYAML>=6,<7", "huggingface_hub[cli] >= 1"]) == {"pyyaml", "huggingface-hub"}
+
+
+def locked():
+    """The file that ``uv lock`` wrote."""
+    return tomllib.loads((PACKAGE.parent / "uv.lock").read_text())["package"]
+
+
+def test_lock_is_of_this_project_file():
+    """After a change of dependencies: ``uv lock``."""
+    (ours,) = (package for package in locked() if package["name"] == PROJECT["name"])
+    assert ours["version"] == PROJECT["version"]
+    known = {
+        (need["name"], need.get("specifier", ""), need.get("marker", "")) for need in ours["metadata"]["requires-dist"]
+    }
+    groups = {"": PROJECT["dependencies"]} | {f"extra == '{e}'": r for e, r in PROJECT["optional-dependencies"].items()}
+    wanted = {(*named(text), marker) for marker, requirements in groups.items() for text in requirements}
+    assert known == wanted
+
+
+def test_lock_names_no_place_but_pypi():
+    text = (PACKAGE.parent / "uv.lock").read_text()
+    assert set(re.findall(r"https?://([^/\"]+)", text)) == {"pypi.org", "files.pythonhosted.org"}

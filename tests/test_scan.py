@@ -1,6 +1,11 @@
 """The scans against loops over time: values, final state and all gradients, that of the initial state included."""
 
 import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -190,6 +195,34 @@ def test_kernels_compile_in_a_fork():
     process.start()
     process.join()
     assert process.exitcode == 0 and here.recv() < 1e-12
+
+
+CALLER = """from loops.kernels import compiled
+from loops.callee import inner
+
+@compiled
+def outer(x):
+    return inner(x)
+"""
+CALLEE = "from loops.kernels import compiled\n\n@compiled\ndef inner(x):\n    return x + {}\n"
+
+
+def test_a_kept_loop_is_that_of_todays_files(tmp_path):
+    """A loop whose callee has changed in another file is compiled anew; before that, it is taken as it was kept."""
+    pytest.importorskip("numba")
+    folder, kept = tmp_path / "loops", tmp_path / "kept"
+    folder.mkdir()
+    shutil.copy(Path(compiled.__file__).with_name("kernels.py"), folder)
+    (folder / "caller.py").write_text(CALLER)
+
+    def called(added):
+        (folder / "callee.py").write_text(CALLEE.format(added))
+        code = "from loops.caller import outer; print(outer(1), *outer.stats.cache_hits.values())"
+        environ = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(kept)}
+        out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        return out.stdout.split()
+
+    assert called(1) == ["2"] and called(1) == ["2", "1"] and called(2) == ["3"]
 
 
 @PRECISIONS

@@ -12,6 +12,10 @@ B holds samples times heads in the attention. S is the number of chunks.
 """
 
 import math
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -25,8 +29,17 @@ LOWEST, HIGHEST = np.float32(-88.0), np.float32(89.0)
 C0, C1, C2, C3, C4, C5, C6 = (np.float32(1 / math.factorial(k)) for k in range(1, 8))
 ONE, HALF = np.float32(1), np.float32(0.5)
 
-compiled = njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
-"""Sums may be taken in any order; NaN and infinity stay what they are."""
+SOURCES = sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:12]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compile, or take what was compiled before. Sums may be taken in any order; NaN and infinity stay.
+
+    numba looks at the file of a function alone, and would go on with a loop whose callees have changed in another one.
+    So the name of what it keeps has the digest of all these files.
+    """
+    function.__qualname__ += f"_{SOURCES}"
+    return njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})(function)
 
 
 @intrinsic

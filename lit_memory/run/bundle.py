@@ -41,9 +41,11 @@ def keep(work: WorkList) -> str:
 
 def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
     """Write the runs that are complete below ``root``, and those of other keys that the file has, to the file. Returns
-    how many it has then; without any, nothing is written. Raises ConfigError for a damaged file."""
+    how many it has then; without any, nothing is written. A run with a damaged file is left out: with it, nobody could
+    read the bundle. Raises ConfigError for a damaged bundle."""
     found = contents(path) if path.is_file() else {}
-    found |= {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
+    own = {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
+    found |= {key: parts for key, parts in own.items() if whole(parts)}
     if found:
         with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
             for key, parts in sorted(found.items()):
@@ -108,16 +110,17 @@ def contents(path: Path) -> dict[str, dict[str, bytes]]:
                 key, _, name = place.partition("/")
                 found.setdefault(key, {})[name] = archive.read(place)
         for key, parts in found.items():
-            check(key, parts)
+            if not whole(parts):
+                raise ValueError(f"run {key[:8]} is not whole")
     except DAMAGED as error:
         message = f"damaged ({first_line(error)}); expected a file that --bundle wrote"
         raise ConfigError(str(path), "", message) from None
     return found
 
 
-def check(key: str, parts: dict[str, bytes]) -> None:
-    """Raise ValueError or KeyError for a run that is not as ``portable`` made it."""
+def whole(parts: dict[str, bytes]) -> bool:
+    """Whether a run is as its journal says. Raises ValueError for a line that is not whole, KeyError without a
+    journal."""
     told = messages(parts[journal.NAME])
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items() if name != journal.NAME}
-    if told.status != "FINISHED" or digests != told.files or any(Path(name).name != name for name in digests):
-        raise ValueError(f"run {key[:8]} is not whole")
+    return told.status == "FINISHED" and digests == told.files and all(Path(name).name == name for name in digests)
