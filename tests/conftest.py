@@ -82,6 +82,8 @@ def pytest_collection_modifyitems(items):
             case in [(name, {}) for name in ROW] for case in item.callspec.params.values()
         ):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
 
 
 def row(*values):

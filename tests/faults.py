@@ -111,7 +111,7 @@ def slow(*values):
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-HANGS = 600
+HANGS = 300
 """Seconds after which a fork is killed: a thread of this process may have held a lock of a library when it forked."""
 
 
@@ -278,6 +278,11 @@ def alive(session):
             if int(number) == session and state != "Z":
                 found.append(int(stat.parent.name))
     return found
+
+
+def is_stopped(pid):
+    """Whether SIGSTOP has stopped a process (Linux)."""
+    return "(stopped)" in Path(f"/proc/{pid}/status").read_text()
 
 
 def training(text):

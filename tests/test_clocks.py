@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import records
@@ -22,6 +21,7 @@ from faults import (
     fork_command,
     forked,
     integrity,
+    is_stopped,
     outcome,
     slow,
     start,
@@ -93,7 +93,7 @@ def stop_once(mark):
 def stopped(mark):
     """The process that ``stop_once`` has stopped; None before that."""
     text = mark.read_text() if mark.exists() else ""
-    return int(text) if text and "(stopped)" in Path(f"/proc/{text}/status").read_text() else None
+    return int(text) if text and is_stopped(text) else None
 
 
 @pytest.mark.parametrize("place", ["middle of a stage", *slow("checkpoint half written", "test")])

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import InlineLauncher
+from faults import alive, fork_command, wait_for
 from test_cli import REPORT, call, files, statuses
-from test_faults import alive, fork_command, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 PROJECT = Path(__file__).resolve().parents[1]

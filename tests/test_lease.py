@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from conftest import TINY_EXPERIMENT
-from test_faults import PLACES, die, fork_command, forked, outcome, wait_for
+from faults import PLACES, die, fork_command, forked, is_stopped, outcome, wait_for
 
 from lit_memory.cli import main
 from lit_memory.plan.experiment import parse
@@ -281,15 +281,33 @@ SLOW = ("validation is logged", "test")
 
 
 def stop(store):
-    """SIGSTOP, at a moment at which no thread of this process writes to the store: that would lock it."""
-    with contextlib.closing(sqlite3.connect(store / "mlflow.db", timeout=60, isolation_level=None)) as database:
-        for _ in range(3):  # what waits for its turn now has had it then
-            database.execute("begin immediate")
-            database.execute("rollback")
-            time.sleep(0.2)
-        database.execute("begin immediate")
-        database.execute("rollback")
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """SIGSTOP once the threads of this process have written what they have; again, until the file ``go`` is there."""
+    while not (store / "go").exists():
+        with contextlib.closing(sqlite3.connect(store / "mlflow.db", timeout=60, isolation_level=None)) as database:
+            for _ in range(3):  # what waits for its turn now has had it then
+                database.execute("begin immediate")
+                database.execute("rollback")
+                time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_until_stopped(pid, store):
+    """Until ``stop`` has stopped the process while none of its threads locks the store, which nobody could use then."""
+    for _ in range(10):
+        wait_for(lambda: is_stopped(pid))
+        assert is_stopped(pid)
+        try:
+            with contextlib.closing(sqlite3.connect(store / "mlflow.db", timeout=0.2)) as database:
+                return database.execute("begin immediate")
+        except sqlite3.OperationalError:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.05)
+    pytest.fail("the store is locked at every stop")
+
+
+def go_on(pid, store):
+    (store / "go").touch()
+    os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
@@ -299,10 +317,10 @@ def stop(store):
 def test_a_stopped_run_that_lost_its_lease_writes_nothing(make_spec, store, roots, quick, tmp_path, place):
     spec, (stopped, root), log = make_spec(*STAGED), roots(2), tmp_path / "log"
     wait = forked(lambda: train(spec, stopped), (*PLACES[place], lambda: stop(store)), log=log)
-    os.waitid(os.P_PID, wait.pid, os.WSTOPPED)
+    wait_until_stopped(wait.pid, store)
     train(spec, root)
     expected = runs(store), outcome(spec, root)[1:]
-    os.kill(wait.pid, signal.SIGCONT)
+    go_on(wait.pid, store)
     assert wait() == 1
     lines = log.read_text().splitlines()
     assert len(lines) == 1 and lines[0].startswith("LeaseLost: ") and str(root) in lines[0]
@@ -312,9 +330,9 @@ def test_a_stopped_run_that_lost_its_lease_writes_nothing(make_spec, store, root
 def test_a_stop_without_a_successor_costs_nothing(make_spec, store, roots, quick):
     spec, (root,) = make_spec(*STAGED), roots(1)
     wait = forked(lambda: train(spec, root), (*PLACES["validation"], lambda: stop(store)))
-    os.waitid(os.P_PID, wait.pid, os.WSTOPPED)
+    wait_until_stopped(wait.pid, store)
     time.sleep(2 * lease.SURE)
-    os.kill(wait.pid, signal.SIGCONT)
+    go_on(wait.pid, store)
     assert wait() == 0 and runs(store) == ([("a", "FINISHED")], [])
 
 

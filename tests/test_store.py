@@ -18,8 +18,8 @@ import pytest
 import records
 import yaml
 from conftest import TINY_EXPERIMENT
+from faults import die, forked
 from mlflow import MlflowClient
-from test_faults import die, forked
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import build_model
+from faults import assert_same, die, forked, outcome, train
 from lightning.pytorch.loggers import CSVLogger
-from test_faults import assert_same, die, forked, outcome, train
 from test_language_modeling import bigram, make, make_data, measure, source  # noqa: F401  (a fixture)
 
 from lit_memory.lit import LIT_MODULES, diagnostics
