@@ -1,6 +1,7 @@
 """``--bundle``: finished runs go to another root in one file."""
 
 import zipfile
+from pathlib import Path
 
 import pytest
 from faults import NOLOAD
@@ -72,11 +73,12 @@ def test_runs_of_other_plans_stay_in_the_file(command, root, packed, tmp_path):
     assert len({name.partition("/")[0] for name in members(packed)}) == 2
 
 
-def test_a_run_with_a_damaged_file_is_left_out(file, command, root, tmp_path):
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"damaged"), Path.unlink], ids=["damaged", "missing"])
+def test_a_run_with_a_damaged_file_is_left_out(file, command, root, tmp_path, damage):
     """So that the others can be read."""
     assert command(root) == 0
     specs = Sweep.prepare(parse_options([str(file), "--root", str(root)])).selected
-    (specs[0].folder(root) / "scores.npz").write_bytes(b"damaged")
+    damage(specs[0].folder(root) / "scores.npz")
     assert bundle.pack(specs, root, tmp_path / "others.zip") == len(specs) - 1
     assert list(bundle.contents(tmp_path / "others.zip")) == [spec.key for spec in specs[1:]]
 

@@ -41,8 +41,8 @@ def keep(work: WorkList) -> str:
 
 def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
     """Write the runs that are complete below ``root``, and those of other keys that the file has, to the file. Returns
-    how many it has then; without any, nothing is written. A run with a damaged file is left out: with it, nobody could
-    read the bundle. Raises ConfigError for a damaged bundle."""
+    how many it has then; without any, nothing is written. A run with a damaged or missing file is left out: with it,
+    nobody could read the bundle. Raises ConfigError for a damaged bundle."""
     found = contents(path) if path.is_file() else {}
     own = {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
     found |= {key: parts for key, parts in own.items() if whole(parts)}
@@ -78,10 +78,11 @@ def begun(folder: Path) -> bool:
 
 
 def portable(folder: Path) -> dict[str, bytes]:
-    """Name -> content of the files of a complete run that go into the file."""
+    """Name -> content of the files of a complete run that go into the file, of those that are there."""
     lines = portable_lines((folder / journal.NAME).read_bytes().splitlines())
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    return {journal.NAME: text} | {name: (folder / name).read_bytes() for name in messages(text).files}
+    paths = (folder / name for name in messages(text).files)
+    return {journal.NAME: text} | {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
