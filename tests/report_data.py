@@ -3,7 +3,7 @@
 import pandas as pd
 
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report.results import ReportPlan
+from lit_memory.report.plan import ReportPlan
 
 ARMS, SEEDS, XS = ["gamma", "no_gamma"], [0, 1, 2], [50, 100, 200, 500]
 PAPER = {

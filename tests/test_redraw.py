@@ -150,7 +150,7 @@ def test_a_mean_and_a_deviation_serve_in_the_place_of_seeds():
 
 
 def test_they_are_saved_and_shown(tmp_path):
-    """In the table of times, and in their figure as means with bars of one standard deviation."""
+    """In the table of times, and in the figure as means with bars of one standard deviation."""
     results = told(["b.seconds[4] > a.seconds[4]"])
     (tmp_path / "state.png").write_bytes(b"of another report")
     from lit_memory.report.render import write
@@ -158,7 +158,7 @@ def test_they_are_saved_and_shown(tmp_path):
     write(results, tmp_path)
     assert report.load(tmp_path).summaries == TOLD and "summaries" in plan_json(results)
     assert "12 ± 0.1" in (tmp_path / "README.md").read_text()
-    assert (tmp_path / "time.png").is_file() and not (tmp_path / "state.png").exists()
+    assert (tmp_path / "figure.png").is_file() and not (tmp_path / "state.png").exists()
     axes = time_figure(results, "scale cpu · mean of 3 seeds").axes[0]
     assert "scale cpu · mean ± standard deviation of 3 seeds" in [text.get_text() for text in axes.texts]
     lines = [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"]

@@ -19,6 +19,7 @@ from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import figures, saved
+from lit_memory.report.charts import charts
 from lit_memory.report.render import render
 from lit_memory.report.series import series_of
 from lit_memory.report.settings import arm_settings
@@ -78,11 +79,13 @@ def test_what_is_missing_is_named(tmp_path, drop, missing, verdict):
 def test_an_arm_that_stops_early(tmp_path):
     """Nothing is missing of it, its seeds are counted where it is tested, and a report that is drawn again knows it."""
     frame = make_frame()
-    plan = make_plan(stops={"no_gamma": 3})
+    plan = make_plan(stops={"no_gamma": 3}, config=ReportConfig(state_x="last"))
     found = render(plan, frame[~((frame.arm == "no_gamma") & (frame.x == 500))], tmp_path)
     assert (found.verdict, found.missing) == (REPRODUCED, [])
     assert "| – " in (row := next(row for row in found.table.splitlines() if "no_gamma" in row)) and "3 of 3" in row
     assert saved.load(tmp_path).plan.stops == {"no_gamma": 3}
+    shown = {chart["name"]: [series["name"] for series in chart["series"]] for chart in charts(saved.load(tmp_path))}
+    assert shown["State"] == ["gamma"] and (tmp_path / "state.png").is_file()
     names = [series.name for series in series_of(saved.load(tmp_path), plan.x_values)]
     assert names == ["gamma", "no_gamma"]
     late = render(plan, frame[~((frame.arm == "no_gamma") & (frame.x >= 200))], tmp_path)
@@ -175,6 +178,7 @@ def test_the_same_results_give_the_same_bytes(complete, tmp_path):
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from report_data import ReportConfig, make_frame, make_plan
+from lit_memory.report.charts import charts
 from lit_memory.report.render import render
 render(make_plan(config=ReportConfig(chance=0.0625, state_x=200)), make_frame(), {str(tmp_path / "again")!r})
 """
@@ -256,6 +260,23 @@ def test_times_have_a_table_and_a_figure_and_are_in_no_csv(tmp_path):
     )
     render(make_plan(), frame, tmp_path)  # a report that does not want times any more
     assert not list(tmp_path.glob("time.*"))
+
+
+@pytest.mark.usefixtures("png_only")
+def test_the_figure_of_a_claim_about_times_shows_them(tmp_path):
+    """The picture that other reports have beside that of their metric."""
+    frame = pd.concat([make_frame(), make_frame(metric="seconds", value=lambda arm, seed, x: x * (1 + seed))])
+    lines, config = ["gamma.seconds[100] < 3 * gamma.seconds[50]"], ReportConfig(time="seconds")
+    for name, expect in {"apart": [*EXPECT, *lines], "alone": lines}.items():
+        render(make_plan(config=config, expect=expect), frame, tmp_path / name)
+    apart, alone = tmp_path / "apart", tmp_path / "alone"
+    assert (alone / "figure.png").read_bytes() == (apart / "time.png").read_bytes() and not (
+        alone / "time.png"
+    ).exists()
+    page = (alone / "README.md").read_text()
+    assert "time.png" not in page and "time.pdf" not in page and "## Time" in page
+    first, second = ([chart["name"] for chart in charts(saved.load(folder))] for folder in (apart, alone))
+    assert first[0] != second[0] == "Time" and sorted(first) == sorted(second)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -150,7 +150,7 @@ class ReportConfig:
     state_x: int | str | None = None
     """Draw a second figure, y at this tested value against the floats of state: a tested number, first or last."""
     time: Literal["", "seconds", "train_tokens_per_s"] = ""
-    """Add a table and a figure of one of ``TIMES``."""
+    """Add a table and a figure of one of ``TIMES``. Of a claim about times alone, it is the figure of the report."""
     paper_values: str = ""
     """Name of a file of lit_memory/paper_values, without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lit_memory.report.labels import short
-from lit_memory.report.results import ReportPlan
+from lit_memory.report.plan import ReportPlan
 from lit_memory.report.style import GREY
 
 

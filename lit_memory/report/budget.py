@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_memory.report.labels import count
 from lit_memory.report.markdown import markdown
-from lit_memory.report.results import ReportPlan
+from lit_memory.report.plan import ReportPlan
 
 UNEQUAL = 2
 """Times as much that one arm may have of what another one has, without a remark."""

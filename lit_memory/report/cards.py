@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.report.catalogue import read_verdict
+from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
 from lit_memory.report.old_reports import read_old, with_models
 from lit_memory.report.results import Results
@@ -107,7 +108,8 @@ class Card:
         if self.results is None:
             return f"{self.title}: a table of marks; it is also below in words."
         plan = self.results.plan
-        return f"{self.title}: {plan.y_label} against {plan.x_label}; the numbers are in the table below."
+        shown = label(plan.config.time) if plan.about_time else plan.y_label
+        return f"{self.title}: {shown} against {plan.x_label}; the numbers are in the table below."
 
 
 def read_cards(reports: Path, warn: Callable[[str], None]) -> list[Card]:

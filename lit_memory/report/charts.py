@@ -16,7 +16,8 @@ from lit_memory.report.axes import Axis, train_x_on_axis
 from lit_memory.report.curves import curve_config
 from lit_memory.report.labels import SHARES, count, mean_interval, short
 from lit_memory.report.paper import points
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.series import Series, relative, series_of
 from lit_memory.report.states import StateAxis
 from lit_memory.report.style import LEAST_FOR_BAND, looks
@@ -33,12 +34,14 @@ At = Sequence[tuple[float, str]]
 
 
 def charts(results: Results) -> list[Chart]:
-    """The figure, y against the floats of state where those are known, and times and training where they are."""
+    """The figure, y against the floats of state where those are known, and times and training where they are. Of a
+    claim about times, these come first."""
     plan = results.plan
     xs = sorted(plan.x_values)
     found = [_figure(relative(results), xs)]
     found += _state(results, xs[-1] if plan.state_x is None else plan.state_x)
-    return [*found, *_times(results, xs), *_training(results)]
+    times = list(_times(results, xs))
+    return [*(times + found if plan.about_time else found + times), *_training(results)]
 
 
 def shown_look(look: Mapping[str, Any]) -> Chart:
@@ -104,9 +107,11 @@ def _figure(results: Results, xs: list[float]) -> Chart:
 
 
 def _state(results: Results, x: float) -> Iterator[Chart]:
-    """y at one x against the floats of state; nothing if no arm's state is known."""
+    """y at one x against the floats of state; nothing if no arm's state is known. Arms whose test stops before x are
+    left out."""
     plan = results.plan
-    states = {arm: floats for arm in plan.arms if (floats := plan.state_size(arm)) is not None}
+    tested = [arm for arm in plan.arms if x in plan.tested(arm)]
+    states = {arm: floats for arm in tested if (floats := plan.state_size(arm)) is not None}
     if not states:
         return
     axis, sizes = StateAxis.around(list(states.values())), list(states.values())

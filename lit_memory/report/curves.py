@@ -10,7 +10,8 @@ from lit_memory.plan.sections import STEP, ReportConfig
 from lit_memory.report.labels import MINIMIZED, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.series import show_values
 from lit_memory.report.style import REFERENCE, looks, text_color
 from lit_memory.report.verdict import mean, std

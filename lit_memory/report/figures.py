@@ -47,22 +47,23 @@ OPTIONAL = tuple(
 
 def draw(results: Results, status: str) -> dict[str, bytes]:
     """figure.png and figure.pdf of the results, and state.*, time.*, curves.*, grid.* and memory_* if it has them;
-    ``status`` stands below the title."""
+    ``status`` stands below the title. Of a claim about times, the figure shows these, and there is no time.*."""
     from matplotlib import style
 
     plan = results.plan
     with style.context(["default", STYLE]):
-        figures = {"figure": line_figure(relative(results), status)}
+        lines = time_figure if plan.about_time else metric_figure
+        figures = {"figure": lines(results, status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time:
+        if plan.config.time and not plan.about_time:
             figures["time"] = time_figure(results, status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)
         if plan.grid:
             figures["grid"] = grid_figure(results, status)
         figures |= memory_figures(results, status)
-        column = {"figure_column": line_figure(relative(results), status, COLUMN)}
+        column = {"figure_column": lines(results, status, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
 
@@ -79,11 +80,16 @@ def state_figure(results: Results, x: float, status: str) -> Any:
     return _figure(partial(draw_states, x=x), results, f"{results.plan.x_label}: {short(x)} · {status}")
 
 
-def time_figure(results: Results, status: str) -> Any:
+def metric_figure(results: Results, status: str, width: float = WIDTH) -> Any:
+    """The ``Figure`` of y against x, as ``report.relative_to`` asks for it."""
+    return line_figure(relative(results), status, width)
+
+
+def time_figure(results: Results, status: str, width: float = WIDTH) -> Any:
     """The ``Figure`` of the times against x."""
     told = f"mean ± standard deviation of {len(results.plan.seeds)} seeds"
     status = " · ".join([status.split(" · ")[0], told]) if results.summaries else status
-    return line_figure(results.of_time(results.plan.config.time), status)
+    return line_figure(results.of_time(results.plan.config.time), status, width)
 
 
 def curve_figure(results: Results, status: str) -> Any:

@@ -13,7 +13,8 @@ from lit_memory.plan.sections import STEP
 from lit_memory.report.cards import Card
 from lit_memory.report.charts import Chart, rounded, shown_look, shown_series, state_ticks
 from lit_memory.report.labels import MINIMIZED, SHARES, count, short
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.series import series_of
 from lit_memory.report.states import StateAxis
 from lit_memory.report.style import looks

@@ -14,7 +14,8 @@ from typing import Any
 from lit_memory.plan.reading import extended
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report.markdown import tables
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.saved import TABLE, read_table
 from lit_memory.util.provenance import PROJECT
 

@@ -10,7 +10,8 @@ from lit_memory.report.curves import steps_table
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
-from lit_memory.report.results import Report, ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Report, Results
 from lit_memory.report.statistics import DRAWS
 from lit_memory.report.tables import time_table
 from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
@@ -124,8 +125,8 @@ def arm_table(plan: ReportPlan) -> str:
 def _numbers(results: Results, report: Report) -> str:
     """The table of the figure, and links to table.csv and the PDFs."""
     plan, curves = results.plan, ["curves"] * bool(results.learning)
-    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * bool(plan.config.time), *curves]
-    names += ["grid"] * bool(plan.grid)
+    times = ["time"] * (bool(plan.config.time) and not plan.about_time)
+    names = ["figure", *["state"] * (plan.state_x is not None), *times, *curves, *["grid"] * bool(plan.grid)]
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
     return f"## Numbers\n\n{report.table}\n{FILES} For print: {prints}."
 
@@ -175,8 +176,9 @@ def _times(results: Results) -> str:
     name = results.plan.config.time
     if not name:
         return ""
+    figure = f"![{label(name)}; the numbers are in the table below.](time.png)\n\n"
     return (
-        f"## Time\n\n![{label(name)}; the numbers are in the table below.](time.png)\n\n"
+        f"## Time\n\n{figure * (not results.plan.about_time)}"
         f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\n"
         f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`.\n\n"
         f"{time_table(results)}"

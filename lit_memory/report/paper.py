@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lit_memory.plan.paper import paper_rows
 from lit_memory.report.labels import SHARES
 from lit_memory.report.markdown import markdown
-from lit_memory.report.results import ReportPlan
+from lit_memory.report.plan import ReportPlan
 
 IMAGE = "printed only as an image"
 """Beginning of the note of a row whose values cannot be read."""

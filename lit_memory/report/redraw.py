@@ -16,8 +16,9 @@ from lit_memory.plan.measured import check_requirement
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
+from lit_memory.report.plan import ReportPlan
 from lit_memory.report.render import write
-from lit_memory.report.results import Report, ReportPlan
+from lit_memory.report.results import Report
 from lit_memory.report.saved import PLAN, TABLE
 from lit_memory.report.saved import load as saved
 from lit_memory.util.provenance import PROJECT

@@ -20,7 +20,8 @@ from lit_memory.report.grid import grid_csv, grid_table
 from lit_memory.report.labels import count
 from lit_memory.report.latex import latex_table
 from lit_memory.report.page import page
-from lit_memory.report.results import Cell, Report, ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Cell, Report, Results
 from lit_memory.report.saved import (
     MEMORY,
     PLAN,

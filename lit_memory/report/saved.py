@@ -18,7 +18,8 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.sections import TIMES, ReportConfig
-from lit_memory.report.results import Cell, Column, ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Cell, Column, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from lit_memory.report.axes import Axis, set_log_y
 from lit_memory.report.labels import SHARES, balanced, mean_interval
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, looks
 from lit_memory.report.verdict import mean
 
@@ -45,7 +46,8 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
         seeds = [[math.nan if value is None else value for value in own] for own in zip(*by_x, strict=True)]
         told = [results.summary(arm, None, x) for x in xs]
         counts = [len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True)]
-        finished = min(count for x, count in zip(xs, counts, strict=True) if x in plan.tested(arm))
+        wanted = [count for x, count in zip(xs, counts, strict=True) if x in plan.tested(arm)]
+        finished = min(wanted, default=len(plan.seeds))  # of an arm that is not asked for any, none is missing
         name = plan.shown(arm)
         name = name if finished == len(plan.seeds) else f"{name} ({finished} of {len(plan.seeds)} seeds)"
         yield Series(arm, name, look, seeds, told)

@@ -12,7 +12,8 @@ from lit_memory.report.grid import grid_table
 from lit_memory.report.labels import count, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.page import arm_table, deviation_list, join_blocks, line_tables, origin_list, paper_claim, title
-from lit_memory.report.results import Report, ReportPlan
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Report
 
 HASHED = ("table.csv", "scores.npz", "grid.csv")
 """The files that the verdict rests on."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from lit_memory.report.axes import draw_break
 from lit_memory.report.labels import short
 from lit_memory.report.names import Drawn, Name
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.series import Series, draw_bar, series_of, show_values
 from lit_memory.report.style import REFERENCE, SEED_POINT
 from lit_memory.report.verdict import mean

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from lit_memory.plan.sections import STEP
 from lit_memory.report.labels import MINIMIZED, count, mean_std, short
 from lit_memory.report.markdown import markdown
-from lit_memory.report.results import ReportPlan, Results
+from lit_memory.report.plan import ReportPlan
+from lit_memory.report.results import Results
 from lit_memory.report.verdict import mean, std
 
 CURVES = """After the training, mean ± standard deviation over seeds. Roughness: standard deviation of the change of \

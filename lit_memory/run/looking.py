@@ -14,7 +14,7 @@ from lit_memory.lit.modules import LitMemory
 from lit_memory.lit.views import measure
 from lit_memory.plan.errors import ConfigError, first_line
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.report.results import ReportPlan
+from lit_memory.report.plan import ReportPlan
 from lit_memory.report.saved import MEMORY, Seen, load
 from lit_memory.run.build import build, build_data, build_module
 from lit_memory.run.checkpoint import CheckpointError

@@ -14,9 +14,10 @@ from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
+from lit_memory.report.plan import ReportPlan
 from lit_memory.report.redraw import stated
 from lit_memory.report.render import write
-from lit_memory.report.results import Report, ReportPlan, Results
+from lit_memory.report.results import Report, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame, validations
