@@ -129,9 +129,10 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code, left = 0, 0
-    if todo:
+    while todo and code < 128 and not left:
         execution = Execution(work, tracker, todo, console, errors)
-        code, left = execution.run(), execution.launcher.left
+        code, left = max(code, execution.run()), execution.launcher.left
+        todo = work.later(todo, tracker)
     if options.bundle:
         console.print(bundle.keep(work), highlight=False, soft_wrap=True)
     if code < 128 and not left:

@@ -23,7 +23,7 @@ from lit_memory.report.render import render, write
 from lit_memory.report.results import Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import reporting
-from lit_memory.run.selection import chosen
+from lit_memory.run.selection import chosen, wanted
 from lit_memory.run.tracking import Run, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -144,6 +144,90 @@ def test_a_run_that_has_not_finished_is_not_chosen(tree):
     assert chosen(experiment, specs, runs_of(specs, validated, "RUNNING"))[0].point == "lr0.1"
     runs = runs_of(specs[:1], validated, "FAILED") | runs_of(specs[1:], validated)
     assert chosen(experiment, specs, runs)[0].point == "lr0.2"
+
+
+# One choice for all seeds
+
+OF_SEEDS = {0.1: (1.0, 0.0), 0.2: (0.8, 0.7), 0.4: (0.1, 0.9)}
+"""Rate -> the validations of seeds 0 and 1, of which each by itself would choose another rate than both together."""
+
+
+@pytest.fixture
+def several(tree):
+    """An experiment in which two of four seeds tune arm a, and its runs."""
+    tree |= {"grid": {"arms.a.train.lr": RATES}, "seeds": [0, 1, 2, 3], "tune_seeds": [0, 1]}
+    experiment = parse(tree, "tiny.yaml").at()
+    return experiment, experiment.plan()
+
+
+def tuning_runs(specs):
+    found = [spec for spec in specs if spec.arm == "a" and spec.seed in (0, 1)]
+    return runs_of(found, {(s.seed, s.train["lr"]): (OF_SEEDS[s.train["lr"]][s.seed], 1.0) for s in found})
+
+
+def test_some_seeds_choose_for_all(several):
+    experiment, specs = several
+    shown = chosen(experiment, specs, tuning_runs(specs))
+    assert [(spec.arm, spec.point, spec.seed) for spec in shown] == [
+        (arm, point, seed) for arm, point in (("a", "lr0.2"), ("b", "")) for seed in range(4)
+    ]
+
+
+def test_the_other_seeds_wait_for_the_choice(several):
+    """They train the chosen point alone, as soon as all runs that choose have ended, well or not."""
+    experiment, specs = several
+    runs = tuning_runs(specs)
+
+    def needed():
+        settled = lambda spec: spec.key in runs and runs[spec.key].status in ("FINISHED", "FAILED")  # noqa: E731
+        return {(s.arm, s.point, s.seed) for s in wanted(experiment, specs, runs, settled)}
+
+    before = {("a", f"lr{rate}", seed) for rate in RATES for seed in (0, 1)} | {("b", "", seed) for seed in range(4)}
+    assert needed() == before | {("a", "lr0.2", 2), ("a", "lr0.2", 3)}
+    best = next(spec for spec in specs if (spec.point, spec.seed) == ("lr0.2", 1))
+    runs[best.key] = dataclasses.replace(runs[best.key], status="FAILED")
+    assert needed() == before | {("a", "lr0.1", 2), ("a", "lr0.1", 3)}
+    runs[best.key] = dataclasses.replace(runs[best.key], status="RUNNING")
+    assert needed() == before
+
+
+def test_one_command_tunes_and_goes_on(inline, unsaved_figures, root, write, capsys):
+    """Then the report is whole, and the same command has nothing to do."""
+    changes = {
+        "arms": {"a": {}, "b": {}},
+        "grid": {"arms.a.train.lr": [1e-3, 1e-2]},
+        "seeds": [0, 1],
+        "tune_seeds": [0],
+    }
+    argv = [write(**changes, expect=[], requires=[]), "--root", str(root)]
+    assert main([*argv, "--dry-run"]) == 0
+    assert "4 runs: 4 new; then 1 at the points that these choose" in capsys.readouterr().out
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.count("✓") == 5 and "INCOMPLETE" not in out
+    folder = root / "reports" / "tiny"
+    rows, page = table(folder), (folder / "README.md").read_text()
+    assert [row["seed"] for row in rows if row["chosen"]] == ["0", "1"] and len(rows) == 3
+    assert "Every arm has the point of its grid that is best over seed 0, by the mean exact match" in page
+    assert "by which seed 0 chose a point for all" in page
+    assert main([*argv, "--seeds", "0,1"]) == 0 and "5 runs: 5 finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tune_seeds": [4]}, "tune_seeds: 4: expected some of the seeds [0, 1]"),
+        ({"tune_seeds": 0}, "tune_seeds: 0: expected a list of different whole numbers"),
+        ({"grid": {}}, "tune_seeds: there is nothing to choose; expected a grid, or none"),
+        ({"scales": {"small": {"tune_seeds": [0, 0]}}}, "scales.small.tune_seeds: [0, 0]: expected a list"),
+    ],
+    ids=str,
+)
+def test_wrong_seeds_of_a_tuning(root, write, capsys, changes, says):
+    given = {"grid": {"train.lr": RATES}, "seeds": [0, 1], "tune_seeds": [0]} | changes
+    assert main([write(**given), "--root", str(root), "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and says in err and err.count("\n") == 1
 
 
 # What a report shows

@@ -68,6 +68,8 @@ class Experiment:
     select: str
     """Metric of the last validation that chooses among the points of a grid; "" for the task's first."""
     seeds: list[int]
+    tune_seeds: list[int]
+    """Seeds that choose one point for all seeds of an arm; []: every seed chooses its own."""
     report: ReportConfig
     expect: list[str]
     """Claims, in the language of ``claims``."""
@@ -102,6 +104,7 @@ class Experiment:
             grid=settings.pop("grid", self.grid),
             select=self.select,
             seeds=settings.pop("seeds", self.seeds),
+            tune_seeds=settings.pop("tune_seeds", self.tune_seeds),
             report=report,
             imports=self.imports,
             **{section: settings.pop(section, getattr(self, section)) for section in KINDS},
@@ -132,6 +135,7 @@ class ScaledExperiment:
     grid: dict[str, list]
     select: str
     seeds: list[int]
+    tune_seeds: list[int]
     report: ReportConfig
     expect: list[str]
     requires: list[str]

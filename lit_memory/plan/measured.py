@@ -186,11 +186,17 @@ def check_requirement(experiment: ScaledExperiment) -> None:
 
 
 def check_select(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
-    """Raise ConfigError if the metric that chooses among the points of a grid is none of a validation."""
+    """Raise ConfigError if the metric that chooses among the points of a grid is none of a validation, or the seeds
+    that choose are none of the experiment."""
     known = [*load_class("task", specs[0].task["name"]).metrics, "loss"]
     if experiment.select and experiment.select not in known:
         reason = f"unknown metric {experiment.select!r} of a validation; {nearest(experiment.select, known)}"
         raise ConfigError(experiment.file, "select", reason)
+    for seed in experiment.tune_seeds:
+        if seed not in experiment.seeds:
+            raise ConfigError(experiment.file, "tune_seeds", f"{seed}: expected some of the seeds {experiment.seeds}")
+    if experiment.tune_seeds and not any(spec.point for spec in specs):
+        raise ConfigError(experiment.file, "tune_seeds", "there is nothing to choose; expected a grid, or none")
 
 
 def evidence(scale: str, specs: Sequence[RunSpec], modified: bool) -> str:

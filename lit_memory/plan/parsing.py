@@ -12,7 +12,7 @@ from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
 from lit_memory.util.checks import nearest
 
-RUNS = ("base", "scales", "arms", "grid", "select", "seeds")
+RUNS = ("base", "scales", "arms", "grid", "select", "seeds", "tune_seeds")
 TOP_KEYS = ("experiment", "paper", *RUNS, "report", *KINDS, "title", "labels", "imports")
 REQUIRED = ("experiment", "base", "arms", "seeds", "report")
 
@@ -32,13 +32,14 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
         "select": _words(tree.get("select", ""), file, "select"),
         "report": strict(ReportConfig, mapping(tree["report"], file, "report"), lambda key: file, "report"),
         "seeds": tree["seeds"],
+        "tune_seeds": [] if tree.get("tune_seeds") is None else tree["tune_seeds"],
         "imports": named_files(tree.get("imports"), file),
         **{section: [] if tree.get(section) is None else tree[section] for section in KINDS},
     }
     if not fields["arms"]:
         raise ConfigError(file, "arms", "expected at least one arm")
     fields["labels"] = named_labels(tree.get("labels"), fields["arms"], file)
-    check_runs({name: fields[name] for name in ("seeds", "grid", *KINDS)}, fields["arms"], file, "")
+    check_runs({name: fields[name] for name in ("seeds", "tune_seeds", "grid", *KINDS)}, fields["arms"], file, "")
     for scale, values in fields["scales"].items():
         check_runs(values, fields["arms"], file, f"scales.{scale}.")
     return fields
@@ -138,10 +139,12 @@ def named_scales(value: Any, file: str) -> dict[str, dict[str, Any]]:
 
 def check_runs(values: Mapping[str, Any], arms: Mapping[str, Any], file: str, where: str) -> None:
     """Check seeds, claims, grid and addressed arms of the file itself (``where`` is "") or of one of its scales."""
-    seeds, grid = values.get("seeds", [0]), values.get("grid", {})
-    if not _are_seeds(seeds):
-        expected = "expected a list of different whole numbers, for example [0, 1, 2]"
-        raise ConfigError(file, f"{where}seeds", f"{seeds!r}: {expected}")
+    grid = values.get("grid", {})
+    for key in ("seeds", "tune_seeds"):
+        seeds = values.get(key, [0])
+        if not (_are_seeds(seeds) or (key == "tune_seeds" and seeds == [])):
+            expected = "expected a list of different whole numbers, for example [0, 1, 2]"
+            raise ConfigError(file, f"{where}{key}", f"{seeds!r}: {expected}")
     for section, kind in KINDS.items():
         lines = values.get(section, [])
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):

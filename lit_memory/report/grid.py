@@ -67,11 +67,20 @@ def grid_table(plan: ReportPlan) -> str:
         rows.append([plan.shown(runs[0]["arm"]), *settings, mean_std(valid), *map(mean_std, tests), *counts])
     names = [key.rstrip("?") for key in keys]
     header = ["arm", *names, "validation", *(f"test {short(plan.x_values[i])}" for i in shown), "runs", "chosen by"]
+    chooser = (
+        f"{seeds_shown(plan.tune_seeds)} chose a point for all" if plan.tune_seeds else "every seed chooses a point"
+    )
     caption = (
-        f"Tuning: {label(plan.select)} of the last validation, by which every seed chooses a point, and {plan.y_label} "
+        f"Tuning: {label(plan.select)} of the last validation, by which {chooser}, and {plan.y_label} "
         f"of the test,\nmean ± standard deviation over seeds"
     )
     return f"{caption}\n\n{markdown(header, rows)}"
+
+
+def seeds_shown(seeds: Sequence[int]) -> str:
+    """seed 0; seeds 0 and 1; seeds 0, 1 and 2."""
+    first, last = ", ".join(map(str, seeds[:-1])), str(seeds[-1])
+    return f"seeds {first} and {last}" if first else f"seed {last}"
 
 
 def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:

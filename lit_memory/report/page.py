@@ -7,6 +7,7 @@ from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
 from lit_memory.report.budget import budget_table, unequal
 from lit_memory.report.curves import steps_table
+from lit_memory.report.grid import seeds_shown
 from lit_memory.report.labels import count, label, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
@@ -159,9 +160,12 @@ def _tuning(plan: ReportPlan) -> str:
     y = label(plan.select)
     failed = [f"{plan.shown(run['arm'])} {run['point']} seed {run['seed']}" for run in plan.grid if _failed(run)]
     lost = f" Training broke down, so they are no candidates: {', '.join(failed)}." if failed else ""
+    each = "Every arm and seed has the point of its grid with the best"
+    if plan.tune_seeds:
+        each = f"Every arm has the point of its grid that is best over {seeds_shown(plan.tune_seeds)}, by the mean"
     return (
         f"## Tuning\n\n![{y} of the last validation against what was tuned.](grid.png)\n\n"
-        f"Every arm and seed has the point of its grid with the best {y} of the last validation (where that is equal,\n"
+        f"{each} {y} of the last validation (where that is equal,\n"
         f"the least loss), chosen before any test is read.{lost} All points, with the tests of those that were not\n"
         "chosen, are in the second table below; every run: [grid.csv](grid.csv)."
     )

@@ -52,6 +52,8 @@ class ReportPlan:
     those of the runs it starts from), stage_steps, seconds."""
     select: str = ""
     """Metric of the last validation by which the points of a grid were chosen."""
+    tune_seeds: list[int] = field(default_factory=list)
+    """Seeds that chose one point for all seeds of an arm; [] where every seed chose its own."""
     grid: list[dict[str, Any]] = field(default_factory=list)
     """Every run of the arms with a grid, like ``runs``, with settings (swept key -> value), chosen, valid and
     valid_loss (of the last validation) and test (the figure's metric at every x); None for what is not a number."""

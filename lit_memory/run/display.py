@@ -40,14 +40,18 @@ def names(specs: Sequence[RunSpec]) -> str:
 
 def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     """What the command is about to do, in one line with rich's markup."""
-    sweep = work.sweep
+    sweep, selected = work.sweep, work.selected
     overrides = " ".join(sweep.options.overrides)
     modified = f", modified: {overrides}" if overrides else ""
     statuses = ", ".join(f"{count} {status}" for status, count in work.counts().items() if count)
-    line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(sweep.selected), 'run')}: {statuses}"
-    others = {spec.key for spec in todo} - {spec.key for spec in sweep.selected}
+    line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(selected), 'run')}: {statuses}"
+    others = {spec.key for spec in todo} - {spec.key for spec in selected}
     if others:
         line += f"; {len(others)} of other experiments to train first"
+    if waiting := len(
+        {(spec.arm, spec.seed) for spec in sweep.selected} - {(spec.arm, spec.seed) for spec in selected}
+    ):
+        line += f"; then {waiting} at the points that these choose"
     left = work.seconds_left(todo)
     return line if left is None else f"{line}; about {duration(left)}"
 
@@ -86,7 +90,7 @@ def list_table() -> Table:
 def plan_table(work: WorkList) -> Table | Text:
     """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones."""
     names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
-    for spec in work.sweep.selected:
+    for spec in work.selected:
         seconds = work.seconds(spec)
         last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
         rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])

@@ -85,9 +85,9 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
 
     inputs: at the start of the command. lines: what it would say if it were given again.
     """
-    sweep, folder = work.sweep, report.folder
-    ids = {spec.key: work.runs[spec.key].run_id for spec in sweep.specs if work.status(spec) == "finished"}
-    if sweep.options.report or report.missing or any(spec.key not in ids for spec in sweep.specs):
+    sweep, folder, specs = work.sweep, report.folder, work.wanted
+    ids = {spec.key: work.runs[spec.key].run_id for spec in specs if work.status(spec) == "finished"}
+    if sweep.options.report or report.missing or any(spec.key not in ids for spec in specs):
         return
     parent = tracker.parent(sweep.name, sweep.scale, {})
     code, data = (

@@ -49,7 +49,7 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         work.refresh(tracker)
         shown = chosen(sweep.experiment, sweep.specs, work.runs)  # before any test is read
         whole = all(work.status(spec) == "finished" for spec in shown)
-        whole = whole and all(work.status(spec) in SETTLED for spec in sweep.specs)
+        whole = whole and all(work.status(spec) in SETTLED for spec in work.wanted)
         folder = sweep.report_folders.target(whole)
         files.remove_staged(folder)
         every = results_frame(tracker, sweep.specs, work.runs, report)
@@ -104,6 +104,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         x_values=values,
         stops=stops(e, sweep.specs),
         select=selection.metric,
+        tune_seeds=e.tune_seeds,
         grid=grid_facts(work, shown, selection, {} if rows is None else tested(rows, e.report.y, values)),
         **stated(e),
         unchecked=e.unchecked,
@@ -196,7 +197,7 @@ def grid_facts(
     """What the report shows of every run of the arms with a grid, see ``ReportPlan.grid``. tests: see ``tested``."""
     e, facts, selected = work.sweep.experiment, [], {(spec.arm, spec.seed): spec.point for spec in shown}
     points = {arm: dict(e.grid_points(arm)) for arm in e.arms}
-    for spec in work.sweep.specs:
+    for spec in work.wanted:
         if spec.point:
             value, loss = map(finite, selection.validated(work.runs.get(spec.key)))
             own = {"settings": points[spec.arm][spec.point], "valid": value}

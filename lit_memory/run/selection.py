@@ -1,10 +1,11 @@
-"""Which points of a grid a report shows: one for every arm and seed, chosen by the last validation of its runs.
+"""Which points of a grid a report shows, chosen by the last validation of the runs: one for every arm and seed, or one
+for every arm where the experiment has ``tune_seeds``.
 
 Nothing here reads a test. What a report shows of the other points, their tests included, is read after the choice.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,43 @@ class Selection:
         finished = run is not None and run.status == "FINISHED"
         return not finished, value if self.minimized or value == math.inf else -value, loss
 
+    def mean_rank(self, runs: "Sequence[Run | None]") -> tuple[float, ...]:
+        """The means of ``rank``: a point with a run that has not finished is worse than any that has none."""
+        return tuple(sum(column) / len(runs) for column in zip(*map(self.rank, runs), strict=True))
+
 
 def chosen(experiment: ScaledExperiment, specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> list[RunSpec]:
-    """The runs that a report shows: of every arm and seed that with the best last validation, and of equally good ones
-    the first in the order of the grid. Without a finished run, it is the first point."""
-    selection, groups = Selection.of(experiment, specs), dict[tuple[str, int], list[RunSpec]]()
+    """The runs that a report shows: of every arm and seed that with the best last validation, or of every arm those
+    with the best mean over ``tune_seeds``. Of equally good ones, and without a finished run, it is the first in the
+    order of the grid."""
+    selection, tuning = Selection.of(experiment, specs), experiment.tune_seeds
+    groups: dict[tuple[str, int | None], dict[str, list[RunSpec]]] = {}
     for spec in specs:
-        groups.setdefault((spec.arm, spec.seed), []).append(spec)
-    return [min(group, key=lambda spec: selection.rank(runs.get(spec.key))) for group in groups.values()]
+        points = groups.setdefault((spec.arm, None if tuning else spec.seed), {})
+        points.setdefault(spec.point, []).append(spec)
+
+    def rank(point: Sequence[RunSpec]) -> tuple[float, ...]:
+        return selection.mean_rank([runs.get(spec.key) for spec in point if not tuning or spec.seed in tuning])
+
+    return [spec for points in groups.values() for spec in min(points.values(), key=rank)]
+
+
+def wanted(
+    experiment: ScaledExperiment,
+    specs: Sequence[RunSpec],
+    runs: Mapping[str, "Run"],
+    settled: Callable[[RunSpec], bool],
+) -> list[RunSpec]:
+    """The runs that a report needs, as far as that is known.
+
+    Without ``tune_seeds`` that is all. Else it is every point with these seeds, and with the others the chosen point of
+    an arm as soon as every run that chooses is settled.
+    """
+    tuning = experiment.tune_seeds
+    if not tuning:
+        return list(specs)
+    best = {spec.key for spec in chosen(experiment, specs, runs)}
+    undecided = {spec.arm for spec in specs if spec.seed in tuning and not settled(spec)}
+    others = (spec for spec in specs if spec.seed not in tuning)
+    kept = {spec.key for spec in others if not spec.point or (spec.arm not in undecided and spec.key in best)}
+    return [spec for spec in specs if spec.seed in tuning or spec.key in kept]

@@ -10,6 +10,7 @@ from lit_memory.plan.runspec import RunSpec, key_folder
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.run import checkpoint, journal, lease
 from lit_memory.run.launchers.remote import forget, recorded
+from lit_memory.run.selection import SETTLED, wanted
 from lit_memory.run.sweep import Sweep
 from lit_memory.util.provenance import PROJECT
 
@@ -34,6 +35,8 @@ class WorkList:
 
     estimates: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(experiment, arm) -> ``seconds``, of those that were asked for since the last ``refresh``."""
+    tried: set[str] = field(default_factory=set)
+    """Keys of the runs that this command has trained, well or not."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -81,9 +84,21 @@ class WorkList:
         """Whether a process of another root has the lease of a key; it may have died without giving it back."""
         return key in self.leases and not lease.remembers(folder, self.leases[key].owner)
 
+    @property
+    def wanted(self) -> list[RunSpec]:
+        """The runs that the report needs, as far as that is known, see ``selection.wanted``."""
+        sweep = self.sweep
+        return wanted(sweep.experiment, sweep.specs, self.runs, lambda spec: self.status(spec) in SETTLED)
+
+    @property
+    def selected(self) -> list[RunSpec]:
+        """Those of them that the command line selects."""
+        keys = {spec.key for spec in self.wanted}
+        return [spec for spec in self.sweep.selected if spec.key in keys]
+
     def counts(self) -> dict[str, int]:
         """Status -> number of selected runs."""
-        found = [self.status(spec) for spec in self.sweep.selected]
+        found = [self.status(spec) for spec in self.selected]
         return {status: found.count(status) for status in STATUSES}
 
     def todo(self) -> list[RunSpec]:
@@ -92,13 +107,21 @@ class WorkList:
         if options.report:
             return []
         todo: dict[str, RunSpec] = {}
-        for spec in self.sweep.selected:
+        for spec in self.selected:
             if self.status(spec) in DONE and not options.fresh:
                 continue
             for run in with_starts(spec):
                 if run is spec or self.status(run) not in DONE:
                     todo.setdefault(run.key, run)
         return list(todo.values())
+
+    def later(self, done: Sequence[RunSpec], tracker: "Tracker") -> list[RunSpec]:
+        """The runs to train behind ``done``, whose validations choose them; none that has been tried before."""
+        self.tried |= {spec.key for spec in done}
+        if not self.sweep.experiment.tune_seeds:
+            return []
+        self.refresh(tracker)
+        return [spec for spec in self.todo() if spec.key not in self.tried]
 
     def seconds(self, spec: RunSpec) -> float | None:
         """Estimated seconds of a run: the mean of the same arm's runs here, or in the report that came with the
