@@ -56,7 +56,7 @@ def draw(results: Results, status: str) -> dict[str, bytes]:
         figures = {"figure": lines(results, status)}
         if plan.state_x is not None:
             figures["state"] = state_figure(results, plan.state_x, status)
-        if plan.config.time and not plan.about_time:
+        if plan.times_apart:
             figures["time"] = time_figure(results, status)
         if results.learning:
             figures["curves"] = curve_figure(results, status)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis
 from lit_memory.report.curves import curve_config
-from lit_memory.report.labels import MINIMIZED, label, mean_std, short
+from lit_memory.report.labels import MINIMIZED, label, mean_std, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
 from lit_memory.report.plan import ReportPlan
@@ -75,12 +75,6 @@ def grid_table(plan: ReportPlan) -> str:
         f"of the test,\nmean ± standard deviation over seeds"
     )
     return f"{caption}\n\n{markdown(header, rows)}"
-
-
-def seeds_shown(seeds: Sequence[int]) -> str:
-    """seed 0; seeds 0 and 1; seeds 0, 1 and 2."""
-    first, last = ", ".join(map(str, seeds[:-1])), str(seeds[-1])
-    return f"seeds {first} and {last}" if first else f"seed {last}"
 
 
 def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:

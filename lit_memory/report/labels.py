@@ -68,6 +68,11 @@ def short(x: float) -> str:
     return f"{x:,.0f}" if x == int(x) else f"{x:g}"
 
 
+def seeds_shown(seeds: Sequence[int]) -> str:
+    """seed 0; seeds 0, 1."""
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
 def count(number: float | None) -> str:
     """A whole number with commas; a dash for None."""
     return "–" if number is None else f"{number:,.0f}"

@@ -7,8 +7,7 @@ from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
 from lit_memory.report.budget import budget_table, unequal
 from lit_memory.report.curves import steps_table
-from lit_memory.report.grid import seeds_shown
-from lit_memory.report.labels import count, label, short
+from lit_memory.report.labels import count, label, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
 from lit_memory.report.plan import ReportPlan
@@ -126,8 +125,8 @@ def arm_table(plan: ReportPlan) -> str:
 def _numbers(results: Results, report: Report) -> str:
     """The table of the figure, and links to table.csv and the PDFs."""
     plan, curves = results.plan, ["curves"] * bool(results.learning)
-    times = ["time"] * (bool(plan.config.time) and not plan.about_time)
-    names = ["figure", *["state"] * (plan.state_x is not None), *times, *curves, *["grid"] * bool(plan.grid)]
+    names = ["figure", *["state"] * (plan.state_x is not None), *["time"] * plan.times_apart, *curves]
+    names += ["grid"] * bool(plan.grid)
     prints = ", ".join(f"[{name}.pdf]({name}.pdf)" for name in names)
     return f"## Numbers\n\n{report.table}\n{FILES} For print: {prints}."
 
@@ -182,7 +181,7 @@ def _times(results: Results) -> str:
         return ""
     figure = f"![{label(name)}; the numbers are in the table below.](time.png)\n\n"
     return (
-        f"## Time\n\n{figure * (not results.plan.about_time)}"
+        f"## Time\n\n{figure * results.plan.times_apart}"
         f"{TIMES[name]}, mean ± standard deviation over seeds. They are measured, on the hardware\n"
         f"below and with whatever else ran there, so every run has others; in MLflow they are `time/{name}`.\n\n"
         f"{time_table(results)}"

@@ -89,6 +89,11 @@ class ReportPlan:
         return self.metrics_of("expect") == {self.config.time}
 
     @property
+    def times_apart(self) -> bool:
+        """Whether times have a figure of their own."""
+        return bool(self.config.time) and not self.about_time
+
+    @property
     def heading(self) -> str:
         """The title in words, else the name of the experiment."""
         return self.title or self.experiment

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.sections import STEP, TIMES
-from lit_memory.report.labels import short
+from lit_memory.report.labels import seeds_shown, short
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.scores import kept_scores
 from lit_memory.report.statistics import Evidence
@@ -140,12 +140,12 @@ class Results:
     def missing(self) -> list[str]:
         """Planned runs without results, seeds with the same gap together: ``gamma seeds 0, 1 at 500 (failed)``; and
         choices among the points of a grid that are not final, as points are left to run."""
-        gaps: dict[tuple[str, str], list[str]] = {}
+        gaps: dict[tuple[str, str], list[int]] = {}
         for arm in self.plan.arms:
             for seed in self.plan.seeds:
                 if (gap := self._missing(arm, seed)) is not None:
-                    gaps.setdefault((arm, gap), []).append(str(seed))
-        return [f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
+                    gaps.setdefault((arm, gap), []).append(seed)
+        return [f"{arm} {seeds_shown(seeds)}{gap}" for (arm, gap), seeds in gaps.items()]
 
     def _missing(self, arm: str, seed: int) -> str | None:
         """What is missing of a seed of an arm: "" for all of it, None for nothing."""

@@ -43,7 +43,7 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     sweep, selected = work.sweep, work.selected
     overrides = " ".join(sweep.options.overrides)
     modified = f", modified: {overrides}" if overrides else ""
-    statuses = ", ".join(f"{count} {status}" for status, count in work.counts().items() if count)
+    statuses = ", ".join(f"{count} {status}" for status, count in work.counts(selected).items() if count)
     line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(selected), 'run')}: {statuses}"
     others = {spec.key for spec in todo} - {spec.key for spec in selected}
     if others:

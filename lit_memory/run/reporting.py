@@ -14,6 +14,7 @@ from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
+from lit_memory.report.labels import seeds_shown
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.redraw import stated
 from lit_memory.report.render import write
@@ -164,13 +165,13 @@ def deviations(work: WorkList, shown: Sequence[RunSpec]) -> list[str]:
 
 def choices(shown: Sequence[RunSpec]) -> list[str]:
     """A line for every arm with a grid: its selected points, and of which seeds if there are several."""
-    seeds: dict[str, dict[str, list[str]]] = {}
+    seeds: dict[str, dict[str, list[int]]] = {}
     for spec in shown:
         if spec.point:
-            seeds.setdefault(spec.arm, {}).setdefault(spec.point, []).append(str(spec.seed))
+            seeds.setdefault(spec.arm, {}).setdefault(spec.point, []).append(spec.seed)
     lines = []
     for arm, points in seeds.items():
-        of_seeds = [f"{p} (seed{'s' * (len(own) > 1)} {', '.join(own)})" for p, own in points.items()]
+        of_seeds = [f"{p} ({seeds_shown(own)})" for p, own in points.items()]
         lines.append(f"`{arm}`: {', '.join(of_seeds if len(points) > 1 else points)}, chosen on validation data")
     return lines
 

@@ -82,8 +82,11 @@ def wanted(
     tuning = experiment.tune_seeds
     if not tuning:
         return list(specs)
-    best = {spec.key for spec in chosen(experiment, specs, runs)}
+    best = {spec.arm: spec.point for spec in chosen(experiment, specs, runs)}
     undecided = {spec.arm for spec in specs if spec.seed in tuning and not settled(spec)}
-    others = (spec for spec in specs if spec.seed not in tuning)
-    kept = {spec.key for spec in others if not spec.point or (spec.arm not in undecided and spec.key in best)}
-    return [spec for spec in specs if spec.seed in tuning or spec.key in kept]
+
+    def needed(spec: RunSpec) -> bool:
+        decided = not spec.point or (spec.arm not in undecided and spec.point == best[spec.arm])
+        return spec.seed in tuning or decided
+
+    return list(filter(needed, specs))

@@ -93,12 +93,12 @@ class WorkList:
     @property
     def selected(self) -> list[RunSpec]:
         """Those of them that the command line selects."""
-        keys = {spec.key for spec in self.wanted}
-        return [spec for spec in self.sweep.selected if spec.key in keys]
+        selected = {(spec.arm, spec.seed) for spec in self.sweep.selected}
+        return [spec for spec in self.wanted if (spec.arm, spec.seed) in selected]
 
-    def counts(self) -> dict[str, int]:
-        """Status -> number of selected runs."""
-        found = [self.status(spec) for spec in self.selected]
+    def counts(self, specs: Sequence[RunSpec]) -> dict[str, int]:
+        """Status -> number of runs."""
+        found = [self.status(spec) for spec in specs]
         return {status: found.count(status) for status in STATUSES}
 
     def todo(self) -> list[RunSpec]:
