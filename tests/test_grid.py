@@ -191,6 +191,18 @@ def test_the_other_seeds_wait_for_the_choice(several):
     assert needed() == before
 
 
+def test_arms_that_share_runs_choose_by_themselves(tree):
+    """What one arm has chosen is not wanted of another one, though it is the same run."""
+    grid = {"arms.a.train.lr": [0.1, 0.4], "arms.c.train.lr": RATES}
+    tree |= {"arms": {"a": {}, "c": {}}, "grid": grid, "seeds": [0, 1, 2], "tune_seeds": [0, 1]}
+    experiment = parse(tree | {"expect": [], "requires": []}, "tiny.yaml").at()
+    specs = experiment.plan()
+    tuning = [spec for spec in specs if spec.arm == "c" and spec.seed < 2]  # arm a has the same keys
+    runs = runs_of(tuning, {(s.seed, s.train["lr"]): (OF_SEEDS[s.train["lr"]][s.seed], 1.0) for s in tuning})
+    needed = wanted(experiment, specs, runs, lambda spec: True)
+    assert [(s.arm, s.point) for s in needed if s.seed == 2] == [("a", "lr0.1"), ("c", "lr0.2")]
+
+
 def test_one_command_tunes_and_goes_on(inline, unsaved_figures, root, write, capsys):
     """Then the report is whole, and the same command has nothing to do."""
     changes = {
