@@ -194,6 +194,8 @@ def test_the_same_evidence_has_the_same_intervals():
     scores = {arm: binary(np.random.default_rng(i), 3, 0.5) for i, arm in enumerate("ab")}
     first, second = (judge({"expect": ["a[1] > b[1]"]}, with_scores(scores)) for _ in range(2))
     assert first == second and first[0].resampled == "seeds and samples"
+    turned = with_scores(dict(reversed(scores.items())))
+    assert judge({"expect": ["a[1] > b[1]"]}, turned) == first, "a redrawn report has its columns in another order"
     part = evidence({arm: [s.mean() for s in of_seeds] for arm, of_seeds in scores.items()}, {"a": scores["a"]})
     assert judge({"expect": ["a[1] > b[1]"]}, part)[0].resampled == "seeds and a part of the samples"
 

@@ -124,7 +124,7 @@ class Draws:
 
     def _resampled(self, x: float) -> dict[Column, Any]:
         """The tables of all columns with scores at ``x``. Those of one seed and equally many samples share the picks,
-        as they have read the same test.
+        as they have read the same test, whatever order the columns come in.
 
         Scores of 0 and 1 have few different rows, of which it is counted how often each is picked. Others are picked
         for all seeds at once: no draw reads two seeds at the same place of their tables.
@@ -132,7 +132,7 @@ class Draws:
         import numpy as np
         from numpy.random import PCG64, Generator
 
-        scores, place = self.evidence.scores(x), list(self.evidence.x_values).index(x)
+        scores, place = dict(sorted(self.evidence.scores(x).items())), list(self.evidence.x_values).index(x)
         tables = {column: np.empty((self.evidence.seeds, RESAMPLES)) for column in scores}
         picked: dict[int, list[tuple[Column, int]]] = {}
         for seed in range(self.evidence.seeds):
