@@ -303,6 +303,7 @@ def test_accuracy_is_the_first_word():
         ("segment_len", 90),
         ("margin", 40),
         ("supporting", 0.5),
+        ("mentioned", ["the library"]),
         ("haystack", "books"),
         ("books", 1),
         ("tokenizer", "bpe"),
@@ -319,6 +320,7 @@ def test_every_knob_matters(field, other, tmp_path):
     given = {"task": "qa2", "segment_len": 80}
     given |= {"tokens": 150} if field in ("noise", "haystack", "books", "vocab_size", "vocabulary") else {}
     given |= {"layout": "text", "tokens": 150} if field == "margin" else {}
+    given |= {"layout": "text"} if field == "mentioned" else {}
     split = "test" if field.startswith("eval_") else "train"
     a, b = (
         make(**{**given, **c}).batch(0, split, 1, 4)
@@ -349,6 +351,7 @@ def test_every_knob_matters(field, other, tmp_path):
         ({"layout": "text", "margin": 128}, "margin=128: expected less than segment_len=128"),
         ({"stories": "no/such/folder"}, "stories='no/such/folder': no such folder"),
         ({"haystack": "no/such/folder"}, "haystack='no/such/folder': no such folder"),
+        ({"mentioned": ["the attic"]}, "mentioned=['the attic']: expected none where apart is 0"),
         ({"eval_task": "qa4"}, "eval_task='qa4': expected one of same, qa1, qa2"),
     ],
 )
@@ -365,6 +368,7 @@ def test_wrong_settings(config, message):
             "segment_len=5: expected at least 6, the tokens of a question or prompt, its answer and EOS",
         ),
         ({"layout": "text", "margin": 5}, "margin=5: expected at least 6"),
+        ({"layout": "text", "margin": 7, "mentioned": ["the attic"]}, "margin=7: expected at least"),
         ({"line_tokens": 3}, "line_tokens=3: expected at least 4, the tokens of a question"),
         (
             {"tokens": 9},

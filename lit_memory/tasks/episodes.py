@@ -26,19 +26,18 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import PCG64, Generator
 from torch import Tensor
 
 from lit_memory.tasks.batch import Batch
-from lit_memory.tasks.lines import NO_TOKENS, Lines, cut_sentences
+from lit_memory.tasks.extras import Extras
+from lit_memory.tasks.lines import NO_TOKENS, Lines
 from lit_memory.tasks.placement import Placement
-from lit_memory.tasks.planted_facts import PlantedFacts, TextConfig
+from lit_memory.tasks.planted_facts import TextConfig
 from lit_memory.tasks.samples import QuestionAnswer, Sample, encode_texts, pad_rows, tail_segment, until
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import UNKNOWN
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
-from lit_memory.util.seeds import mixed_seed
 
 CITE = "Supporting facts:"
 """Text after a question that asks for the facts themselves."""
@@ -65,6 +64,10 @@ class EpisodeConfig(TextConfig):
     apart: int = added(0)
     """Auxiliary lines per training sample in layout "lines": sentences of books outside the context, for models that
     learn to write lines (published: about one)."""
+    mentioned: list[str] = added([])
+    """Noun phrases, such as "the library", in whose place the test may have words that no other training text has. In
+    layout "lines" every other auxiliary line is a sentence that mentions one, and tells nothing (``extras.py``); in
+    layout "text" every training sample has a further tail, such a sentence to be continued from its first token."""
     test_tokens: list[int] = field(default_factory=list)
     """Values of ``tokens`` in the test; default: ``tokens``."""
 
@@ -76,6 +79,10 @@ class EpisodeConfig(TextConfig):
         at_least(1, self, "line_tokens", "segment_lines")
         if not 0 <= self.supporting <= 1:
             raise FieldError("supporting", self.supporting, "expected a share from 0 to 1")
+        if self.mentioned and self.layout == "lines" and not self.apart:
+            raise FieldError(
+                "mentioned", self.mentioned, "expected none where apart is 0: auxiliary lines mention them"
+            )
         axes = self.test_fields()
         if len(axes) > 1:
             expected = f"a test varies one field; expected none where {axes[0]} is given"
@@ -110,7 +117,7 @@ class EpisodeSample(Sample):
     supervised: bool = False
 
 
-class EpisodeTask(PlantedFacts):
+class EpisodeTask(Extras):
     """Answer questions about the lines of an episode.
 
     ``Config`` is an ``EpisodeConfig``, and ``samples`` returns ``EpisodeSample``s.
@@ -129,10 +136,6 @@ class EpisodeTask(PlantedFacts):
         axis = given[0].removeprefix("test_") if given else "tokens"
         return axis, getattr(self.config, f"test_{axis}") or [self.config.tokens]
 
-    def prose(self, split: str) -> Haystack:
-        """Sentences of books, whatever the noise between the facts is."""
-        raise NotImplementedError
-
     def books(self, split: str) -> Haystack | None:
         """Sentences of books between the facts; None with other noise."""
         raise NotImplementedError
@@ -146,20 +149,11 @@ class EpisodeTask(PlantedFacts):
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         samples = self.samples(seed, split, step, size)
         if self.config.layout == "text":
-            return self.lay_out(samples, split)
+            return self.lay_out(self.with_mentions(samples, seed, step) if split == "train" else samples, split)
         batch = self.lay_out_lines(samples, split)  # type: ignore[arg-type]
         if split != "train" or not self.config.apart:
             return batch
         return replace(batch, auxiliary_lines=self.auxiliary_lines(seed, step, size))
-
-    def auxiliary_lines(self, seed: int, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Uniformly drawn sentences of the training books, cut like lines: ids (B, n, L) and their mask."""
-        c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
-        hay = cut_sentences(self.prose("train"), c.line_tokens)
-        positions = [hay.random_start(rng) for _ in range(size * c.apart)]
-        rows = [hay.tokens(position, int(hay.offset(position, 1))) for position in positions]
-        ids_XL, mask_XL = pad_rows(rows, c.line_tokens, self.tokenizer.pad_id)
-        return ids_XL.unflatten(0, (size, -1)), mask_XL.unflatten(0, (size, -1))
 
     def lay_out_lines(self, samples: Sequence[EpisodeSample], split: str) -> Batch:
         """Batch in layout "lines", with one tail for every answer of a sample."""
@@ -241,15 +235,20 @@ class EpisodeTask(PlantedFacts):
     def check_fit(self, questions: Sequence[QuestionAnswer], line: np.ndarray, answers: Sequence[str]) -> None:
         """Raise FieldError if a tail or the question's line is too long, or an answer has a word without an id."""
         c = self.config
-        name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
-        if (needed := max(len(question) + len(answer) for question, answer in questions)) > most:
-            least = f"expected at least {needed}, the tokens of a question or prompt, its answer and EOS"
-            raise FieldError(name, most, least)
+        self.check_room(questions)
         if c.layout == "lines" and len(line) > c.line_tokens:
             raise FieldError("line_tokens", c.line_tokens, f"expected at least {len(line)}, the tokens of a question")
         if c.tokenizer == "word" and any(UNKNOWN in answer for _, answer in questions[: len(answers)]):
             expected = "expected one of task and vocabulary, or another tokenizer"
             raise FieldError("answer", ", ".join(answers), f"tokenizer 'word' has no such word; {expected}")
+
+    def check_room(self, questions: Sequence[QuestionAnswer]) -> None:
+        """Raise FieldError if a tail is too long."""
+        c = self.config
+        name, most = ("segment_len", c.segment_len) if c.layout == "lines" else ("margin", c.margin)
+        if (needed := max(len(question) + len(answer) for question, answer in questions)) > most:
+            least = f"expected at least {needed}, the tokens of a question or prompt, its answer and EOS"
+            raise FieldError(name, most, least)
 
     def line_questions(self, texts: Texts) -> list[QuestionAnswer]:
         """Prompt and answer of every tail in layout "lines"."""

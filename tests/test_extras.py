@@ -1,0 +1,98 @@
+"""Auxiliary lines and tails that mention phrases: what they say and where they are; samples stay as they are."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import PCG64, Generator
+from test_episodes import make
+
+from lit_memory.tasks.babi.reader import event_of
+from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES
+from lit_memory.tasks.extras import SENTENCES, mention
+from lit_memory.tasks.memreasoner import OTHER_PLACES
+from lit_memory.text.tokenizers import UNKNOWN
+
+PHRASES = [f"the {place}" for place in OTHER_PLACES.values()]
+OF_BABI = re.compile(rf"\b({'|'.join((*ACTORS, *GIVERS, *OBJECTS, *PLACES))})\b")
+
+
+def drawn(count=400):
+    rng = Generator(PCG64(1))
+    return [mention(PHRASES[i % len(PHRASES)], rng) for i in range(count)]
+
+
+def texts_of(task, batch):
+    """The auxiliary lines of a batch as text."""
+    rows = zip(*(t.flatten(0, 1) for t in batch.auxiliary_lines), strict=True)
+    return [task.tokenizer.decode(ids[real].tolist()) for ids, real in rows]
+
+
+def test_mentions_say_nothing_about_anybody():
+    """Each has its phrase, is no fact of bAbI and names nothing of it; all templates and phrases come up."""
+    sentences = drawn()
+    assert all(sum(phrase in sentence.lower() for phrase in PHRASES) == 1 for sentence in sentences)
+    assert not any(OF_BABI.search(sentence) or re.search(r"[A-Z]{2}|\bX\b", sentence) for sentence in sentences)
+    for sentence in sentences:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            event_of(sentence)
+    assert len(set(sentences)) > 200
+    shapes = [re.compile(re.sub(r"X|[A-Z]{2,}(\\\.s)?", ".+", re.escape(shape)), re.IGNORECASE) for shape in SENTENCES]
+    assert {i for i, shape in enumerate(shapes) for sentence in sentences if shape.fullmatch(sentence)} == {
+        *range(len(SENTENCES))
+    }
+
+
+def test_every_word_has_an_id():
+    """At the sizes of the scale cpu, whose tokenizer knows the most frequent words alone; and most fit into a line."""
+    tokenizer = make("memreasoner", haystack="noise", tokenizer="word", vocab_size=2048).tokenizer
+    rows = [tokenizer.encode(sentence) for sentence in drawn()]
+    assert not any(UNKNOWN in row for row in rows)
+    assert np.mean([len(row) <= 12 for row in rows]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("memreasoner", {}), ("variable_tracking", {}), ("passkey", {"needle": "magic"})]
+)
+def test_every_other_auxiliary_line_mentions_a_phrase(name, config):
+    plain = make(name, **config, apart=3, line_tokens=24)
+    task = make(name, **config, apart=3, line_tokens=24, mentioned=["the harbour", "a widow"])
+    batch, before = task.batch(3, "train", 5, 4), plain.batch(3, "train", 5, 4)
+    texts, others, again, later = (
+        texts_of(task, found) for found in (batch, before, task.batch(3, "train", 5, 4), task.batch(3, "train", 6, 4))
+    )
+    assert texts == again and texts[1::2] == others[1::2] and not {*texts[::2]} & {*others[::2], *later[::2]}
+    assert all("harbour" in text or "widow" in text for text in texts[::2]) and len(texts) == 12
+    assert torch.equal(batch.ids_BT, before.ids_BT)
+    assert task.batch(3, "valid", 5, 4).auxiliary_lines is None
+
+
+@pytest.mark.parametrize("supporting", [0.0, 1.0])
+def test_a_tail_of_its_own_in_layout_text(supporting):
+    """All but its first token is to be written; the other tails, validation and test have no mention."""
+    config = {"layout": "text", "segment_len": 64, "margin": 40, "supporting": supporting}
+    plain = make("memreasoner", **config)
+    task = make("memreasoner", **config, mentioned=PHRASES)
+    batch, before = task.batch(3, "train", 5, 4), plain.batch(3, "train", 5, 4)
+    assert batch.read_only == before.read_only + 1
+    tails = torch.stack((batch.ids_BT, batch.targets_BT)).unflatten(-1, (batch.read_only, -1))
+    for row, targets, samples in zip(tails[0, :, -1], tails[1, :, -1], task.samples(3, "train", 5, 4), strict=True):
+        written = task.tokenizer.decode(targets[targets >= 0].tolist())
+        assert sum(phrase[4:] in written for phrase in PHRASES) == 1 and (targets == task.tokenizer.eos_id).sum() == 1
+        assert samples.segments >= 1 and (targets >= 0).sum() + 1 <= 40 and len(row) == len(targets)
+    kept = before.targets_BT[before.targets_BT >= 0]
+    assert torch.equal(tails[1, :, :-1][tails[1, :, :-1] >= 0], kept)
+    for split in ("valid", "test"):
+        assert torch.equal(task.batch(3, split, 5, 4).ids_BT, plain.batch(3, split, 5, 4).ids_BT)
+
+
+@pytest.mark.parametrize("task", ["qa1", "qa2"])
+def test_no_sample_of_the_training_has_the_other_places(task):
+    """The places of the test are in the mentions alone."""
+    made = make("memreasoner", task=task, eval_places="other", apart=2, mentioned=PHRASES)
+    others = {made.tokenizer.encode(f" {place}").tolist()[-1] for place in OTHER_PLACES.values()}
+    for split in ("train", "valid", "test"):
+        batch = made.batch(0, split, 0, 32)
+        seen = {int(i) for part in (*(ids for ids, _ in batch.context), batch.ids_BT) for i in part.unique()}
+        assert bool(seen & others) == (split == "test")
