@@ -15,7 +15,7 @@ from lit_memory.recurrence.generate import (
 )
 from lit_memory.recurrence.layer_major import LayerMajor
 from lit_memory.recurrence.looking import looks
-from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token
+from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token, weighted_cross_entropy
 from lit_memory.recurrence.protocol import (
     Compiled,
     Diagnosed,
@@ -91,4 +91,5 @@ __all__ = [
     "state_options",
     "state_tensors",
     "unroll",
+    "weighted_cross_entropy",
 ]

@@ -1,12 +1,19 @@
-"""The loss of hidden states, by the head's own method where it has one.
+"""The loss of hidden states, by the head's own method where it has one, or block by block.
 
-Shape suffixes: N tokens of any sample, D width, V vocabulary.
+Shape suffixes: N tokens of any sample, D width, V vocabulary, b tokens of a block.
 """
 
-from torch import Tensor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lit_memory.recurrence.protocol import SegmentRecurrent
+
+BLOCK = 2**19
+"""Logits of a block: 2 MB of fp32, which stay in the cache of a core."""
 
 
 class LossHead:
@@ -40,3 +47,55 @@ def cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N: Tensor,
     if reduction == "none":
         return losses_N
     return losses_N.sum() if reduction == "sum" else losses_N.mean()
+
+
+def weighted_cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Sum of weight * cross-entropy of target ids (N,), whose gradient passes to hidden states and head."""
+    if (table_VD := plain_table(model, hidden_ND)) is None:
+        return (cross_entropy(model, hidden_ND, targets_N, "none") * weight_N).sum()
+    return BlockedLoss.apply(hidden_ND, table_VD, targets_N, weight_N)
+
+
+def plain_table(model: SegmentRecurrent, hidden_ND: Tensor) -> Tensor | None:
+    """The weights (V, D) of the model's head where logits are a product with them alone, on a CPU; else None."""
+    head = getattr(getattr(model, "decoder", None), "head", None)
+    if type(head) is not nn.Linear or head.bias is not None or type(model).logits is not SegmentRecurrent.logits:
+        return None
+    hooked = any(getattr(head, kind) for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
+    on_cpu = hidden_ND.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    exact = head.weight.dtype == hidden_ND.dtype in (torch.float32, torch.float64)
+    return head.weight if on_cpu and exact and not hooked else None
+
+
+class BlockedLoss(torch.autograd.Function):
+    """``weighted_cross_entropy`` by a product with a table, a block of tokens at a time.
+
+    The gradients of a block are computed while its logits are in the cache, so that no array of all logits is ever
+    written to memory, read and filled again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor, weight_N: Tensor) -> Tensor:
+        total, rows = hidden_ND.new_zeros(()), max(1, BLOCK // len(table_VD))
+        room_bV = hidden_ND.new_empty(min(rows, len(hidden_ND)), len(table_VD))
+        of_hidden_ND, of_table_VD = torch.empty_like(hidden_ND), torch.zeros_like(table_VD)
+        parts = (t.split(rows) for t in (hidden_ND, targets_N.unsqueeze(1), weight_N.unsqueeze(1), of_hidden_ND))
+        for hidden_bD, target_b1, weight_b1, of_hidden_bD in zip(*parts, strict=True):
+            logits_bV = torch.mm(hidden_bD, table_VD.t(), out=room_bV[: len(hidden_bD)])
+            most_b1, chosen_b1 = logits_bV.amax(1, keepdim=True), logits_bV.gather(1, target_b1)
+            shares_bV = logits_bV.sub_(most_b1).exp_()
+            sum_b1 = shares_bV.sum(1, keepdim=True)
+            total += ((sum_b1.log() + most_b1 - chosen_b1) * weight_b1).sum()
+            if any(ctx.needs_input_grad):
+                errors_bV = shares_bV.mul_(weight_b1 / sum_b1).scatter_add_(1, target_b1, -weight_b1)
+                torch.mm(errors_bV, table_VD, out=of_hidden_bD)
+                if ctx.needs_input_grad[1]:
+                    of_table_VD.addmm_(errors_bV.t(), hidden_bD)
+        ctx.save_for_backward(of_hidden_ND, of_table_VD)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return *(of_input * grad if needed else None for of_input, needed in grads), None, None

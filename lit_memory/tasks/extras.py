@@ -6,7 +6,8 @@ words of ``noise.py`` around the phrase.
 
 Source: auxiliary lines: Das, Ko, Dai et al. 2025 (MemReasoner), section 4 (spec 4.2); mentions: ours.
 
-Shape suffixes: B batch, n auxiliary lines of a sample, L tokens of a line, X lines of a batch.
+Shape suffixes: B batch, n auxiliary lines of a sample, L tokens of a line, X lines of a batch, N
+sentences.
 """
 
 import re
@@ -83,8 +84,8 @@ class Extras(PlantedFacts):
 def mentions(phrases: Sequence[str], tokenizer: Tokenizer, seed: int, step: int, count: int) -> list[np.ndarray]:
     """Tokens of ``count`` sentences for a step of the training, each with one of the phrases."""
     rng = Generator(PCG64(mixed_seed(seed, "mentions/train", step)))
-    chosen = rng.integers(len(phrases), size=count).tolist()
-    return encode_lines(tokenizer, [mention(phrases[i], rng) for i in chosen])
+    chosen_N = rng.integers(len(phrases), size=count)
+    return encode_lines(tokenizer, [mention(phrases[int(i)], rng) for i in chosen_N])
 
 
 def as_tail(sentence: np.ndarray, eos_id: int) -> QuestionAnswer:

@@ -50,6 +50,7 @@ from lit_memory.recurrence import (
     map_state,
     select_state,
     state_options,
+    weighted_cross_entropy,
 )
 
 
@@ -70,6 +71,7 @@ class ConditionedLayer(nn.Module):
 class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
     """A model that reads lines. What a question reads from them is up to the subclass (``read``)."""
 
+    numbers = 1
     visible = ("hops",)
     """The views (``util.views.VIEWS``) that a report can ask for."""
     kept_tokens: int = 0
@@ -237,9 +239,10 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
             hidden.append(self.decode_with_bos(ids_UT, latents_XC[index], mask_UT)[:, :-1][scored_UT])
             targets.append(ids_UT[:, 1:][scored_UT])
             weights.append(counts_X[index].unsqueeze(1).expand_as(scored_UT)[scored_UT])
-        loss_S = F.cross_entropy(self.logits(torch.cat(hidden)), torch.cat(targets), reduction="none")
-        weight_S = torch.cat(weights).to(loss_S.dtype)
-        return (loss_S * weight_S).sum() / weight_S.sum().clamp(min=1)
+        hidden_SD = torch.cat(hidden)
+        weight_S = torch.cat(weights).to(torch.promote_types(hidden_SD.dtype, torch.float32))
+        total = weighted_cross_entropy(self, hidden_SD, torch.cat(targets), weight_S)
+        return total / weight_S.sum().clamp(min=1)
 
     def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
         """``reconstruction`` of lines from their own latents. Repeated lines are decoded once, except with dropout."""
