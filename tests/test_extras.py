@@ -10,11 +10,12 @@ from test_episodes import make
 
 from lit_memory.tasks.babi.reader import event_of
 from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES
-from lit_memory.tasks.extras import SENTENCES, mention
+from lit_memory.tasks.extras import SENTENCES, fact, mention
 from lit_memory.tasks.memreasoner import OTHER_PLACES
 from lit_memory.text.tokenizers import UNKNOWN
 
 PHRASES = [f"the {place}" for place in OTHER_PLACES.values()]
+FACT = re.compile(r"The .+ (moved to|went to|journeyed to|travelled to|is in) the (.+)\.")
 OF_BABI = re.compile(rf"\b({'|'.join((*ACTORS, *GIVERS, *OBJECTS, *PLACES))})\b")
 
 
@@ -44,10 +45,23 @@ def test_mentions_say_nothing_about_anybody():
     }
 
 
+def test_facts_are_about_other_people_and_places():
+    """Of bAbI's form, about nobody and no place of bAbI, nor one that is mentioned."""
+    rng = Generator(PCG64(1))
+    sentences = [fact(PHRASES, rng) for _ in range(2000)]
+    places = {FACT.fullmatch(sentence)[2] for sentence in sentences}
+    assert len(places) > 50 and not places & {*OTHER_PLACES, *OTHER_PLACES.values()}
+    assert "attic" in {FACT.fullmatch(fact(["the library"], rng))[2] for _ in range(2000)}, "it is a place of the noise"
+    assert not any(OF_BABI.search(sentence) for sentence in sentences)
+
+
 def test_every_word_has_an_id():
     """At the sizes of the scale cpu, whose tokenizer knows the most frequent words alone; and most fit into a line."""
-    tokenizer = make("memreasoner", haystack="noise", tokenizer="word", vocab_size=2048).tokenizer
-    rows = [tokenizer.encode(sentence) for sentence in drawn()]
+    tokenizer, rng = (
+        make("memreasoner", haystack="noise", tokenizer="word", vocab_size=2048, books=None).tokenizer,
+        Generator(PCG64(1)),
+    )
+    rows = [tokenizer.encode(sentence) for sentence in (*drawn(), *(fact(PHRASES, rng) for _ in range(400)))]
     assert not any(UNKNOWN in row for row in rows)
     assert np.mean([len(row) <= 12 for row in rows]) > 0.9
 
@@ -63,24 +77,27 @@ def test_every_other_auxiliary_line_mentions_a_phrase(name, config):
         texts_of(task, found) for found in (batch, before, task.batch(3, "train", 5, 4), task.batch(3, "train", 6, 4))
     )
     assert texts == again and texts[1::2] == others[1::2] and not {*texts[::2]} & {*others[::2], *later[::2]}
-    assert all("harbour" in text or "widow" in text for text in texts[::2]) and len(texts) == 12
+    assert len(texts) == 12 and all("harbour" in text or "widow" in text for text in texts[::4])
+    assert not any("harbour" in text or "widow" in text for text in texts[2::4])
+    assert name != "memreasoner" or all(FACT.match(text) for text in texts[2::4]), "which knows the words of its facts"
     assert torch.equal(batch.ids_BT, before.ids_BT)
     assert task.batch(3, "valid", 5, 4).auxiliary_lines is None
 
 
 @pytest.mark.parametrize("supporting", [0.0, 1.0])
 def test_a_tail_of_its_own_in_layout_text(supporting):
-    """All but its first token is to be written; the other tails, validation and test have no mention."""
+    """All but its first token is to be written; mentions and facts in turn. The other tails stay as they are, and
+    validation and test have no mention."""
     config = {"layout": "text", "segment_len": 64, "margin": 40, "supporting": supporting}
     plain = make("memreasoner", **config)
     task = make("memreasoner", **config, mentioned=PHRASES)
     batch, before = task.batch(3, "train", 5, 4), plain.batch(3, "train", 5, 4)
     assert batch.read_only == before.read_only + 1
     tails = torch.stack((batch.ids_BT, batch.targets_BT)).unflatten(-1, (batch.read_only, -1))
-    for row, targets, samples in zip(tails[0, :, -1], tails[1, :, -1], task.samples(3, "train", 5, 4), strict=True):
-        written = task.tokenizer.decode(targets[targets >= 0].tolist())
-        assert sum(phrase[4:] in written for phrase in PHRASES) == 1 and (targets == task.tokenizer.eos_id).sum() == 1
-        assert samples.segments >= 1 and (targets >= 0).sum() + 1 <= 40 and len(row) == len(targets)
+    written = [task.tokenizer.decode(row[row >= 0].tolist()) for row in tails[1, :, -1]]
+    assert sum(phrase[4:] in text for phrase in PHRASES for text in written) == 2, "two mentions, two facts"
+    lengths = (tails[1, :, -1] >= 0).sum(1)
+    assert ((tails[1, :, -1] == task.tokenizer.eos_id).sum(1) == 1).all() and (lengths > 4).all() and lengths.max() < 40
     kept = before.targets_BT[before.targets_BT >= 0]
     assert torch.equal(tails[1, :, :-1][tails[1, :, :-1] >= 0], kept)
     for split in ("valid", "test"):

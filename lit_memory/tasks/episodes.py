@@ -65,9 +65,9 @@ class EpisodeConfig(TextConfig):
     """Auxiliary lines per training sample in layout "lines": sentences of books outside the context, for models that
     learn to write lines (published: about one)."""
     mentioned: list[str] = added([])
-    """Noun phrases, such as "the library", in whose place the test may have words that no other training text has. In
-    layout "lines" every other auxiliary line is a sentence that mentions one, and tells nothing (``extras.py``); in
-    layout "text" every training sample has a further tail, such a sentence to be continued from its first token."""
+    """Noun phrases, such as "the library", whose words the test has and no sample of the training. In layout "lines"
+    every other auxiliary line is a sentence that mentions one and tells nothing, or a fact about others
+    (``extras.py``); in layout "text" a training sample has a further tail, such a sentence from its first token on."""
     test_tokens: list[int] = field(default_factory=list)
     """Values of ``tokens`` in the test; default: ``tokens``."""
 

@@ -2,7 +2,8 @@
 
 A model that starts from nothing writes no word that its training never had, where the papers' models know it from
 their pretraining. The mentions stand in for that. They say nothing about where anybody or anything is, and have common
-words of ``noise.py`` around the phrase.
+words of ``noise.py`` around the phrase. As often, a sentence is like a fact of bAbI about people and places of the
+noise, none of them a phrase: from six places alone, a small model learns six answers, and not to write what it reads.
 
 Source: auxiliary lines: Das, Ko, Dai et al. 2025 (MemReasoner), section 4 (spec 4.2); mentions: ours.
 
@@ -43,8 +44,11 @@ A ADJ PERSON had no ABSTRACT for X.
 For COUNT years the PERSON.s spoke of X.
 """
 SENTENCES = TEMPLATES.strip().splitlines()
+FACTS = [f"The PERSON {verb} the PLACE." for verb in ("moved to", "went to", "journeyed to", "travelled to", "is in")]
 COMMON = 8
-"""Words of a class that sentences choose from: its most frequent."""
+"""Words of a class that mentions choose from: its most frequent."""
+KNOWN = 64
+"""Those that facts choose from."""
 CLASS = re.compile(r"\b[A-Z]{2,}(\.s)?")
 
 
@@ -82,10 +86,11 @@ class Extras(PlantedFacts):
 
 
 def mentions(phrases: Sequence[str], tokenizer: Tokenizer, seed: int, step: int, count: int) -> list[np.ndarray]:
-    """Tokens of ``count`` sentences for a step of the training, each with one of the phrases."""
+    """Tokens of ``count`` sentences for a step of the training: mentions of the phrases and facts in turn."""
     rng = Generator(PCG64(mixed_seed(seed, "mentions/train", step)))
     chosen_N = rng.integers(len(phrases), size=count)
-    return encode_lines(tokenizer, [mention(phrases[int(i)], rng) for i in chosen_N])
+    sentences = [fact(phrases, rng) if n % 2 else mention(phrases[int(i)], rng) for n, i in enumerate(chosen_N)]
+    return encode_lines(tokenizer, sentences)
 
 
 def as_tail(sentence: np.ndarray, eos_id: int) -> QuestionAnswer:
@@ -102,7 +107,16 @@ def mention(phrase: str, rng: Generator) -> str:
     return said[0].upper() + said[1:]
 
 
+def fact(phrases: Sequence[str], rng: Generator) -> str:
+    """A sentence about where somebody is, at a place that no phrase names."""
+    named = {word for phrase in phrases for word in phrase.split()}
+    places = [place for place in common("PLACE", KNOWN) if place not in named]
+    words = {"PERSON": common("PERSON", KNOWN), "PLACE": places}
+    sentence = FACTS[int(rng.integers(len(FACTS)))]
+    return CLASS.sub(lambda match: words[match[0]][int(rng.integers(len(words[match[0]])))], sentence)
+
+
 @lru_cache
-def common(name: str) -> list[str]:
-    """The common words of ``CLASS`` or ``CLASS.ending``."""
-    return inflected(name)[:COMMON]
+def common(name: str, count: int = COMMON) -> list[str]:
+    """The most frequent words of ``CLASS`` or ``CLASS.ending``."""
+    return inflected(name)[:count]
