@@ -44,7 +44,7 @@ class Progress(L.Callback):
     def on_validation_end(self, trainer, pl_module):
         metrics = trainer.callback_metrics
         metric = metrics.get(str(MetricName(self.metric, "valid")), float("nan"))
-        self.report(trainer, metric=float(metric), loss=float(metrics[str(MetricName("loss", "valid"))]))
+        self.report(trainer, metric=float(metric))  # "loss" is that of the training
 
     def setup(self, trainer: Any, pl_module, stage):
         if stage == "test":
