@@ -510,6 +510,20 @@ def test_segments_of_the_test_are_those_of_the_test_alone(data):
             assert [part.shape[1] for part in parts.context][:2] == [5, 1] and equal(whole.recut([5, 1]), parts)
 
 
+@all_data
+def test_segments_of_every_split(data):
+    """Cut anew, in training, validation and test; the test may have others."""
+    if not issubclass(load_class("task", data.task_name), FreeSegments):
+        with pytest.raises(ValueError, match=r"cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
+            make_data(data, cuts=[5, 1])
+        return
+    samples, cut, both = make_data(data), make_data(data, cuts=[5, 1]), make_data(data, cuts=[5, 1], test_cuts=[7])
+    for name, of_test in (("train", [5, 1]), ("val", [5, 1]), ("test", [5, 1]), ("test", [7])):
+        loaders = (getattr(d, f"{name}_dataloader")() for d in (samples, both if of_test == [7] else cut))
+        whole, parts = (next(iter(found[0] if name == "test" else found)) for found in loaders)
+        assert equal(whole.recut(of_test), parts) and len(parts.context) > 1
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_segments_of_the_test_change_what_depends_on_segments(name):
     """A model that is recurrent in every token answers the same however a test is cut; a memory of segments does

@@ -34,12 +34,13 @@ def test_an_arm_may_have_the_first_values_alone(tree):
             check_report(experiment, specs)
 
 
-def test_only_tasks_that_allow_it_are_cut_anew(make_spec, monkeypatch):
+@pytest.mark.parametrize("name", ["cuts", "test_cuts"])
+def test_only_tasks_that_allow_it_are_cut_anew(name, make_spec, monkeypatch):
     monkeypatch.setattr(load_class("task", "associative_retrieval"), "any_segments", False)
     with pytest.raises(
-        ConfigError, match=r"train.test_cuts: \[3\]: the contexts of this task cannot be cut anew; expected none"
+        ConfigError, match=rf"train.{name}: \[3\]: the contexts of this task cannot be cut anew; expected none"
     ):
-        make_spec("train.test_cuts=[3]")
+        make_spec(f"train.{name}=[3]")
 
 
 def test_claims_may_be_about_time(tree):

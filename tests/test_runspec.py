@@ -82,7 +82,9 @@ def test_a_field_that_came_later_leaves_old_keys_alone(spec, section, name, fiel
 def test_fields_that_came_later_say_so():
     """The list before they did, by the section and the name of the field."""
     names = {f"{section}.{field}" for section, _, field, _ in ADDED}
-    train = {f"train.{name}" for name in ("test_cuts", "init", "timed_steps", "timed_contexts", "losses", "frozen")}
+    train = {
+        f"train.{name}" for name in ("cuts", "test_cuts", "init", "timed_steps", "timed_contexts", "losses", "frozen")
+    }
     model = {f"model.{name}" for name in ("inputs", "cutoffs", "bos_id", "encoder_width", "encoder_heads")}
     babilong = {f"task.{name}" for name in ("eval_set", "eval_revision", "eval_length", "test_eval_length")}
     lines = {f"task.{name}" for name in ("train_digits", "value_digits", "one_tail", "apart", "stream")}

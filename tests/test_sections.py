@@ -139,13 +139,15 @@ def test_only_one_kind_of_clipping():
         TrainConfig(clip_norm=1.0, clip_value=0.5)
 
 
+@pytest.mark.parametrize("name", ["cuts", "test_cuts"])
 @pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
-def test_segments_of_the_test_are_checked(value):
+def test_segment_lengths_are_checked(value, name):
     with pytest.raises(
-        ValueError, match=rf"^test_cuts={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"
+        ValueError, match=rf"^{name}={re.escape(str(value))}: expected numbers of tokens, of which the last may be 0"
     ):
-        TrainConfig(test_cuts=value)
-    assert TrainConfig(test_cuts=[200, 1]).test_cuts == [200, 1] and TrainConfig(test_cuts=[4, 0]).test_cuts == [4, 0]
+        TrainConfig(**{name: value})
+    for right in ([200, 1], [4, 0]):
+        assert getattr(TrainConfig(**{name: right}), name) == right
 
 
 @pytest.mark.parametrize(

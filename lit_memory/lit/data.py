@@ -119,7 +119,8 @@ class LitData(L.LightningDataModule):
     valid_size: Most contexts per validation; of a stream in whole batches.
     test_size: Most contexts per condition of the test, or a list with a number for each.
     eval_batch_size: Contexts per batch of a validation and a test, on all devices.
-    test_cuts: Tokens of the segments in which the test writes its contexts (``Batch.recut``); (): those of the task.
+    cuts: Tokens of the segments in which contexts are written (``Batch.recut``); (): those of the task.
+    test_cuts: Those of the test alone; (): ``cuts``.
     workers: Processes that draw training batches, 0: the main one; the bits are the same for any number.
     """
 
@@ -135,6 +136,7 @@ class LitData(L.LightningDataModule):
         valid_size: int = 256,
         test_size: int | Sequence[int] = 1000,
         eval_batch_size: int = 250,
+        cuts: Sequence[int] = (),
         test_cuts: Sequence[int] = (),
         workers: int = 0,
         **task: Any,
@@ -142,12 +144,14 @@ class LitData(L.LightningDataModule):
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
-        if test_cuts and not isinstance(self.task, FreeSegments):
-            raise FieldError("test_cuts", test_cuts, "the contexts of this task cannot be cut anew; expected none")
+        for name, lengths in (("cuts", cuts), ("test_cuts", test_cuts)):
+            if lengths and not isinstance(self.task, FreeSegments):
+                raise FieldError(name, lengths, "the contexts of this task cannot be cut anew; expected none")
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
-        self.valid_size, self.eval_batch_size, self.test_cuts = valid_size, eval_batch_size, test_cuts
+        self.valid_size, self.eval_batch_size = valid_size, eval_batch_size
+        self.cuts, self.test_cuts = cuts, test_cuts or cuts
         self.test_sizes = self.task.test_sizes(test_size)
         self.on_test_segment: SegmentHook | None = None
 
@@ -189,7 +193,9 @@ class LitData(L.LightningDataModule):
             read = f"{reader.world} devices read {reader.accumulated} parts each; expected a multiple of {parts}"
             raise FieldError("batch_size", self.batch_size, read)
         samples = self.batch_size * self.epoch_steps
-        steps = Steps(self.task, self.seed, "train", self.batch_size, samples, first=step, reader=reader)
+        steps = Steps(
+            self.task, self.seed, "train", self.batch_size, samples, first=step, reader=reader, cuts=self.cuts
+        )
         return loader(steps, num_workers=self.workers, timeout=WORKER_SECONDS if self.workers else 0)
 
     def _reader(self) -> Reader:
@@ -197,7 +203,7 @@ class LitData(L.LightningDataModule):
         return Reader(self.trainer.global_rank, self.trainer.world_size) if self.trainer else WHOLE
 
     def val_dataloader(self) -> DataLoader:
-        return self._evaluation(self.task, "valid", self.valid_size)
+        return self._evaluation(self.task, "valid", self.valid_size, cuts=self.cuts)
 
     def test_dataloader(self) -> list[DataLoader]:
         options = {"cuts": self.test_cuts, "on_segment": self.on_test_segment}

@@ -206,14 +206,15 @@ class Resolver:
             sampler.test_sizes(train.test_size)
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
-        if train.test_cuts and not getattr(sampler, "any_segments", False):
-            reason = "the contexts of this task cannot be cut anew"
-            raise self.error("train", "test_cuts", f"{train.test_cuts}: {reason}; expected none")
-        for length in train.test_cuts:
-            try:
-                model.check_segment(length or longest_context(sampler))
-            except ValueError as error:
-                raise self.error("train", "test_cuts", f"{train.test_cuts}: {error}") from None
+        for name, cuts in (("cuts", train.cuts), ("test_cuts", train.test_cuts)):
+            if cuts and not getattr(sampler, "any_segments", False):
+                reason = "the contexts of this task cannot be cut anew"
+                raise self.error("train", name, f"{cuts}: {reason}; expected none")
+            for length in cuts:
+                try:
+                    model.check_segment(length or longest_context(sampler))
+                except ValueError as error:
+                    raise self.error("train", name, f"{cuts}: {error}") from None
 
     def check_stage(self, where: str, stage: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Check the keys and values of one stage, the task's fields aside."""

@@ -83,9 +83,11 @@ class TrainConfig:
     test_size: int | list[int] = 1000
     """Contexts of the test: one number for all values of x, or a list with one for each."""
     eval_batch_size: int = 250
+    cuts: list[int] = added([])
+    """Segment lengths in tokens; default: those of the task. The last one repeats, and 0 is all that is left: [0] reads
+    a context in one pass, [200, 1] token by token after the first 200."""
     test_cuts: list[int] = added([])
-    """Segment lengths of the test in tokens; default: those of the task. The last one repeats, and 0 is all that is
-    left: [0] reads a context in one pass, [200, 1] token by token after the first 200."""
+    """Segment lengths of the test alone; default: ``cuts``."""
     timed_steps: int = added(0)
     """Steps that are timed after the training at every value of the test, for ``report.time: train_tokens_per_s``."""
     timed_contexts: int = added(0)
@@ -118,12 +120,11 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < math.inf:
                 raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")
         at_least(0, self, "timed_steps", "timed_contexts")
-        if any(n < 0 for n in self.test_cuts) or 0 in self.test_cuts[:-1]:
-            raise FieldError(
-                "test_cuts",
-                self.test_cuts,
-                "expected numbers of tokens, of which the last may be 0, for all that is left",
-            )
+        for name in ("cuts", "test_cuts"):
+            lengths = getattr(self, name)
+            if any(n < 0 for n in lengths) or 0 in lengths[:-1]:
+                expected = "expected numbers of tokens, of which the last may be 0, for all that is left"
+                raise FieldError(name, lengths, expected)
         if self.clip_norm and self.clip_value:
             raise FieldError("clip_value", self.clip_value, "expected 0 where clip_norm is set; choose one")
 

@@ -47,7 +47,8 @@ def build_data(spec: RunSpec) -> LitData:
     """The LightningDataModule of a run."""
     t = spec.train
     task = {k: v for k, v in spec.task.items() if k != "name"}
-    loaders = {k: t[k] for k in ("batch_size", "valid_size", "test_size", "eval_batch_size", "test_cuts", "workers")}
+    names = ("batch_size", "valid_size", "test_size", "eval_batch_size", "cuts", "test_cuts", "workers")
+    loaders = {k: t[k] for k in names}
     return LIT_DATA[spec.task["name"]](seed=spec.seed, epoch_steps=t["valid_every"], **loaders, **task)
 
 

@@ -231,7 +231,7 @@ def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     """What the report shows of one run, see ``ReportPlan.runs``."""
     facts = {"arm": spec.arm, "point": spec.point, "seed": spec.seed, "key": spec.key[:8], "status": work.status(spec)}
     facts["threads"] = spec.train["threads"]
-    if work.sweep.experiment.report.memory and not spec.train["test_cuts"]:
+    if work.sweep.experiment.report.memory and not (spec.train["cuts"] or spec.train["test_cuts"]):
         trained = (build("task", spec.trained.task | stage["task"]) for stage in spec.trained.stages)
         facts["trained_segments"] = max((task.written for task in trained), default=0)
     facts["most_steps"] = sum(stage["steps"] for run in with_starts(spec) for stage in run.stages)

@@ -118,6 +118,6 @@ class Curved(Task):
 
 
 class FreeSegments(Task):
-    """A task whose test may write its context in segments of any length (``Batch.recut``)."""
+    """A task that may write its contexts in segments of any length (``Batch.recut``)."""
 
     any_segments: ClassVar[bool] = True

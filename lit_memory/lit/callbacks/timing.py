@@ -32,7 +32,8 @@ class TestTimer(L.Callback):
         module.train()
         for condition, task in data.test_conditions:
             samples = self.timed_contexts or max(1, batch_tokens // task.tokens)
-            batch = task.batch(data.seed, "train", 0, samples).to(module.device)
+            batch = task.batch(data.seed, "train", 0, samples)
+            batch = (batch.recut(data.cuts) if data.cuts else batch).to(module.device)
             with torch.enable_grad(), trainer.precision_plugin.forward_context():
                 seconds = self.seconds_per_step(module, batch)
             self.speeds[condition] = len(batch.ids_BT) * task.tokens / seconds
