@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
-from lit_memory.util.metrics import MetricName
+from lit_memory.util.metrics import MetricName, named_at
 
 NAMES = ["loss", "exact_match", "M_norm.0", "hop1_support", "string_match_all", "a b", "answer-loss"]
 CONDITIONS = [None, 0, 2, 10**20, 0.5, 1e-05, 2.5e30, -3, -0.25]
@@ -44,3 +45,12 @@ def test_any_text_survives(text):
 def test_what_is_no_condition_belongs_to_the_name():
     assert MetricName.parse("valid/precision@k") == MetricName("precision@k", "valid")
     assert MetricName.parse("valid/f1[macro]") == MetricName("f1[macro]", "valid")
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"), [(0, "0"), (500, "500"), (1048576, "1048576"), (5e7, "50000000"), (0.5, "0.5"), (1e-6, "1e-06")]
+)
+def test_names_of_numbers_of_a_test(x, shown):
+    """MLflow takes them, at a million tokens as well: what it refuses waits on disk, and the report with it."""
+    name = named_at("result/recall", x)
+    assert name == f"result/recall at {shown}" and _validate_metric_name(name) is None

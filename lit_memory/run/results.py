@@ -11,7 +11,7 @@ import torch
 from lit_memory.lit.data import LitData
 from lit_memory.report.scores import close
 from lit_memory.run.tracking import Row
-from lit_memory.util.metrics import Condition, MetricName
+from lit_memory.util.metrics import Condition, MetricName, named_at
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def columns(rows: Iterable[Row], data: LitData) -> dict[str, float]:
     """ "result/exact_match at 500" -> value, of the task's metrics at every condition of the test: one number each, as
     MLflow's table of runs and its charts have them."""
     conditions, names = {x for x, _ in data.test_conditions}, data.whole_task.metrics
-    return {f"result/{name} at {x:g}": value for name, x, value in rows if name in names and x in conditions}
+    found = ((named_at(f"result/{name}", x), value) for name, x, value in rows if name in names and x in conditions)
+    return dict(found)
 
 
 def sample_scores(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lit_memory.report.page import join_blocks, paper_claim
 from lit_memory.report.results import Report, Results
 from lit_memory.report.verdict import mean
+from lit_memory.util.metrics import named_at
 
 MOST_X = 20
 """Values of x with a metric each; of more, the first and the last have one."""
@@ -30,7 +31,7 @@ def of_report(results: Results, report: Report) -> Summary:
     """The summary of the report of an experiment."""
     plan, y = results.plan, results.plan.config.y
     shown = plan.x_values if len(plan.x_values) <= MOST_X else [plan.x_values[0], plan.x_values[-1]]
-    means = {f"{arm}/{y} at {x:g}": mean(results.values(arm, None, x)) for arm in plan.arms for x in shown}
+    means = {named_at(f"{arm}/{y}", x): mean(results.values(arm, None, x)) for arm in plan.arms for x in shown}
     known = [(name, value) for name, value in means.items() if math.isfinite(value)]
     modified = " ".join(plan.modified)
     changed = f"Changed on the command line: `{modified}`" if modified else ""

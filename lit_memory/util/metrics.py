@@ -38,6 +38,12 @@ class MetricName(NamedTuple):
         return cls(name, split or "", number(condition), int(place) if place else None)
 
 
+def named_at(name: str, condition: Condition) -> str:
+    """ "exact_match at 500": one number of a test by the name that MLflow shows. Whole numbers are written out, as its
+    names may not have the + of 1e+06."""
+    return f"{name} at {int(condition) if condition == int(condition) else f'{condition:g}'}"
+
+
 def number(text: str | None) -> Condition | None:
     """The number that a text shows; whole ones are integers, which may be too long for a float."""
     if text is None:
