@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lit_memory.recurrence.protocol import SegmentRecurrent
+from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
 
 BLOCK = 2**19
 """Logits of a block: 2 MB of fp32, which stay in the cache of a core."""
@@ -61,10 +61,9 @@ def plain_table(model: SegmentRecurrent, hidden_ND: Tensor) -> Tensor | None:
     head = getattr(getattr(model, "decoder", None), "head", None)
     if type(head) is not nn.Linear or head.bias is not None or type(model).logits is not SegmentRecurrent.logits:
         return None
-    hooked = any(getattr(head, kind) for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
     on_cpu = hidden_ND.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     exact = head.weight.dtype == hidden_ND.dtype in (torch.float32, torch.float64)
-    return head.weight if on_cpu and exact and not hooked else None
+    return head.weight if on_cpu and exact and not hooked(head) else None
 
 
 class BlockedLoss(torch.autograd.Function):

@@ -127,6 +127,12 @@ class LayerRecurrent(SegmentRecurrent):
         return "its layers have rotary_bases of their own" if getattr(self.config, "rotary_bases", None) else None
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to know when a module is called."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)
+
+
 class Grouped(SegmentRecurrent):
     """A model that can read several segments of one shape in one go."""
 
@@ -137,8 +143,7 @@ class Grouped(SegmentRecurrent):
             return f"dropout={dropout} would draw other numbers"
         if torch.is_autocast_enabled(next(self.parameters()).device.type):
             return "autocast (a mixed precision) has no backward pass by hand"
-        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if any(getattr(part, kind) for part in self.modules() for kind in hooks):
+        if any(hooked(part) for part in self.modules()):
             return "hooks of its modules would not be called"
         return None
 

@@ -56,8 +56,7 @@ def columns(rows: Iterable[Row], data: LitData) -> dict[str, float]:
     """ "result/exact_match at 500" -> value, of the task's metrics at every condition of the test: one number each, as
     MLflow's table of runs and its charts have them."""
     conditions, names = {x for x, _ in data.test_conditions}, data.whole_task.metrics
-    found = ((named_at(f"result/{name}", x), value) for name, x, value in rows if name in names and x in conditions)
-    return dict(found)
+    return {named_at(f"result/{name}", x): value for name, x, value in rows if name in names and x in conditions}
 
 
 def sample_scores(
