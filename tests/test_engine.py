@@ -373,25 +373,27 @@ def test_a_run_times_its_training_at_every_x(make_spec, root):
     ]
 
 
+@pytest.mark.parametrize("cuts", [(), [7]])
 @pytest.mark.parametrize(("contexts", "read"), [(0, [6, 1]), (5, [5, 5])])  # 0: of 120 tokens
-def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch, contexts, read):
-    clock, sizes = iter([10.0, 14.0, 20.0, 21.0]), []
+def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch, contexts, read, cuts):
+    clock, sizes, cut = iter([10.0, 14.0, 20.0, 21.0]), [], []
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     weight = torch.nn.Parameter(torch.ones(()))
 
     def make_task(segments):
         batch = SimpleNamespace(to=lambda device: SimpleNamespace(ids_BT=torch.zeros(sizes[-1], 3)))
+        batch.recut = lambda lengths: cut.append(lengths) or batch
         return SimpleNamespace(tokens=10 * segments, batch=lambda seed, split, step, size: sizes.append(size) or batch)
 
     conditions = [(2, make_task(2)), (8, make_task(8))]
-    data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0)
+    data = SimpleNamespace(test_conditions=conditions, whole_task=make_task(4), batch_size=3, seed=0, cuts=cuts)
     module = SimpleNamespace(
         device=torch.device("cpu"), loss=lambda batch: weight.square(), zero_grad=list, train=list, eval=list
     )
     timer = TestTimer(timed_steps=2, timed_contexts=contexts)
     precision = SimpleNamespace(forward_context=contextlib.nullcontext)
     timer.on_test_start(SimpleNamespace(precision_plugin=precision, datamodule=data), module)
-    assert sizes == read
+    assert sizes == read and cut == 2 * [cuts] * bool(cuts)
     assert timer.rows == [("train_tokens_per_s", 2, 10.0 * read[0]), ("train_tokens_per_s", 8, 160.0 * read[1])]
 
 
