@@ -496,12 +496,25 @@ def test_babi_is_babilong_without_noise():
     assert re.fullmatch(r"(\w+ [a-z ]+\. ?)+ Where is \w+\? <gen> \w+ <eos>( <pad>)+", text), text
 
 
+def has_free_segments(data):
+    return issubclass(load_class("task", data.task_name), FreeSegments)
+
+
+cut_data = pytest.mark.parametrize("data", [data for data in LIT_DATA.values() if has_free_segments(data)])
+
+
 @all_data
-def test_segments_of_the_test_are_those_of_the_test_alone(data):
-    if not issubclass(load_class("task", data.task_name), FreeSegments):
-        with pytest.raises(ValueError, match=r"test_cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
-            make_data(data, test_cuts=[5, 1])
+@pytest.mark.parametrize("name", ["cuts", "test_cuts"])
+def test_other_tasks_refuse_to_be_cut(data, name):
+    if has_free_segments(data):
+        assert getattr(make_data(data, **{name: [5, 1]}), name) == [5, 1]
         return
+    with pytest.raises(ValueError, match=rf"^{name}=\[5, 1\]: the contexts of this task cannot be cut anew"):
+        make_data(data, **{name: [5, 1]})
+
+
+@cut_data
+def test_segments_of_the_test_are_those_of_the_test_alone(data):
     samples, cut = make_data(data), make_data(data, test_cuts=[5, 1])
     assert all(equal(a, b) for a, b in zip(samples.train_dataloader(), cut.train_dataloader(), strict=True))
     assert all(equal(a, b) for a, b in zip(samples.val_dataloader(), cut.val_dataloader(), strict=True))
@@ -510,13 +523,9 @@ def test_segments_of_the_test_are_those_of_the_test_alone(data):
             assert [part.shape[1] for part in parts.context][:2] == [5, 1] and equal(whole.recut([5, 1]), parts)
 
 
-@all_data
+@cut_data
 def test_segments_of_every_split(data):
     """Cut anew, in training, validation and test; the test may have others."""
-    if not issubclass(load_class("task", data.task_name), FreeSegments):
-        with pytest.raises(ValueError, match=r"cuts=\[5, 1\]: the contexts of this task cannot be cut anew"):
-            make_data(data, cuts=[5, 1])
-        return
     samples, cut, both = make_data(data), make_data(data, cuts=[5, 1]), make_data(data, cuts=[5, 1], test_cuts=[7])
     for name, of_test in (("train", [5, 1]), ("val", [5, 1]), ("test", [5, 1]), ("test", [7])):
         loaders = (getattr(d, f"{name}_dataloader")() for d in (samples, both if of_test == [7] else cut))

@@ -26,9 +26,14 @@ class LossHead:
         raise NotImplementedError
 
 
+def head_of(model: SegmentRecurrent) -> Any:
+    """The head of the model's decoder; None where it has neither."""
+    return getattr(getattr(model, "decoder", None), "head", None)
+
+
 def loss_head(model: SegmentRecurrent) -> LossHead | None:
     """The head of the model's decoder, if it has a loss of its own."""
-    head = getattr(getattr(model, "decoder", None), "head", None)
+    head = head_of(model)
     return head if isinstance(head, LossHead) else None
 
 
@@ -58,7 +63,7 @@ def weighted_cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N
 
 def plain_table(model: SegmentRecurrent, hidden_ND: Tensor) -> Tensor | None:
     """The weights (V, D) of the model's head where logits are a product with them alone, on a CPU; else None."""
-    head = getattr(getattr(model, "decoder", None), "head", None)
+    head = head_of(model)
     if type(head) is not nn.Linear or head.bias is not None or type(model).logits is not SegmentRecurrent.logits:
         return None
     on_cpu = hidden_ND.device.type == "cpu" and not torch.is_autocast_enabled("cpu")

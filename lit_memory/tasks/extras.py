@@ -100,8 +100,7 @@ def as_tail(sentence: np.ndarray, eos_id: int) -> QuestionAnswer:
 
 def mention(phrase: str, rng: Generator) -> str:
     """A sentence that mentions ``phrase``, a noun phrase: "the library"."""
-    sentence = SENTENCES[int(rng.integers(len(SENTENCES)))]
-    filled = CLASS.sub(lambda match: common(match[0])[int(rng.integers(COMMON))], sentence)
+    filled = CLASS.sub(lambda match: pick(common(match[0]), rng), pick(SENTENCES, rng))
     said = re.sub(r"\bX\b", lambda _: phrase, filled)
     said = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", said)
     return said[0].upper() + said[1:]
@@ -112,8 +111,12 @@ def fact(phrases: Sequence[str], rng: Generator) -> str:
     named = {word for phrase in phrases for word in phrase.split()}
     places = [place for place in common("PLACE", KNOWN) if place not in named]
     words = {"PERSON": common("PERSON", KNOWN), "PLACE": places}
-    sentence = FACTS[int(rng.integers(len(FACTS)))]
-    return CLASS.sub(lambda match: words[match[0]][int(rng.integers(len(words[match[0]])))], sentence)
+    return CLASS.sub(lambda match: pick(words[match[0]], rng), pick(FACTS, rng))
+
+
+def pick(options: Sequence[str], rng: Generator) -> str:
+    """One of the options, each with the same probability."""
+    return options[int(rng.integers(len(options)))]
 
 
 @lru_cache
