@@ -375,6 +375,7 @@ def test_legacy_ids():
 def test_recut(lengths, expected):
     """What is written becomes context in other segments; the questions, their targets and their score stay."""
     batch = make(mode="rewrite", pairs=5, queries=2).batch(0, "test", 0, 3)
+    assert batch.recut(()) is batch
     cut = batch.recut(lengths)
     assert [part.shape[1] for part in cut.context] == expected and cut.ids_BT.shape[1] == 8
     assert torch.equal(torch.cat([*cut.context, cut.ids_BT], dim=1), batch.ids_BT)

@@ -94,7 +94,7 @@ class Steps(Dataset):
             batch = self.task.batch(self.seed, self.split, self.first + index, size)
         else:
             batch = self.task.take(self.split, [i * self.count // self.samples for i in range(start, start + size)])
-        return batch.recut(self.cuts) if self.cuts else batch
+        return batch.recut(self.cuts)
 
 
 def watched(segments: Iterator[Segment] | Any, on_segment: SegmentHook) -> Iterator[Segment]:

@@ -96,9 +96,11 @@ class Batch:
     def recut(self, lengths: Sequence[int]) -> "Batch":
         """Copy of the batch whose written tokens become ``context``, in segments of other lengths.
 
-        lengths: tokens per segment; the last length repeats, and 0 means all remaining tokens.
+        lengths: tokens per segment; the last length repeats, and 0 means all remaining tokens. (): the batch itself.
         The batch has to come from a task with ``FreeSegments``: one tensor that ends with the read-only segments.
         """
+        if not lengths:
+            return self
         left, cuts = self.ids_BT.shape[1] - self._read_only_tokens, []
         written_BT, query_BT = self.ids_BT.split([left, self._read_only_tokens], dim=1)
         while left:

@@ -33,7 +33,7 @@ class TestTimer(L.Callback):
         for condition, task in data.test_conditions:
             samples = self.timed_contexts or max(1, batch_tokens // task.tokens)
             batch = task.batch(data.seed, "train", 0, samples)
-            batch = (batch.recut(data.cuts) if data.cuts else batch).to(module.device)
+            batch = batch.recut(data.cuts).to(module.device)
             with torch.enable_grad(), trainer.precision_plugin.forward_context():
                 seconds = self.seconds_per_step(module, batch)
             self.speeds[condition] = len(batch.ids_BT) * task.tokens / seconds
