@@ -18,13 +18,14 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import old_reports
 from lit_memory.report.cards import read_cards
-from lit_memory.report.charts import charts
+from lit_memory.report.charts import POINTS, charts
 from lit_memory.report.gallery import ASSETS, LIBRARY, embedded, write_gallery
 from lit_memory.report.labels import mean_interval
 from lit_memory.report.leaderboard import board, board_charts
 from lit_memory.report.markdown import markdown, tables
 from lit_memory.report.render import render
 from lit_memory.report.results import Results
+from lit_memory.report.style import ARCHITECTURES
 from lit_memory.util.provenance import PROJECT
 
 ARMS = ["armt", "wide", "rmt"]
@@ -179,6 +180,10 @@ def results(config=CONFIG, seeds=6, **validations):
     models = {"gamma": "armt", "no_gamma": "armt"}
     plan = make_plan(seeds=list(range(seeds)), config=config, expect=[], models=models)
     return dataclasses.replace(Results.from_frame(plan, make_frame(seeds=plan.seeds)), **validations)
+
+
+def test_every_architecture_has_a_point():
+    assert {marker for _, marker, _ in ARCHITECTURES.values()} <= POINTS.keys()
 
 
 def test_an_interval_where_there_are_enough_seeds():

@@ -25,7 +25,7 @@ from lit_memory.report.verdict import mean, std
 
 POINTS = {"o": "circle", "s": "rect", "^": "triangle", "v": "triangle", "<": "triangle", ">": "triangle"}
 POINTS |= {"D": "rectRot", "d": "rectRot", "X": "crossRot", "P": "cross", "h": "rectRounded", "p": "rectRounded"}
-POINTS |= {"*": "star", (4, 1, 0): "star", "H": "rectRounded", "8": "circle"}
+POINTS |= {"*": "star", (4, 1, 0): "star", (6, 1, 0): "star", "H": "rectRounded", "8": "circle"}
 """matplotlib's marker -> the nearest of Chart.js's points."""
 TURNS = {"v": 180, "<": 270, ">": 90}
 Chart = dict[str, Any]
