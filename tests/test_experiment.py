@@ -28,6 +28,7 @@ from lit_memory.run.build import build
 from lit_memory.run.results import collect
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.trainer import make_trainer, silence_lightning
+from lit_memory.run.worklist import with_starts
 from lit_memory.tasks.memreasoner import OTHER_PLACES
 from lit_memory.text.shipped import SHIPPED
 
@@ -255,16 +256,9 @@ KEYS = json.loads((Path(__file__).parent / "fixtures/keys.json").read_text())
 ``numbers`` alone: finished runs of users must stay finished."""
 
 
-def chain(spec: RunSpec | None) -> Iterator[RunSpec]:
-    """A run and those that it starts from."""
-    while spec is not None:
-        yield spec
-        spec = spec.start
-
-
 def keys(specs):
     """Runs and those that they start from, as ``KEYS`` has them."""
-    return {f"{on.experiment}/{on.arm} {on.point} {on.seed}": on.key[:16] for spec in specs for on in chain(spec)}
+    return {f"{on.experiment}/{on.arm} {on.point} {on.seed}": on.key[:16] for spec in specs for on in with_starts(spec)}
 
 
 def test_keys_behind_a_report_are_frozen():
@@ -285,7 +279,7 @@ def plan_of(path: Path, scale: str) -> list[RunSpec]:
 def test_who_is_asked_for_other_places_has_read_of_them(path):
     """Models that start from nothing have met the words of the other places, all six and no others, on their way."""
     asked = [s for s in plan_of(path, WHOLE[path].default_scale) if s.task.get("eval_places") == "other"]
-    read = [{phrase for on in chain(spec) for phrase in on.task.get("mentioned", [])} for spec in asked]
+    read = [{phrase for on in with_starts(spec) for phrase in on.task.get("mentioned", [])} for spec in asked]
     assert asked and all(phrases == {f"the {place}" for place in OTHER_PLACES.values()} for phrases in read)
 
 
