@@ -10,7 +10,7 @@ from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
-from lit_memory.run import display
+from lit_memory.run import display, worklist
 from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList
@@ -131,3 +131,16 @@ def test_the_list_and_the_plan_agree_on_the_time(name, tmp_path):
     own = [spec for spec in work.todo() if spec.experiment == name]
     listed = next(seconds for listed, *_, seconds in LIST_ONCE() if listed == name) / cores()
     assert work.seconds_left(own) == pytest.approx(listed, rel=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "seconds"), [(900, 60.0), (0, None)])
+def test_a_report_tells_of_the_time_of_runs_that_trained_as_well(steps, seconds, tmp_path, monkeypatch):
+    """A report of before, whose runs tested weights of others, says nothing about training some."""
+    name = "armt_mamba_segments"
+    report = tmp_path / "reports" / name / "verdict.json"
+    report.parent.mkdir(parents=True)
+    work = WorkList(Sweep.prepare(parse_options([name, "--root", str(tmp_path)])))
+    spec = work.todo()[0]
+    report.write_text(json.dumps({"runs": [{"arm": spec.arm, "seed": 0, "steps": steps, "seconds": 60.0}]}))
+    monkeypatch.setattr(worklist, "PROJECT", tmp_path)
+    assert work.seconds(spec) == seconds

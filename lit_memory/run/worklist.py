@@ -125,7 +125,7 @@ class WorkList:
 
     def seconds(self, spec: RunSpec) -> float | None:
         """Estimated seconds of a run: the mean of the same arm's runs here, or in the report that came with the
-        project. None where neither is known."""
+        project, if those train where this one does. None where neither is known."""
         arm = spec.experiment, spec.arm
         if arm not in self.estimates:
             self.estimates[arm] = self._estimate(spec)
@@ -138,7 +138,8 @@ class WorkList:
         if not measured and not self.sweep.options.overrides:
             scale = "" if self.sweep.is_default_scale else self.sweep.scale
             shipped = read_verdict(PROJECT / "reports" / spec.experiment / scale).get("runs", [])
-            measured = [run["seconds"] for run in shipped if run["arm"] == spec.arm and run.get("seconds")]
+            same = [run for run in shipped if run["arm"] == spec.arm and bool(run.get("steps")) == bool(spec.stages)]
+            measured = [run["seconds"] for run in same if run.get("seconds")]
         return sum(measured) / len(measured) if measured else None
 
     def seconds_left(self, todo: Sequence[RunSpec]) -> float | None:
