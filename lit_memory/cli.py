@@ -119,7 +119,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         sweep.check_machine(todo)
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        console.print(plan_table(work), soft_wrap=True)
+        console.print(plan_table(work, console.width), soft_wrap=True)
     note = note_on_stages(sweep)
     if note:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

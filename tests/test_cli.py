@@ -174,6 +174,20 @@ def test_a_dry_run_shows_how_a_state_grows(write, tmp_path, capsys, no_training)
     assert ["32 + 64 a segment" in row for row in rows] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(90, ()), (70, ("state floats",)), (60, ("state floats", "parameters"))]
+)
+def test_a_plan_shows_whole_words_in_a_narrow_terminal(width, left_out, write, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    file = write(arms={"a": {}}, grid={"train.weight_decay": [0.125, 0.25]}, expect=["a[2] >= 0"])
+    assert call(file, "--root", tmp_path / "root", "--dry-run") == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    header, first, *_ = (re.split(" {2,}", row.strip()) for row in rows)
+    names = ["arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"]
+    assert header == [name for name in names if name not in left_out]
+    assert "…" not in "".join(rows) and first[0] == "a weight_decay0.125"
+
+
 def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):
     """A memory of lines grows by lines, in plans and in reports."""
     lines = {

@@ -87,23 +87,37 @@ def list_table() -> Table:
     return table
 
 
-def plan_table(work: WorkList) -> Table | Text:
-    """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones."""
+def plan_table(work: WorkList, width: int) -> Table | Text:
+    """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones.
+
+    A terminal too narrow for them gets no floats of state, then no parameters, then no steps.
+    """
     names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
     for spec in work.selected:
         seconds = work.seconds(spec)
         last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
         rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])
+    columns = list(zip(names, *rows, strict=True))
     if len(rows) >= MANY:
-        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        widths = [max(map(len, column)) for column in columns]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
         return Text("\n".join(lines))
     table = Table(box=None, header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=name in ("arm", "key", "status"))
-    for row in rows:
+    header, *rows_shown = zip(*fitting(columns, width, spare=(3, 2, 4)), strict=True)
+    for name in header:
+        table.add_column(name, no_wrap=True)
+    for row in rows_shown:
         table.add_row(*row)
     return table
+
+
+def fitting(columns: list[tuple[str, ...]], width: int, spare: Sequence[int]) -> list[tuple[str, ...]]:
+    """Without as many of the ``spare`` columns, the first of them first, as a terminal is too narrow for."""
+    left = dict(enumerate(columns))
+    for number in spare:
+        if sum(max(map(len, column)) + 2 for column in left.values()) > width:
+            del left[number]
+    return list(left.values())
 
 
 def sizes_shown(sweep: Sweep, spec: RunSpec) -> tuple[str, str]:
@@ -182,10 +196,7 @@ class LiveLines:
 
     def renderable(self, width: int) -> Group:
         """All lines. A terminal too narrow for them gets no loss, and then no step."""
-        columns = list(zip(*map(self.line, self.launcher.running), strict=True))
-        for spare in (3, 2):
-            if sum(max(map(len, column)) + 2 for column in columns) - 2 > width:
-                del columns[spare]
+        columns = fitting(list(zip(*map(self.line, self.launcher.running), strict=True)), width + 2, spare=(3, 2))
         table = Table.grid(*(Column(no_wrap=True) for _ in columns), padding=(0, 2))
         for row in zip(*columns, strict=True):
             table.add_row(*row)
