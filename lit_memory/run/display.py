@@ -1,6 +1,6 @@
 """What the command shows, as rich renderables. Prints nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -97,27 +97,27 @@ def plan_table(work: WorkList, width: int) -> Table | Text:
         seconds = work.seconds(spec)
         last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
         rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])
-    columns = list(zip(names, *rows, strict=True))
     if len(rows) >= MANY:
-        widths = [max(map(len, column)) for column in columns]
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
         return Text("\n".join(lines))
     table = Table(box=None, header_style="bold")
-    header, *rows_shown = zip(*fitting(columns, width, spare=(3, 2, 4)), strict=True)
+    header, *shown = fitting([names, *rows], width, spare=(3, 2, 4))
     for name in header:
         table.add_column(name, no_wrap=True)
-    for row in rows_shown:
+    for row in shown:
         table.add_row(*row)
     return table
 
 
-def fitting(columns: list[tuple[str, ...]], width: int, spare: Sequence[int]) -> list[tuple[str, ...]]:
-    """Without as many of the ``spare`` columns, the first of them first, as a terminal is too narrow for."""
-    left = dict(enumerate(columns))
+def fitting(rows: Iterable[Sequence[str]], width: int, spare: Sequence[int]) -> list[tuple[str, ...]]:
+    """The rows without as many of the ``spare`` columns, the first of them first, as a terminal is too narrow for.
+    Every column has two spaces beside it."""
+    columns = dict(enumerate(zip(*rows, strict=True)))
     for number in spare:
-        if sum(max(map(len, column)) + 2 for column in left.values()) > width:
-            del left[number]
-    return list(left.values())
+        if sum(max(map(len, column)) + 2 for column in columns.values()) > width:
+            del columns[number]
+    return list(zip(*columns.values(), strict=True))
 
 
 def sizes_shown(sweep: Sweep, spec: RunSpec) -> tuple[str, str]:
@@ -196,9 +196,9 @@ class LiveLines:
 
     def renderable(self, width: int) -> Group:
         """All lines. A terminal too narrow for them gets no loss, and then no step."""
-        columns = fitting(list(zip(*map(self.line, self.launcher.running), strict=True)), width + 2, spare=(3, 2))
-        table = Table.grid(*(Column(no_wrap=True) for _ in columns), padding=(0, 2))
-        for row in zip(*columns, strict=True):
+        rows = fitting(map(self.line, self.launcher.running), width + 2, spare=(3, 2))  # a grid has none at its end
+        table = Table.grid(*(Column(no_wrap=True) for _ in next(iter(rows), ())), padding=(0, 2))
+        for row in rows:
             table.add_row(*row)
         done, total, waiting = self.launcher.done, self.launcher.total, len(self.launcher.waiting)
         return Group(table, f"{done} of {total} done, {waiting} waiting")
