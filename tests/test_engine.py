@@ -464,6 +464,27 @@ def test_a_stage_ends_as_soon_as_until_is_reached(fit, until, steps):
     assert spy.train[steps - 1 : steps + 1] == [(steps - 1, 1), (steps, 2)] and len(spy.train) == steps + 2
 
 
+@pytest.mark.parametrize(
+    ("goal", "needed", "steps"), [(1.1, "true", [4]), (1.1, "false", [4, 6]), (0.0, "true", [3, 5])]
+)
+def test_a_training_ends_with_a_needed_stage_that_it_does_not_solve(fit, tmp_path, goal, needed, steps):
+    """A run that has stopped stays so."""
+    first = f"{{task.pairs: 1, steps: 4, until: {{exact_match: {goal}}}, needed: {needed}}}"
+    trainer, _, curriculum, spy = fit(f"train.stages=[{first}, {{steps: 2}}]")
+    assert [entry["step"] for entry in curriculum.history] == steps and trainer.global_step == steps[-1]
+    again, _, curriculum, spy = fit(f"train.stages=[{first}, {{steps: 2}}]", resume=saved(tmp_path / "fit")[0])
+    assert not spy.train and again.global_step == steps[-1] and curriculum.done
+
+
+def test_what_is_recorded_of_a_run_that_stops(make_spec, root):
+    """The test reads its weights on the whole task."""
+    needed = "{steps: 2, until: {exact_match: 1.1}, needed: true}"
+    stages = f"train.stages=[{{task.pairs: 1, steps: 2}}, {needed}, {{steps: 2}}]"
+    found, rows = run(make_spec(stages, "train.valid_size=2", "train.test_size=2"), root)
+    assert found.tags["lit.stage_steps"] == "2 2" and found.metrics["stage"] == 1 and found.metrics["steps"] == 4
+    assert found.status == "FINISHED" and {x for _, x, _ in rows} == {2, 4}
+
+
 @pytest.mark.parametrize(("steps", "validations"), [(6, [3, 6]), (7, [3, 6, 7]), (2, [2]), (1, [1])])
 def test_the_last_epoch_of_a_run_may_be_short(fit, steps, validations):
     trainer, _, _, spy = fit(f"train.steps={steps}")

@@ -146,6 +146,16 @@ def test_a_run_that_has_not_finished_is_not_chosen(tree):
     assert chosen(experiment, specs, runs)[0].point == "lr0.2"
 
 
+def test_who_came_further_is_better(tree):
+    """Where a run ends with a stage that it does not solve, its last validation is of an easier task."""
+    experiment = parse(tree | {"grid": {"train.lr": RATES}}, "tiny.yaml").at()
+    specs = experiment.plan()
+    runs = runs_of(specs, {(0, lr): (lr, 0.0) for lr in RATES})
+    for spec in specs:
+        dict.update(runs[spec.key].metrics, {"stage": 1.0 if spec.train["lr"] == 0.4 else 2.0})
+    assert chosen(experiment, specs, runs)[0].train["lr"] == 0.2
+
+
 # One choice for all seeds
 
 OF_SEEDS = {0.1: (1.0, 0.0), 0.2: (0.8, 0.7), 0.4: (0.1, 0.9)}
@@ -475,6 +485,21 @@ def test_the_figure_against_several_keys():
     assert lines_of(right)[0].get_ydata() == pytest.approx([3.5, 2.0])
     assert [tick.get_text() for tick in right.get_xticklabels()] == ["raw", "off"] and right.get_xlabel() == "gamma"
     assert left.get_yscale() == "log"  # of what is minimized, as in the figure of the training
+
+
+def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
+    """They have the stage in place of a validation, which was on an easier task; the figure leaves them out."""
+    monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
+    results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.8), (0.25, 0.75)])
+    results.plan.grid[0] |= {"stage_steps": [5], "stages": 3}
+    found = render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "grid.csv").read_text().splitlines()))
+    assert [row["stopped_at"] for row in rows] == ["1 of 3", "", "", ""] and rows[0]["valid_exact_match"] == "0.9"
+    table = re.sub(" +", " ", found.table)
+    assert "| arm | learning rate | stopped at stage | validation |" in table.replace("train.lr", "learning rate")
+    assert "| a | 0.001 | 1 of 3, – | 0.800 |" in table and "has no validation here" in table
+    (axes,) = grid_figure(results, "scale cpu").axes
+    assert lines_of(axes)[0].get_ydata() == pytest.approx([0.8, 0.5])
 
 
 def test_a_table_of_points_without_numbers(tmp_path, monkeypatch):

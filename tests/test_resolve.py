@@ -196,6 +196,14 @@ BROKEN = {
         {"base/train/stages": [{"until": {"exact_match": "x"}}]},
         "FILE (arm a): train.stages[0].until: … expected {metric: number}",
     ),
+    "needed without until": (
+        {"base/train/stages": [{"needed": True}]},
+        "FILE (arm a): train.stages[0].needed: True: expected true, in a stage that has an until",
+    ),
+    "needed a number": (
+        {"base/train/stages": [{"until": {"exact_match": 1}, "needed": 1}]},
+        "FILE (arm a): train.stages[0].needed: 1: expected true",
+    ),
     "vocabulary of a stage": (
         {"base/train/stages": [{"task.legacy_ids": True}]},
         "FILE (arm a): model.vocab_size: 19: the task has 128 token ids",

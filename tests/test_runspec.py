@@ -125,7 +125,7 @@ def test_a_spec_is_plain_and_names_its_folder(make_spec):
 
 
 def test_stages(make_spec):
-    whole = {"steps": 6, "batch_size": 4, "until": {}, "task": {}}
+    whole = {"steps": 6, "batch_size": 4, "until": {}, "needed": False, "task": {}}
     assert make_spec().stages == [whole]
     first, second = "task.pairs: 1, until: {exact_match: 0.9}", "steps: 3, batch_size: 2, task.pairs: 4, task.vary: 0.5"
     stages = make_spec(f"train.stages=[{{{first}}}, {{{second}}}, {{}}]").stages

@@ -52,4 +52,4 @@ def _shown(value: Any) -> str:
 
 
 def _stage(stage: dict[str, Any]) -> str:
-    return ", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k != "until")
+    return ", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k not in ("until", "needed"))

@@ -14,7 +14,7 @@ from lit_memory.plan.trainer import check_trainer, devices_of, parts_of
 from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketch, weights_of
 from lit_memory.util.checks import FieldError, field_name, nearest
 
-STAGE_KEYS = ("steps", "batch_size", "until")
+STAGE_KEYS = ("steps", "batch_size", "until", "needed")
 
 
 @dataclass
@@ -178,9 +178,9 @@ class Resolver:
             expected = "expected that many at most, or more task.segments"
             raise self.error("train", "bptt", f"{train.bptt}: {most}; {expected}")
         for i, stage in enumerate(train.stages):
-            for key in stage.keys() - {"steps", "until"}:
+            for key in stage.keys() - {"steps", "until", "needed"}:
                 reason = "a stage of a stream cannot change what its memory comes from"
-                raise self.error("train", f"stages[{i}].{key}", f"{reason}; expected steps and until alone")
+                raise self.error("train", f"stages[{i}].{key}", f"{reason}; expected steps, until and needed alone")
 
     def check_parts(self, train: TrainConfig, sampler: Any) -> None:
         """Check the sizes of batches against the devices that read them, and the batches that are accumulated."""
@@ -224,6 +224,8 @@ class Resolver:
                 raise self.error("train", name, f"{value!r}: expected a whole number of at least 1")
             if key == "until":
                 self.check_until(name, value, metrics)
+            if key == "needed" and (type(value) is not bool or (value and not stage.get("until"))):
+                raise self.error("train", name, f"{value!r}: expected true, in a stage that has an until, or false")
             if key not in STAGE_KEYS and not key.startswith("task."):
                 raise self.error("train", name, f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
 

@@ -98,13 +98,14 @@ class RunSpec:
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Every stage with its steps, batch size, ``until`` and the task's fields that it changes; [] without
-        training."""
+        """Every stage with its steps, batch size, ``until``, whether it is ``needed`` and the task's fields that it
+        changes; [] without training."""
         stages = self.train["stages"] or [{}] * (self.train["steps"] > 0)
         return [
             {
                 "steps": s.get("steps", self.train["steps"]),
                 "until": s.get("until", {}),
+                "needed": s.get("needed", False),
                 "batch_size": s.get("batch_size", self.train["batch_size"]),
                 "task": {k.removeprefix("task."): v for k, v in s.items() if k.startswith("task.")},
             }

@@ -74,9 +74,10 @@ class TrainConfig:
     """Keep the states between groups of so many segments, and compute a group again on the way back: less memory, a
     third more time."""
     stages: list[dict[str, Any]] = field(default_factory=list)
-    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}}. It ends after N
-    steps, or earlier, at the first validation that reaches every metric of ``until``. Default: one stage on the task
-    as it is."""
+    """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}, needed: true}.
+    It ends after N steps, or earlier, at the first validation that reaches every metric of ``until``. If its steps do
+    not reach them and it is ``needed``, the training ends: harder stages would be lost on it. Default: one stage on the
+    task as it is."""
     valid_every: int = 100
     """Steps between two validations, and between two checkpoints: a killed run loses no more."""
     valid_size: int = 256

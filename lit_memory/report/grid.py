@@ -34,7 +34,9 @@ def grid_csv(plan: ReportPlan) -> str:
     writer = csv.writer(file, lineterminator="\n")
     metrics = [f"valid_{plan.select}", *["valid_loss"] * (plan.select != "loss")]
     tests = [f"{plan.config.y}@{x:.10g}" for x in plan.x_values]
-    writer.writerow(["arm", *(key.rstrip("?") for key in keys), "seed", "status", "chosen", "steps", *metrics, *tests])
+    some_stop = any(map(_stopped, plan.grid))
+    facts = ["seed", "status", "chosen", "steps", *["stopped_at"] * some_stop]
+    writer.writerow(["arm", *(key.rstrip("?") for key in keys), *facts, *metrics, *tests])
     for run in plan.grid:
         validated = [run["valid"], *[run["valid_loss"]] * (plan.select != "loss")]
         tested = run["test"] or [None] * len(plan.x_values)
@@ -43,7 +45,8 @@ def grid_csv(plan: ReportPlan) -> str:
             numbers = [number or "nan" for number in numbers]
         steps = "" if run.get("steps") is None else f"{run['steps']:.0f}"
         settings = (_value(run, key) for key in keys)
-        writer.writerow([run["arm"], *settings, run["seed"], run["status"], "yes" * run["chosen"], steps, *numbers])
+        facts = [run["seed"], run["status"], "yes" * run["chosen"], steps, *[_stopped(run)] * some_stop]
+        writer.writerow([run["arm"], *settings, *facts, *numbers])
     return file.getvalue()
 
 
@@ -57,16 +60,18 @@ def grid_table(plan: ReportPlan) -> str:
     if not plan.grid:
         return ""
     keys, rows = swept(plan), []
-    shown = sorted({0, len(plan.x_values) - 1})
+    shown, some_stop = sorted({0, len(plan.x_values) - 1}), any(map(_stopped, plan.grid))
     for runs in _points(plan):
         finished = [run for run in runs if run["status"] == "finished"]
-        valid = [run["valid"] for run in finished if run["valid"] is not None]
+        valid = [run["valid"] for run in finished if _is_comparable(run)]
         tests = [[run["test"][i] for run in finished if run["test"] and run["test"][i] is not None] for i in shown]
         counts = f"{len(finished)} of {len(runs)}", f"{sum(run['chosen'] for run in runs)} of {len(runs)}"
         settings = (_value(runs[0], key) or "–" for key in keys)
-        rows.append([plan.shown(runs[0]["arm"]), *settings, mean_std(valid), *map(mean_std, tests), *counts])
-    names = [key.rstrip("?") for key in keys]
-    header = ["arm", *names, "validation", *(f"test {short(plan.x_values[i])}" for i in shown), "runs", "chosen by"]
+        stages = [", ".join(_stopped(run) or "–" for run in finished)] * some_stop
+        rows.append([plan.shown(runs[0]["arm"]), *settings, *stages, mean_std(valid), *map(mean_std, tests), *counts])
+    tested = [f"test {short(plan.x_values[i])}" for i in shown]
+    names = [*(key.rstrip("?") for key in keys), *["stopped at stage"] * some_stop]
+    header = ["arm", *names, "validation", *tested, "runs", "chosen by"]
     chooser = (
         f"{seeds_shown(plan.tune_seeds)} chose a point for all" if plan.tune_seeds else "every seed chooses a point"
     )
@@ -74,7 +79,19 @@ def grid_table(plan: ReportPlan) -> str:
         f"Tuning: {label(plan.select)} of the last validation, by which {chooser}, and {plan.y_label} "
         f"of the test,\nmean ± standard deviation over seeds"
     )
+    if some_stop:
+        caption += ".\nA run that stopped at a stage has no validation here, and loses to any that came further"
     return f"{caption}\n\n{markdown(header, rows)}"
+
+
+def _stopped(run: Mapping[str, Any]) -> str:
+    """The stage that a run did not solve, and with which it stopped; "" if it did not stop."""
+    return f"{len(run['stage_steps'])} of {run['stages']}" if "stages" in run else ""
+
+
+def _is_comparable(run: Mapping[str, Any]) -> bool:
+    """Whether a run has a validation on the task of the last stage."""
+    return run["valid"] is not None and not _stopped(run)
 
 
 def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
@@ -116,7 +133,7 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     axis, places = _axis(key, [run["settings"][key] for run in runs])
     tuned = [run["arm"] for run in plan.grid]
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
-        own = [run for run in runs if run["arm"] == arm and run["valid"] is not None]
+        own = [run for run in runs if run["arm"] == arm and _is_comparable(run)]
         groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
         curve = [(place, mean(list(group.values()))) for place, group in groups.items() if group]
         if arm in tuned:

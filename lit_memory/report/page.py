@@ -213,8 +213,9 @@ def _runs(plan: ReportPlan) -> str:
     rows = []
     for run in plan.runs:
         steps, stages = count(run.get("steps")), run.get("stage_steps") or ()
-        if len(stages) > 1:
-            steps += f" ({' + '.join(map(count, stages))})"
+        if len(stages) > 1 or "stages" in run:
+            stopped = f"; stopped at stage {len(stages)} of {run['stages']}" if "stages" in run else ""
+            steps += f" ({' + '.join(map(count, stages))}{stopped})"
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append(
             [

@@ -49,7 +49,7 @@ class ReportPlan:
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
     (written before the test at ``state_x`` reads; for a growing state), trained_segments (of the longest contexts, for
     ``report.memory``), samples (of the test, one number per x), threads, steps, most_steps (that it may take, with
-    those of the runs it starts from), stage_steps, seconds."""
+    those of the runs it starts from), stage_steps, stages (planned, of a run that stopped before the last), seconds."""
     select: str = ""
     """Metric of the last validation by which the points of a grid were chosen."""
     tune_seeds: list[int] = field(default_factory=list)
@@ -117,9 +117,11 @@ class ReportPlan:
         return [self.models.get(arm, "") for arm in self.arms]
 
     def last_stage(self, arm: str, seed: int) -> int:
-        """Steps of a run before its last stage; 0 if they are not known."""
-        found = (run.get("stage_steps") for run in self.runs if (run["arm"], run["seed"]) == (arm, seed))
-        return sum((next(found, None) or [])[:-1])
+        """Steps of a run before the last stage; all of them if it stopped earlier, and 0 if they are not known."""
+        found = (run for run in self.runs if (run["arm"], run["seed"]) == (arm, seed))
+        run = next(found, {})
+        steps = run.get("stage_steps") or []
+        return sum(steps if "stages" in run else steps[:-1])
 
     @property
     def x_label(self) -> str:

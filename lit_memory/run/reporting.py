@@ -244,6 +244,8 @@ def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
         facts |= growth_facts(work.sweep, spec)
     facts |= {name: run.metrics[name] for name in TOTALS if name in run.metrics}
     stages = [int(steps) for steps in run.tags.get("lit.stage_steps", "").split()]
+    if 0 < len(stages) < len(spec.stages):
+        facts["stages"] = len(spec.stages)
     return facts | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
 
 

@@ -41,11 +41,13 @@ class Selection:
             return None, None
         return run.metrics.get(f"valid/{self.metric}"), run.metrics.get("valid/loss")
 
-    def rank(self, run: "Run | None") -> tuple[bool, float, float]:
-        """Less is better: a finished run, the metric, and where that is equal the loss. NaN is worse than anything."""
+    def rank(self, run: "Run | None") -> tuple[bool, float, float, float]:
+        """Less is better: a finished run, that came to a later stage (some are ``needed``), the metric, and where
+        that is equal the loss. NaN is worse than anything."""
         value, loss = (math.inf if v is None or math.isnan(v) else v for v in self.validated(run))
         finished = run is not None and run.status == "FINISHED"
-        return not finished, value if self.minimized or value == math.inf else -value, loss
+        stage = run.metrics.get("stage", 0.0) if run is not None else 0.0
+        return not finished, -stage, value if self.minimized or value == math.inf else -value, loss
 
     def mean_rank(self, runs: "Sequence[Run | None]") -> tuple[float, ...]:
         """The means of ``rank``: a point with a run that has not finished is worse than any that has none."""

@@ -12,7 +12,8 @@ class Curriculum(L.Callback):
     """Trains through the stages of a run.
 
     A stage changes fields of the task. It ends after its steps, or as soon as a validation reaches all metrics of its
-    ``until``: from below or, if less is better, from above. The data module has to be a ``LitData``.
+    ``until``: from below or, if less is better, from above. One that is ``needed`` and does not is the last. The data
+    module has to be a ``LitData``.
     """
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], valid_every: int) -> None:
@@ -38,7 +39,8 @@ class Curriculum(L.Callback):
 
     @property
     def done(self) -> bool:
-        return self.stage >= len(self.stages)
+        stopped = bool(self.history) and self.stages[self.stage - 1]["needed"] and not self.history[-1]["solved"]
+        return stopped or self.stage >= len(self.stages)
 
     def enter(self, data: Any, module: Any, step: int) -> None:
         """Set up data and module for what follows ``step``, or for the rest of a stage that a resumed run is in."""
