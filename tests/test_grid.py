@@ -497,9 +497,20 @@ def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
     assert [row["stopped_at"] for row in rows] == ["1 of 3", "", "", ""] and rows[0]["valid_exact_match"] == "0.9"
     table = re.sub(" +", " ", found.table)
     assert "| arm | learning rate | stopped at stage | validation |" in table.replace("train.lr", "learning rate")
-    assert "| a | 0.001 | 1 of 3, – | 0.800 |" in table and "has no validation here" in table
+    assert "| a | 0.001 | 1 of 3 | 0.800 |" in table and "| a | 0.002 | – | 0.500 ± 0.354 |" in table
+    assert "has no validation here" in table
     (axes,) = grid_figure(results, "scale cpu").axes
     assert lines_of(axes)[0].get_ydata() == pytest.approx([0.8, 0.5])
+
+
+def test_points_are_compared_over_the_seeds_that_choose(tmp_path, monkeypatch):
+    """The others have trained the chosen point alone; they are dots, and their tests count."""
+    monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
+    results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.1), (0.25, None)], tune_seeds=[0])
+    (axes,) = grid_figure(results, "scale cpu").axes
+    assert lines_of(axes)[0].get_ydata() == pytest.approx([0.9, 0.25])
+    found = render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
+    assert "| a | 0.001 | 0.900 | 0.500 ± 0.000 |" in re.sub(" +", " ", found.table)
 
 
 def test_a_table_of_points_without_numbers(tmp_path, monkeypatch):

@@ -102,7 +102,8 @@ def curve_figure(results: Results, status: str) -> Any:
 
 def grid_figure(results: Results, status: str) -> Any:
     """The ``Figure`` of the last validation against what was tuned."""
-    seeds = "mean over seeds, dots: every seed; " if len(results.plan.seeds) > 1 else ""
+    chosen_by = "the seeds that choose" if results.plan.tune_seeds else "seeds"
+    seeds = f"mean over {chosen_by}, dots: every seed; " if len(results.plan.seeds) > 1 else ""
     others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
     return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen")
 

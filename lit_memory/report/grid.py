@@ -63,11 +63,11 @@ def grid_table(plan: ReportPlan) -> str:
     shown, some_stop = sorted({0, len(plan.x_values) - 1}), any(map(_stopped, plan.grid))
     for runs in _points(plan):
         finished = [run for run in runs if run["status"] == "finished"]
-        valid = [run["valid"] for run in finished if _is_comparable(run)]
+        valid = [run["valid"] for run in finished if _is_comparable(run) and run["seed"] in choosers(plan)]
         tests = [[run["test"][i] for run in finished if run["test"] and run["test"][i] is not None] for i in shown]
         counts = f"{len(finished)} of {len(runs)}", f"{sum(run['chosen'] for run in runs)} of {len(runs)}"
         settings = (_value(runs[0], key) or "–" for key in keys)
-        stages = [", ".join(_stopped(run) or "–" for run in finished)] * some_stop
+        stages = [", ".join(filter(None, map(_stopped, finished))) or "–"] * some_stop
         rows.append([plan.shown(runs[0]["arm"]), *settings, *stages, mean_std(valid), *map(mean_std, tests), *counts])
     tested = [f"test {short(plan.x_values[i])}" for i in shown]
     names = [*(key.rstrip("?") for key in keys), *["stopped at stage"] * some_stop]
@@ -79,6 +79,8 @@ def grid_table(plan: ReportPlan) -> str:
         f"Tuning: {label(plan.select)} of the last validation, by which {chooser}, and {plan.y_label} "
         f"of the test,\nmean ± standard deviation over seeds"
     )
+    if plan.tune_seeds:
+        caption += ", the validation's over those that chose"
     if some_stop:
         caption += ".\nA run that stopped at a stage has no validation here, and loses to any that came further"
     return f"{caption}\n\n{markdown(header, rows)}"
@@ -87,6 +89,11 @@ def grid_table(plan: ReportPlan) -> str:
 def _stopped(run: Mapping[str, Any]) -> str:
     """The stage that a run did not solve, and with which it stopped; "" if it did not stop."""
     return f"{len(run['stage_steps'])} of {run['stages']}" if "stages" in run else ""
+
+
+def choosers(plan: ReportPlan) -> list[int]:
+    """The seeds that choose; where some do for all, the others have trained the chosen point alone."""
+    return plan.tune_seeds or plan.seeds
 
 
 def _is_comparable(run: Mapping[str, Any]) -> bool:
@@ -103,8 +110,8 @@ def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
 
 
 def draw_grid(axes: Any, results: Results) -> Drawn:
-    """The last validation against every swept key, one panel for each and one line per arm: the mean over seeds of the
-    best that the other keys allow. Dots are seeds; rings are what they chose."""
+    """The last validation against every swept key, one panel for each and one line per arm: the mean over the
+    seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen."""
     plan, keys = results.plan, swept(results.plan)
     config = curve_config(plan, plan.select)
     panels, drawn = _panels(axes, len(keys)), Drawn([], [], [])
@@ -135,7 +142,8 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         own = [run for run in runs if run["arm"] == arm and _is_comparable(run)]
         groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
-        curve = [(place, mean(list(group.values()))) for place, group in groups.items() if group]
+        choosing = {place: [group[seed] for seed in group if seed in choosers(plan)] for place, group in groups.items()}
+        curve = [(place, mean(values)) for place, values in choosing.items() if values]
         if arm in tuned:
             line = axis.curve(*zip(*curve, strict=True)) if curve else ([], [])
             drawn.handles.extend(axes.plot(*line, **look, label=plan.shown(arm)))
