@@ -539,7 +539,8 @@ def test_the_plan_that_a_report_gets(tmp_path):
         whole = load(EXPERIMENTS / f"{name}.yaml")
         specs = whole.at(scale).plan()
         sweep = Sweep(Options(name), whole, dataclasses.replace(whole.at(scale), **lines), specs, specs, {}, tmp_path)
-        return reporting.report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", "lr0.003")])
+        point = "lr0.003-weight_decay0.001"
+        return reporting.report_plan(WorkList(sweep), [spec for spec in specs if spec.point in ("", point)])
 
     plan = report_plan("memreasoner_babilong", "cpu")
     assert (plan.expect, plan.lines | lines) == (plan.lines["expect"], plan.lines)
@@ -550,6 +551,7 @@ def test_the_plan_that_a_report_gets(tmp_path):
     )
     assert report_plan("armt_rwkv", "paper").paper_x is None is report_plan("tarm_stability", "cpu").paper_x
     assert report_plan("armt_rwkv", "cpu").settings == {
+        "armt": "`model.name: armt`",
         "shared": "`model.name: rwkv`",
-        "tuned": "`model.name: rwkv, train.lr: 0.003`",
+        "tuned": "`model.name: rwkv, train.lr: 0.003, train.weight_decay: 0.001`",
     }
