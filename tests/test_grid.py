@@ -499,6 +499,9 @@ def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
     assert "| arm | learning rate | stopped at stage | validation |" in table.replace("train.lr", "learning rate")
     assert "| a | 0.001 | 1 of 3 | 0.800 |" in table and "| a | 0.002 | – | 0.500 ± 0.354 |" in table
     assert "has no validation here" in table
+    results.plan.runs.append({"arm": "a", "seed": 0, "steps": 5, "stage_steps": [5], "stages": 3})
+    render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
+    assert "5 (5; stopped at stage 1 of 3)" in (tmp_path / "README.md").read_text()
     (axes,) = grid_figure(results, "scale cpu").axes
     assert lines_of(axes)[0].get_ydata() == pytest.approx([0.8, 0.5])
 

@@ -34,7 +34,7 @@ def grid_csv(plan: ReportPlan) -> str:
     writer = csv.writer(file, lineterminator="\n")
     metrics = [f"valid_{plan.select}", *["valid_loss"] * (plan.select != "loss")]
     tests = [f"{plan.config.y}@{x:.10g}" for x in plan.x_values]
-    some_stop = any(map(_stopped, plan.grid))
+    some_stop = any(map(stopped_at, plan.grid))
     facts = ["seed", "status", "chosen", "steps", *["stopped_at"] * some_stop]
     writer.writerow(["arm", *(key.rstrip("?") for key in keys), *facts, *metrics, *tests])
     for run in plan.grid:
@@ -45,7 +45,7 @@ def grid_csv(plan: ReportPlan) -> str:
             numbers = [number or "nan" for number in numbers]
         steps = "" if run.get("steps") is None else f"{run['steps']:.0f}"
         settings = (_value(run, key) for key in keys)
-        facts = [run["seed"], run["status"], "yes" * run["chosen"], steps, *[_stopped(run)] * some_stop]
+        facts = [run["seed"], run["status"], "yes" * run["chosen"], steps, *[stopped_at(run)] * some_stop]
         writer.writerow([run["arm"], *settings, *facts, *numbers])
     return file.getvalue()
 
@@ -60,14 +60,14 @@ def grid_table(plan: ReportPlan) -> str:
     if not plan.grid:
         return ""
     keys, rows = swept(plan), []
-    shown, some_stop = sorted({0, len(plan.x_values) - 1}), any(map(_stopped, plan.grid))
+    shown, some_stop = sorted({0, len(plan.x_values) - 1}), any(map(stopped_at, plan.grid))
     for runs in _points(plan):
         finished = [run for run in runs if run["status"] == "finished"]
-        valid = [run["valid"] for run in finished if _is_comparable(run) and run["seed"] in choosers(plan)]
+        valid = [run["valid"] for run in finished if _is_comparable(run) and run["seed"] in _choosers(plan)]
         tests = [[run["test"][i] for run in finished if run["test"] and run["test"][i] is not None] for i in shown]
         counts = f"{len(finished)} of {len(runs)}", f"{sum(run['chosen'] for run in runs)} of {len(runs)}"
         settings = (_value(runs[0], key) or "–" for key in keys)
-        stages = [", ".join(filter(None, map(_stopped, finished))) or "–"] * some_stop
+        stages = [", ".join(filter(None, map(stopped_at, finished))) or "–"] * some_stop
         rows.append([plan.shown(runs[0]["arm"]), *settings, *stages, mean_std(valid), *map(mean_std, tests), *counts])
     tested = [f"test {short(plan.x_values[i])}" for i in shown]
     names = [*(key.rstrip("?") for key in keys), *["stopped at stage"] * some_stop]
@@ -86,19 +86,19 @@ def grid_table(plan: ReportPlan) -> str:
     return f"{caption}\n\n{markdown(header, rows)}"
 
 
-def _stopped(run: Mapping[str, Any]) -> str:
+def stopped_at(run: Mapping[str, Any]) -> str:
     """The stage that a run did not solve, and with which it stopped; "" if it did not stop."""
     return f"{len(run['stage_steps'])} of {run['stages']}" if "stages" in run else ""
 
 
-def choosers(plan: ReportPlan) -> list[int]:
+def _choosers(plan: ReportPlan) -> list[int]:
     """The seeds that choose; where some do for all, the others have trained the chosen point alone."""
     return plan.tune_seeds or plan.seeds
 
 
 def _is_comparable(run: Mapping[str, Any]) -> bool:
     """Whether a run has a validation on the task of the last stage."""
-    return run["valid"] is not None and not _stopped(run)
+    return run["valid"] is not None and not stopped_at(run)
 
 
 def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
@@ -138,11 +138,11 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     """The validations against one swept key; handles and ends of the lines go to ``drawn``."""
     runs = [run for run in plan.grid if key in run["settings"]]
     axis, places = _axis(key, [run["settings"][key] for run in runs])
-    tuned = [run["arm"] for run in plan.grid]
+    tuned, seeds = [run["arm"] for run in plan.grid], _choosers(plan)
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         own = [run for run in runs if run["arm"] == arm and _is_comparable(run)]
         groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
-        choosing = {place: [group[seed] for seed in group if seed in choosers(plan)] for place, group in groups.items()}
+        choosing = {place: [group[seed] for seed in group if seed in seeds] for place, group in groups.items()}
         curve = [(place, mean(values)) for place, values in choosing.items() if values]
         if arm in tuned:
             line = axis.curve(*zip(*curve, strict=True)) if curve else ([], [])

@@ -7,6 +7,7 @@ from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
 from lit_memory.report.budget import budget_table, unequal
 from lit_memory.report.curves import steps_table
+from lit_memory.report.grid import stopped_at
 from lit_memory.report.labels import count, label, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
@@ -213,8 +214,8 @@ def _runs(plan: ReportPlan) -> str:
     rows = []
     for run in plan.runs:
         steps, stages = count(run.get("steps")), run.get("stage_steps") or ()
-        if len(stages) > 1 or "stages" in run:
-            stopped = f"; stopped at stage {len(stages)} of {run['stages']}" if "stages" in run else ""
+        if len(stages) > 1 or stopped_at(run):
+            stopped = f"; stopped at stage {stopped_at(run)}" if stopped_at(run) else ""
             steps += f" ({' + '.join(map(count, stages))}{stopped})"
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append(
