@@ -397,6 +397,20 @@ def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch, cont
     assert timer.rows == [("train_tokens_per_s", 2, 10.0 * read[0]), ("train_tokens_per_s", 8, 160.0 * read[1])]
 
 
+def test_the_backward_pass_of_a_timed_step_is_outside_of_autocast():
+    """As in a training: the passes that are written by hand compute in the precision of their inputs."""
+    weight, seen = torch.nn.Parameter(torch.ones(2)), []
+    weight.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
+
+    def loss(batch):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return weight.square().sum()
+
+    module = SimpleNamespace(device=torch.device("cpu"), loss=loss)
+    TestTimer(timed_steps=1).seconds_per_step(module, None, lambda: torch.autocast("cpu", torch.bfloat16))
+    assert seen == [True, False] * 2
+
+
 def test_seconds_are_per_context(monkeypatch):
     """Of all batches of an x, however large each is; what is between them does not count."""
     clock = iter([10.0, 13.0, 20.0, 21.0, 30.0, 30.5])

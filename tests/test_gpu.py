@@ -17,7 +17,8 @@ def test_same_as_cpu(name, build):
     model, ids = build(name), torch.randint(19, (3, 24))
 
     def outcome(device):
-        model.to(device).zero_grad()
+        model.zero_grad()  # before the move, which takes gradients along, those in hand as well
+        model.to(device)
         out = unroll(model, ids.to(device), 6, read_only=1)
         out.hidden_BTD.square().mean().backward()
         grads = [p.grad.cpu() for p in model.parameters() if p.grad is not None]

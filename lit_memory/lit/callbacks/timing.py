@@ -1,6 +1,8 @@
 """How long a run takes."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
@@ -34,18 +36,25 @@ class TestTimer(L.Callback):
             samples = self.timed_contexts or max(1, batch_tokens // task.tokens)
             batch = task.batch(data.seed, "train", 0, samples)
             batch = batch.recut(data.cuts).to(module.device)
-            with torch.enable_grad(), trainer.precision_plugin.forward_context():
-                seconds = self.seconds_per_step(module, batch)
+            with torch.enable_grad():
+                seconds = self.seconds_per_step(module, batch, trainer.precision_plugin.forward_context)
             self.speeds[condition] = len(batch.ids_BT) * task.tokens / seconds
         module.zero_grad()
         module.eval()
 
-    def seconds_per_step(self, module: Any, batch: Any) -> float:
-        """Mean duration of a forward and backward pass."""
-        module.loss(batch).backward()
+    def seconds_per_step(self, module: Any, batch: Any, precision: Callable[[], AbstractContextManager[Any]]) -> float:
+        """Mean duration of a forward and backward pass. precision: the context of a forward pass, such as autocast; as
+        in a training, the backward pass is outside."""
+
+        def step() -> None:
+            with precision():
+                loss = module.loss(batch)
+            loss.backward()
+
+        step()
         began = self.now(module.device)
         for _ in range(self.timed_steps):
-            module.loss(batch).backward()
+            step()
         return (self.now(module.device) - began) / self.timed_steps
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
