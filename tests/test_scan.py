@@ -24,12 +24,14 @@ PRECISIONS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=["compiled", "plain"])
+@pytest.fixture(params=["compiled", "plain", "wide"])
 def way(request, monkeypatch):
-    """The scans run through numba's loops, or through tensor operations as where numba is not installed."""
+    """The scans run through numba's loops, or through tensor operations as where numba is not installed: token by
+    token, or as on CUDA by blocks side by side."""
     if request.param == "compiled":
         pytest.importorskip("numba")
     monkeypatch.setattr(compiled, "installed", lambda: request.param == "compiled")
+    monkeypatch.setattr(scan, "_is_wide", lambda t: request.param == "wide")
     return request.param
 
 
@@ -113,6 +115,24 @@ def test_samples_that_the_cache_does_not_hold(rows, monkeypatch, _plain):
 def test_decayed_attention_slow_twin(T, dtype, tol, way):
     inputs = attention_inputs(T, dtype)
     assert agree(values_and_gradients(decayed_attention, inputs), values_and_gradients(naive_attention, inputs), tol)
+
+
+@pytest.mark.parametrize("span", [CHUNK, 3 * CHUNK + 1, 1000])
+def test_blocks_of_blocks(span, monkeypatch, _plain):
+    """As on CUDA, where a text has more blocks than a block has tokens, in chunks of any number of tokens: far fewer
+    calls than tokens, where a chunk is long."""
+    T, calls, addcmul = 2 * CHUNK * CHUNK + CHUNK + 3, [], torch.addcmul
+    monkeypatch.setattr(scan, "_is_wide", lambda t: True)
+    for fast, slow, inputs in (
+        (selective_scan, naive_selective, selective_inputs(T)),
+        (decayed_attention, naive_attention, attention_inputs(T)),
+    ):
+        monkeypatch.setattr(scan, "WIDE", span * inputs[-1].numel())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "addcmul", lambda *args: calls.append(1) or addcmul(*args))
+            found = values_and_gradients(fast, inputs)
+        assert agree(found, values_and_gradients(slow, inputs), 1e-10)
+    assert span < 1000 or len(calls) < T / 2
 
 
 SIZES = [{"B": 1, "E": 1, "N": 1}, {"B": 3, "E": 40, "N": 16}, {"B": 2, "E": 7, "N": 33}]

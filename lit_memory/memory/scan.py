@@ -27,27 +27,54 @@ from torch.autograd.function import once_differentiable
 from lit_memory.memory import compiled
 
 CHUNK = 16
-"""Tokens whose states are held at a time (with gradients RWKV-5 keeps all)."""
+"""Tokens whose states a CPU holds at a time (with gradients RWKV-5 keeps all), and that a block of ``_states`` has."""
 CACHE = 2**18
 """Numbers in the states of a chunk that a CPU scans at a time, split by samples: 1 MB in fp32, about a core's cache."""
+WIDE = 2**25
+"""Numbers in the states that another device holds at a time: 128 MB in fp32."""
+
+
+def _is_wide(t: Tensor) -> bool:
+    """Whether a call costs more than its arithmetic, as on CUDA, so that blocks of tokens are scanned side by side."""
+    return not t.is_cpu
+
+
+def _span(t: Tensor, numbers: int) -> int:
+    """Tokens of a chunk, whose states have so many numbers each."""
+    return max(CHUNK, WIDE // numbers) if _is_wide(t) else CHUNK
 
 
 def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
     """h_t = decay_t h_{t-1} + input_t of t = 1..T from h_0 = ``state_BX``."""
+    tokens = input_BTX.shape[1]
+    whole = tokens - tokens % CHUNK
+    if whole <= CHUNK or not _is_wide(input_BTX):
+        return _one_by_one(decay_BTX, input_BTX, state_BX, dim=1)
+    decay_BNCX, input_BNCX = (t[:, :whole].unflatten(1, (-1, CHUNK)) for t in (decay_BTX, input_BTX))
+    states_BNCX = _one_by_one(decay_BNCX, input_BNCX, torch.zeros_like(input_BNCX[:, :, 0]), dim=2)  # from 0
+    decay_BNCX = decay_BNCX.cumprod(2)  # since the block began
+    ends_BNX = _states(decay_BNCX[:, :, -1], states_BNCX[:, :, -1], state_BX)
+    states_BTX = torch.addcmul(states_BNCX, decay_BNCX, _before(state_BX, ends_BNX).unsqueeze(2)).flatten(1, 2)
+    if whole == tokens:
+        return states_BTX
+    rest_BTX = _one_by_one(decay_BTX[:, whole:], input_BTX[:, whole:], ends_BNX[:, -1], dim=1)
+    return torch.cat([states_BTX, rest_BTX], dim=1)
+
+
+def _one_by_one(decay: Tensor, input: Tensor, state: Tensor, dim: int) -> Tensor:
+    """The states of ``_states`` with time in ``dim``, which ``state`` lacks."""
     states = []
-    for decay_BX, input_BX in zip(decay_BTX.unbind(1), input_BTX.unbind(1), strict=True):
-        state_BX = torch.addcmul(input_BX, decay_BX, state_BX)
-        states.append(state_BX)
-    return torch.stack(states, dim=1)
+    for decay_t, input_t in zip(decay.unbind(dim), input.unbind(dim), strict=True):
+        state = torch.addcmul(input_t, decay_t, state)
+        states.append(state)
+    return torch.stack(states, dim)
 
 
-def _reached(decay_BTX: Tensor, direct_BTX: Tensor, beyond_BX: Tensor | float = 0.0) -> Tensor:
-    """dL/dh_t of t = 1..T: the direct part (``direct_BTX``) plus decay_{t+1} dL/dh_{t+1}, for T plus ``beyond_BX``."""
-    decays, direct = decay_BTX.unbind(1), direct_BTX.unbind(1)
-    reached = [direct[-1] + beyond_BX]
-    for t in range(len(decays) - 1, 0, -1):
-        reached.append(torch.addcmul(direct[t - 1], decays[t], reached[-1]))
-    return torch.stack(reached[::-1], dim=1)
+def _reached(decay_BTX: Tensor, direct_BTX: Tensor, beyond_BX: Tensor) -> Tensor:
+    """dL/dh_t of t = 1..T: the direct part (``direct_BTX``) plus decay_{t+1} dL/dh_{t+1}, for T plus ``beyond_BX``: a
+    scan from behind."""
+    decay_BTX = torch.cat([torch.ones_like(decay_BTX[:, :1]), decay_BTX[:, 1:].flip(1)], dim=1)
+    return _states(decay_BTX, direct_BTX.flip(1), beyond_BX).flip(1)
 
 
 def _before(state_BX: Tensor, states_BTX: Tensor) -> Tensor:
@@ -55,8 +82,8 @@ def _before(state_BX: Tensor, states_BTX: Tensor) -> Tensor:
     return torch.cat([state_BX.unsqueeze(1), states_BTX[:, :-1]], dim=1)
 
 
-def _chunks(*tensors_BTX: Tensor) -> list[tuple[Tensor, ...]]:
-    return list(zip(*(t.split(CHUNK, dim=1) for t in tensors_BTX), strict=True))
+def _chunks(span: int, *tensors_BTX: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(t.split(span, dim=1) for t in tensors_BTX), strict=True))
 
 
 class _LinearScan(torch.autograd.Function):
@@ -75,14 +102,14 @@ class _LinearScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay_BTX, state_BX, states_BTX = ctx.saved_tensors
-        grad_BTX = _reached(decay_BTX, grads[0])
+        grad_BTX = _reached(decay_BTX, grads[0], torch.zeros_like(state_BX))
         return grad_BTX * _before(state_BX, states_BTX), grad_BTX, decay_BTX[:, 0] * grad_BTX[:, 0]
 
 
 class _SelectiveScan(torch.autograd.Function):
     """Keeps one state per chunk and recomputes the others in the backward pass (section 3.3.2 of the paper).
 
-    The states of a chunk stay in the processor's cache, and memory per token does not grow with N.
+    On a CPU the states of a chunk stay in its cache; memory per token does not grow with N.
     """
 
     generate_vmap_rule = True
@@ -92,7 +119,7 @@ class _SelectiveScan(torch.autograd.Function):
         x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         outputs, starts = [], [state_BEN]
-        for x, delta, B, C in _chunks(x_BTE, delta_BTE, B_BTN, C_BTN):
+        for x, delta, B, C in _chunks(_span(x_BTE, state_BEN.numel()), x_BTE, delta_BTE, B_BTN, C_BTN):
             _, states_BTEN = _selective_states(x, delta, A_EN, B, starts[-1])
             outputs.append((states_BTEN @ C.unsqueeze(-1)).squeeze(-1))  # eq. 2b
             starts.append(states_BTEN[:, -1].clone())  # a view would keep the states of the chunk alive
@@ -109,8 +136,8 @@ class _SelectiveScan(torch.autograd.Function):
         x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, starts = ctx.saved_tensors
         grad_y_BTE, grad_BEN, _ = grads
         grad_A_EN, found = torch.zeros_like(A_EN), []
-        chunks = zip(_chunks(x_BTE, delta_BTE, B_BTN, C_BTN, grad_y_BTE), starts.unbind(1), strict=True)
-        for (x, delta, B, C, grad_y), start_BEN in reversed(list(chunks)):
+        chunks = _chunks(_span(x_BTE, grad_BEN.numel()), x_BTE, delta_BTE, B_BTN, C_BTN, grad_y_BTE)
+        for (x, delta, B, C, grad_y), start_BEN in reversed(list(zip(chunks, starts.unbind(1), strict=True))):
             decay_BTEN, states_BTEN = _selective_states(x, delta, A_EN, B, start_BEN)
             grad_BTEN = _reached(decay_BTEN, grad_y.unsqueeze(-1) * C.unsqueeze(2), grad_BEN)
             grad_BEN = decay_BTEN[:, 0] * grad_BTEN[:, 0]
@@ -197,7 +224,7 @@ def plain_decayed_attention(
     """The past of ``decayed_attention``, r_t S_{t-1}, by tensor operations alone, of tensors in one precision; and the
     final state."""
     past = []
-    for r, k, v, decay in _chunks(r_BTHK, k_BTHK, v_BTHV, decay_BTHK):
+    for r, k, v, decay in _chunks(_span(r_BTHK, state_BHKV.numel()), r_BTHK, k_BTHK, v_BTHV, decay_BTHK):
         states_BTHKV = linear_scan(decay.unsqueeze(-1), k.unsqueeze(-1) * v.unsqueeze(-2), state_BHKV)  # S_t
         past.append((r.unsqueeze(-1) * _before(state_BHKV, states_BTHKV)).sum(-2))
         state_BHKV = states_BTHKV[:, -1]
