@@ -72,6 +72,46 @@ def test_a_file_that_extends_another(tree, tmp_path):
     assert load(tmp_path / "three.yaml") == parse(whole, str(tmp_path / "three.yaml"))
 
 
+def test_these_arms_of_another_file(tree, tmp_path):
+    """``arms: [b, a]``: in this order, with all that scales, grids, labels and curves of the paper say of them, and
+    nothing of the others; what the file itself says of them counts."""
+    tree["arms"] = {"a": {}, "b": {"model.gamma": "off"}, "bb": {}}
+    of_each = {f"arms.{arm}.train.lr": rate for arm, rate in {"a": 0.1, "b": 0.2, "bb": 0.3}.items()}
+    grid = {f"arms.{arm}.train.steps": [1, 2] for arm in tree["arms"]}
+    tree |= {"scales": {"cpu": {"train.lr": 0.5, **of_each, "grid": grid}, "paper": None}, "grid": grid}
+    tree |= {"labels": {"a": "ARMT", "bb": "RMT"}, "expect": []}
+    tree["report"] |= {"paper_values": "armt_text_and_figures", "paper_curves": {"a": "ARMT", "bb": "RMT"}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {"extends": "one", "experiment": "two", "arms": ["b", "a"], "scales": {"cpu": {"arms.a.train.lr": 0.4}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    (tmp_path / "three.yaml").write_text(yaml.safe_dump({"extends": "two", "experiment": "two"}))
+    rest = {"arms.a.train.steps": [1, 2], "arms.b.train.steps": [1, 2]}
+    whole = {**tree, "experiment": "two", "arms": {"b": {"model.gamma": "off"}, "a": {}}, "grid": rest, "title": ""}
+    cpu = {"train.lr": 0.5, "arms.a.train.lr": 0.4, "arms.b.train.lr": 0.2, "grid": rest}
+    whole |= {"labels": {"a": "ARMT"}, "scales": {"cpu": cpu, "paper": {}}}
+    whole["report"]["paper_curves"] = {"a": "ARMT"}
+    for name in ("two", "three"):
+        found, expected = load(tmp_path / f"{name}.yaml"), parse(whole, str(tmp_path / f"{name}.yaml"))
+        assert found == expected and list(found.arms) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    {
+        ("aa",): "two.yaml: arms: no arm 'aa' in one.yaml; did you mean 'a'?",
+        (1,): "two.yaml: arms: no arm 1 in one.yaml; expected",
+        ("a", "a"): "two.yaml: arms: 'a' is said twice; expected once",
+    }.items(),
+)
+def test_arms_that_the_other_file_does_not_have(tree, tmp_path, arms, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text(yaml.safe_dump(tree))
+    Path("two.yaml").write_text(yaml.safe_dump({"extends": "one", "experiment": "two", "arms": list(arms)}))
+    with pytest.raises(ConfigError) as caught:
+        load("two.yaml")
+    assert str(caught.value).startswith(message)
+
+
 def test_several_arms_at_once(tree, tmp_path):
     """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this
     one may change one of them."""

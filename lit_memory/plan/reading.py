@@ -2,7 +2,8 @@
 
 ``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
 and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
-seeds, paper_curves and each list of lines as a whole; the title stays behind.
+seeds, paper_curves and each list of lines as a whole; the title stays behind. ``arms: [a, b]`` are these arms of the
+other file, with all that it sets for them.
 ``extends: cpu`` in a scale starts from that scale of the same file, key by key.
 """
 
@@ -89,7 +90,9 @@ def extended(path: Path, *above: Path) -> Any:
     below = extended(other, path, *above)
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")
-    if "arms" in tree:  # settings for the old arms go with them
+    if isinstance(tree.get("arms"), list):
+        below, tree = only(below, tree["arms"], str(path), str(other)), {k: v for k, v in tree.items() if k != "arms"}
+    elif "arms" in tree:  # settings for the old arms go with them
         scales = mappings(below.get("scales"), str(other), "scales")
         below["scales"] = {scale: split_arm(values, "")[0] for scale, values in scales.items()}
         labels, arms = mapping(below.get("labels") or {}, str(other), "labels"), tree["arms"]
@@ -97,6 +100,33 @@ def extended(path: Path, *above: Path) -> Any:
     for own in ("experiment", "title"):  # a folder and a claim of its own
         below.pop(own, None)
     return overlaid(below, tree, 2)
+
+
+def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict[str, Any]:
+    """The content ``below`` of ``other`` with those of its arms that ``file`` names, in that order. Raises
+    ConfigError."""
+    arms = mapping(below.get("arms") or {}, other, "arms")
+    for i, name in enumerate(names):
+        if name not in arms:
+            raise ConfigError(file, "arms", f"no arm {name!r:.80} in {other}; {nearest(str(name), arms)}")
+        if name in names[:i]:
+            raise ConfigError(file, "arms", f"{name!r} is said twice; expected once")
+    gone = arms.keys() - set(names)
+
+    def without(values: Any, key: str = "arms.") -> Any:
+        if not isinstance(values, dict):
+            return values  # parse refuses it
+        kept = {k: v for k, v in values.items() if not any(f"{k}.".startswith(f"{key}{arm}.") for arm in gone)}
+        return kept | {k: without(kept[k]) for k in ("grid",) if k in kept}
+
+    below = without(below) | {"arms": {name: arms[name] for name in names}}
+    scales = mappings(below.get("scales"), other, "scales")
+    below["scales"] = {scale: without(values) for scale, values in scales.items()}
+    below["labels"] = without(below.get("labels") or {}, "")
+    report = below.get("report")
+    if isinstance(report, dict) and "paper_curves" in report:
+        below["report"] = report | {"paper_curves": without(report["paper_curves"], "")}
+    return below
 
 
 def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
