@@ -17,6 +17,8 @@ from lit_memory.hf.huggingface import load_huggingface
 from lit_memory.models.armt import ARMT
 from lit_memory.models.attention import attention_mask, rotate
 from lit_memory.models.decoder import BackboneConfig, Decoder
+from lit_memory.models.episodic.line_recurrent import LineRecurrent
+from lit_memory.models.xl import XL
 from lit_memory.recurrence import state_tensors, unroll
 from lit_memory.registry import MODELS, load_class, model_size, sketch
 
@@ -844,6 +846,24 @@ def test_fp32_follows_fp64(model, tokens):
     out, exact = unroll(single, ids, N).hidden_BTD, unroll(model, ids, N).hidden_BTD
     assert out.dtype == torch.float32
     assert (out - exact).norm() < 5e-5 * exact.norm()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_every_tensor_is_on_the_device_of_the_model(model, tokens, gradients, monkeypatch):
+    """Forward and backward on a device without numbers, which refuses a tensor of the CPU as a GPU would; tables that a
+    pass on the CPU has left behind are not taken."""
+    if isinstance(model, LineRecurrent | XL):
+        pytest.skip("looks at numbers: which lines are equal, which rows of a cache are real")
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # unknown for meta
+    for device in ("cpu", "meta"):
+        model.zero_grad()
+        model.to(device)
+        with torch.set_grad_enabled(gradients):
+            out = unroll(model, tokens(2, 3 * N).to(device), N, read_only=1)
+            loss = model.logits(out.hidden_BTD).square().mean()
+        if gradients:
+            loss.backward()
+    assert {t.device.type for t in [loss, *state_tensors(out.state)]} == {"meta"}
 
 
 @pytest.mark.parametrize("weights", ["autocast", "bf16"])
