@@ -850,7 +850,7 @@ def test_fp32_follows_fp64(model, tokens):
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_every_tensor_is_on_the_device_of_the_model(model, tokens, gradients, monkeypatch):
-    """Forward and backward on a device without numbers, which refuses a tensor of the CPU as a GPU would; tables that a
+    """Forward and backward on a device without numbers, most of whose operations refuse a tensor of the CPU; tables that a
     pass on the CPU has left behind are not taken."""
     if isinstance(model, LineRecurrent | XL):
         pytest.skip("looks at numbers: which lines are equal, which rows of a cache are real")
