@@ -850,8 +850,8 @@ def test_fp32_follows_fp64(model, tokens):
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_every_tensor_is_on_the_device_of_the_model(model, tokens, gradients, monkeypatch):
-    """Forward and backward on a device without numbers, most of whose operations refuse a tensor of the CPU; tables that a
-    pass on the CPU has left behind are not taken."""
+    """Forward and backward on a device without numbers, most of whose operations refuse a tensor of the CPU; tables
+    that a pass on the CPU has left behind are not taken."""
     if isinstance(model, LineRecurrent | XL):
         pytest.skip("looks at numbers: which lines are equal, which rows of a cache are real")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # unknown for meta
