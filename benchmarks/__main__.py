@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--against COMMIT]``."""
+"""``python -m benchmarks [NAME ...] [--against COMMIT] [--device cuda]``."""
 
 import argparse
 import signal
@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 
 from benchmarks.measure import HEADER, Failed, measure, rows, tree_of
+from benchmarks.worker import SIDE
 from benchmarks.works import WORKS
 
 
@@ -14,6 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments.add_argument("names", nargs="*", metavar="NAME", help="work, or the beginning of its name; default: all")
     arguments.add_argument("--against", metavar="COMMIT", help="ours beside ours at that commit, not beside others")
     arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--device", choices=list(SIDE), default="cpu", help="where to compute; default: cpu")
     arguments.add_argument("--tiny", action="store_true", help="at sizes that only show that it runs")
     arguments.add_argument("--list", action="store_true", help="print the names")
     args = arguments.parse_args(argv)
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         print(HEADER, flush=True)
         for name in chosen:
             try:
-                print("\n".join(rows(name, measure(name, WORKS[name], args.rounds, base, args.tiny))), flush=True)
+                found = measure(name, WORKS[name], args.rounds, base, args.tiny, args.device)
+                print("\n".join(rows(name, found)), flush=True)
             except Failed as error:
                 failed += 1
                 print(f"error: {error}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.work import Settings, Timed, Work, need, need_file
+from benchmarks.work import Settings, Timed, Way, Work, need, need_file, placed
 
 VOCAB, SEGMENT = 19, 3
 SIZES: dict[str, Any] = {"layers": 4, "width": 128, "heads": 4, "memory_tokens": 4, "memory_dim": 32}
@@ -43,12 +43,12 @@ def ours(settings: Settings, tiny: bool, backward: bool = True) -> Timed:
     from lit_memory.models.armt import ARMT
     from lit_memory.recurrence import unroll
 
-    model = ARMT(ARMT.Config(vocab_size=VOCAB, family="gpt_neox", value_std=0.05, **SIZES))
+    model = placed(ARMT(ARMT.Config(vocab_size=VOCAB, family="gpt_neox", value_std=0.05, **SIZES)), settings)
 
     def logits(ids: Tensor) -> Tensor:
         return model.logits(unroll(model, ids, SEGMENT, keep=1).hidden_BTD[:, -2])
 
-    return timed(logits, model, reads(tiny), backward)
+    return timed(logits, model, placed(reads(tiny), settings), backward)
 
 
 class Tupled(nn.Module):
@@ -89,7 +89,7 @@ def published(settings: Settings, tiny: bool, backward: bool = True) -> Timed:
     spec: Any = importlib.util.spec_from_file_location("published_armt", file)
     code = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(code)
-    width, layers, ids = SIZES["width"], SIZES["layers"], reads(tiny)
+    width, layers, ids = SIZES["width"], SIZES["layers"], placed(reads(tiny), settings)
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
     base = GPTNeoXForCausalLM(
         GPTNeoXConfig(vocab_size=VOCAB, num_attention_heads=SIZES["heads"], use_cache=False, **sizes)
@@ -108,7 +108,7 @@ def published(settings: Settings, tiny: bool, backward: bool = True) -> Timed:
     def logits(ids: Tensor) -> Tensor:
         return model(ids, labels=ids, labels_mask=scored, attention_mask=torch.ones_like(ids))["logits"][:, -2]
 
-    return timed(logits, model, ids, backward)
+    return timed(logits, placed(model, settings), ids, backward)
 
 
 def retrieval(settings: Settings, tiny: bool, **options: Any) -> Timed:
@@ -118,9 +118,9 @@ def retrieval(settings: Settings, tiny: bool, **options: Any) -> Timed:
     from lit_memory.tasks.associative_retrieval import AssociativeRetrieval
 
     task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=3 if tiny else 20, queries=4))
-    batch = task.batch(0, "train", 0, 2 if tiny else 32)
+    batch = placed(task.batch(0, "train", 0, 2 if tiny else 32), settings)
     sizes: dict[str, Any] = {"layers": 4, "width": 64, "heads": 2, "memory_tokens": 1, "memory_dim": 32}
-    model = ARMT(ARMT.Config(vocab_size=task.vocab_size, value_std=0.05, **sizes))
+    model = placed(ARMT(ARMT.Config(vocab_size=task.vocab_size, value_std=0.05, **sizes)), settings)
 
     def run() -> None:
         read_only = batch.read_only
@@ -131,10 +131,30 @@ def retrieval(settings: Settings, tiny: bool, **options: Any) -> Timed:
     return Timed(run, batch.ids_BT.numel())
 
 
+def text(settings: Settings, tiny: bool, **options: Any) -> Timed:
+    """A forward pass over a text of 16 segments of 512 tokens."""
+    from lit_memory.models.armt import ARMT
+    from lit_memory.recurrence import unroll
+
+    sizes: dict[str, Any] = {"layers": 4, "width": 128, "heads": 2, "memory_tokens": 10, "memory_dim": 64}
+    model = placed(ARMT(ARMT.Config(vocab_size=VOCAB, value_std=0.05, **sizes)), settings)
+    length = 5 if tiny else 512
+    ids = placed(torch.randint(VOCAB, (1, 16 * length)), settings)
+
+    def run() -> None:
+        with torch.no_grad():
+            unroll(model, ids, length, **options)
+
+    return Timed(run, ids.numel())
+
+
 def works() -> dict[str, Work]:
     def both(backward: bool) -> Work:
         return Work({"ours": partial(ours, backward=backward), "published code": partial(published, backward=backward)})
 
-    diagonal = partial(retrieval, schedule="diagonal")
-    schedules = Work({"default": retrieval, "diagonal": diagonal})
-    return {"armt/step": both(True), "armt/forward": both(False), "armt/schedules": schedules}
+    def by_schedule(way: Way) -> Work:
+        named = {schedule: partial(way, schedule=schedule) for schedule in ("sequential", "layer", "diagonal")}
+        return Work({"default": way, **named})
+
+    schedules = {"armt/schedules": by_schedule(retrieval), "armt/text": by_schedule(text)}
+    return {"armt/step": both(True), "armt/forward": both(False), **schedules}

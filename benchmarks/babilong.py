@@ -8,12 +8,14 @@ import itertools
 
 import numpy as np
 
-from benchmarks.work import Settings, Timed, Work
+from benchmarks.work import Settings, Skipped, Timed, Work, device_of
 
 SEGMENT, TOKENIZER, HAYSTACK = 512, "word", "noise"
 
 
-def task_of(tiny: bool):
+def task_of(settings: Settings, tiny: bool):
+    if device_of(settings) != "cpu":
+        raise Skipped("text is read on the CPU")
     from lit_memory.tasks.babilong import BABILong
 
     sizes = {"segments": 4 if tiny else 256, "segment_len": SEGMENT, "vocab_size": 8192}
@@ -21,7 +23,7 @@ def task_of(tiny: bool):
 
 
 def slices(settings: Settings, tiny: bool) -> Timed:
-    task, steps = task_of(tiny), itertools.count()
+    task, steps = task_of(settings, tiny), itertools.count()
 
     def run():
         (sample,) = task.samples(0, "train", next(steps), 1)
@@ -34,7 +36,7 @@ def naive(settings: Settings, tiny: bool) -> Timed:
     from lit_memory.tasks.babi.files import questions
     from lit_memory.text.corpus import load_corpus, sentences
 
-    task, steps = task_of(tiny), itertools.count()
+    task, steps = task_of(settings, tiny), itertools.count()
     encode = task.tokenizer.encode
     kept = (s for book in load_corpus(HAYSTACK, "train").texts() for s in sentences(book))
     text = [s for s in kept if len(encode(f" {s}")) >= 10]

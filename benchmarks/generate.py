@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.work import Settings, Timed, Work, need
+from benchmarks.work import Settings, Timed, Work, need, placed
 
 VOCAB, SEGMENT, NEW = 1000, 1024, 128
 LAYERS, WIDTH, HEADS = 4, 256, 4
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "family": "gpt_neox", "layers": LAYERS, "width": WIDTH, "heads": HEADS}
 
 
-def prompts(tiny: bool, prompt: int, batch: int) -> tuple[torch.Tensor, int]:
+def prompts(settings: Settings, tiny: bool, prompt: int, batch: int) -> tuple[torch.Tensor, int]:
     """Prompts, and how many tokens to add."""
-    return (torch.randint(VOCAB, (2, 9)), 3) if tiny else (torch.randint(VOCAB, (batch, prompt)), NEW)
+    return placed(torch.randint(VOCAB, (2, 9) if tiny else (batch, prompt)), settings), 3 if tiny else NEW
 
 
 def armt() -> Any:
@@ -28,14 +28,15 @@ def armt() -> Any:
 
 
 def ours(settings: Settings, tiny: bool, prompt: int, batch: int) -> Timed:
-    (ids, new), model = prompts(tiny, prompt, batch), armt()
+    (ids, new), model = prompts(settings, tiny, prompt, batch), placed(armt(), settings)
     return Timed(lambda: model.generate(ids, new, segment_len=SEGMENT), new * len(ids))
 
 
 def plain(settings: Settings, tiny: bool, prompt: int, batch: int) -> Timed:
     from lit_memory.models.transformer import Transformer
 
-    (ids, new), model = prompts(tiny, prompt, batch), Transformer(Transformer.Config(**SIZES)).eval()
+    (ids, new), model = prompts(settings, tiny, prompt, batch), Transformer(Transformer.Config(**SIZES)).eval()
+    model = placed(model, settings)
     return Timed(lambda: model.generate(ids, new), new * len(ids))
 
 
@@ -43,9 +44,9 @@ def shell(settings: Settings, tiny: bool, prompt: int, batch: int) -> Timed:
     need("transformers")
     from lit_memory.hf import LitMemoryConfig, LitMemoryForCausalLM
 
-    settings = {"memory_tokens": 16, "memory_dim": 32, "value_std": 0.02, **SIZES}
-    model = LitMemoryForCausalLM(LitMemoryConfig("armt", settings, SEGMENT)).eval()
-    return theirs(model, *prompts(tiny, prompt, batch))
+    sizes = {"memory_tokens": 16, "memory_dim": 32, "value_std": 0.02, **SIZES}
+    model = LitMemoryForCausalLM(LitMemoryConfig("armt", sizes, SEGMENT)).eval()
+    return theirs(placed(model, settings), *prompts(settings, tiny, prompt, batch))
 
 
 def transformers(settings: Settings, tiny: bool, prompt: int, batch: int) -> Timed:
@@ -61,7 +62,8 @@ def transformers(settings: Settings, tiny: bool, prompt: int, batch: int) -> Tim
         eos_token_id=None,
         **sizes,
     )
-    return theirs(GPTNeoXForCausalLM(config).eval(), *prompts(tiny, prompt, batch))
+    model = placed(GPTNeoXForCausalLM(config).eval(), settings)
+    return theirs(model, *prompts(settings, tiny, prompt, batch))
 
 
 def theirs(model: Any, ids: torch.Tensor, new: int) -> Timed:

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.work import Settings, Timed, Work, need
+from benchmarks.work import Settings, Timed, Work, need, placed
 
 BATCH, LAYERS, WIDTH, VOCAB, LENGTH = 8, 2, 64, 128, 384
 
@@ -17,12 +17,13 @@ def pass_over(settings: Settings, tiny: bool, theirs: bool = False, backward: bo
     from lit_memory.recurrence import unroll
     from lit_memory.registry import build
 
-    ids = torch.randint(VOCAB, (2, 20) if tiny else (BATCH, LENGTH))
+    ids = placed(torch.randint(VOCAB, (2, 20) if tiny else (BATCH, LENGTH)), settings)
     if theirs:
         config = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS}
         model = MambaForCausalLM(MambaConfig(vocab_size=VOCAB, use_cache=False, **config))
     else:
         model = build("model", {"name": "mamba", "vocab_size": VOCAB, "layers": LAYERS, "width": WIDTH})
+    model = placed(model, settings)
 
     def run() -> None:
         with torch.set_grad_enabled(backward):

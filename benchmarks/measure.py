@@ -133,13 +133,15 @@ def tree_of(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def measure(name: str, work: Work, rounds: int, base: tuple[str, Path] | None, tiny: bool) -> dict[str, Measured]:
+def measure(
+    name: str, work: Work, rounds: int, base: tuple[str, Path] | None, tiny: bool, device: str = "cpu"
+) -> dict[str, Measured]:
     """Our way beside the others; or beside ours at another commit. base: its name, and the folder with its files."""
     first = next(iter(work.ways))
     ways = {label: (label, PROJECT) for label in work.ways}
     if base is not None:
         ways = {"here": (first, PROJECT), base[0]: (first, base[1])}
-    return alternate(name, ways, work.settings(), rounds, tiny)
+    return alternate(name, ways, work.settings() | {"device": device}, rounds, tiny)
 
 
 HEADER = """\

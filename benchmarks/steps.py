@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.work import PROJECT, Settings, Timed, Work, known
+from benchmarks.work import PROJECT, Settings, Timed, Work, known, placed
 
 SIZES = {
     "layers": 2,
@@ -53,11 +53,11 @@ def step(settings: Settings, tiny: bool) -> Timed:
     if tiny and "pairs" in task:
         task |= {"pairs": 3, "test_pairs": [3]}
     sampler: Any = build("task", {"name": task["name"], **known(load_class("task", task["name"]).Config, task)})
-    batch = sampler.batch(0, "train", 0, 2 if tiny else settings["size"])
+    batch = placed(sampler.batch(0, "train", 0, 2 if tiny else settings["size"]), settings)
     name = model["name"]
     options = known(load_class("model", name).Config, model) | {"vocab_size": sampler.vocab_size}
     torch.manual_seed(0)
-    module = LIT_MODULES[name](**options, bptt=settings["bptt"])
+    module = placed(LIT_MODULES[name](**options, bptt=settings["bptt"]), settings)
 
     def run() -> None:
         module.loss(batch).backward()

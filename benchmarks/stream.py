@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.work import Settings, Timed, Work, known
+from benchmarks.work import Settings, Timed, Work, known, placed
 
 MODELS = ("rmt", "armt", "tarm", "mamba", "rwkv", "lmm", "mac", "mag", "mal")
 VOCAB, SEGMENT, TOKENS, MILLION = 1000, 512, 2**14, 2**20
@@ -18,11 +18,12 @@ def read(settings: Settings, tiny: bool, name: str, before: int = 0) -> Timed:
     from lit_memory.recurrence import unroll
     from lit_memory.registry import build, load_class
 
-    model = build("model", {"name": name, **known(load_class("model", name).Config, SIZES)})
+    model = placed(build("model", {"name": name, **known(load_class("model", name).Config, SIZES)}), settings)
     draws = torch.Generator().manual_seed(0)
 
     def segments(tokens: int) -> Iterator[torch.Tensor]:
-        return (torch.randint(VOCAB, (1, SEGMENT), generator=draws) for _ in range(tokens // SEGMENT))
+        drawn = (torch.randint(VOCAB, (1, SEGMENT), generator=draws) for _ in range(tokens // SEGMENT))
+        return (placed(ids_BT, settings) for ids_BT in drawn)
 
     @torch.no_grad()
     def advance(state, tokens: int):

@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.work import Settings, Timed, Work, need
+from benchmarks.work import Settings, Timed, Work, need, placed
 
 BATCH, TOKENS, WIDTH, CHUNK, DEPTH = 4, 1024, 128, 64, 2
 
 
-def step(read: Callable[[Tensor], Tensor], tiny: bool) -> Timed:
-    rows = torch.randn(*((1, 2 * CHUNK) if tiny else (BATCH, TOKENS)), WIDTH)
+def step(settings: Settings, tiny: bool, read: Callable[[Tensor], Tensor]) -> Timed:
+    rows = placed(torch.randn(*((1, 2 * CHUNK) if tiny else (BATCH, TOKENS)), WIDTH), settings)
     return Timed(lambda: read(rows).square().mean().backward(), rows[..., 0].numel())
 
 
@@ -28,14 +28,15 @@ def layer(settings: Settings, tiny: bool, expand: int) -> Timed:
     from lit_memory.models.titans.memory import NeuralMemory
     from lit_memory.models.titans.models import LMM
 
-    memory = NeuralMemory(LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand))
+    config = LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand)
+    memory = placed(NeuralMemory(config), settings)
 
     def read(rows: Tensor) -> Tensor:
         blank = memory.first_state(device=rows.device, dtype=rows.dtype)
         M, S = (tuple(W.expand(len(rows), -1, -1, -1) for W in part) for part in (blank.M, blank.S))
         return memory(rows, type(blank)(blank.conv_BJC.expand(len(rows), -1, -1), M, S)).out_BTD
 
-    return step(read, tiny)
+    return step(settings, tiny, read)
 
 
 def memory(settings: Settings, tiny: bool, expand: int) -> Timed:
@@ -45,7 +46,8 @@ def memory(settings: Settings, tiny: bool, expand: int) -> Timed:
     from lit_memory.models.titans.memory import NeuralMemory
     from lit_memory.models.titans.models import LMM
 
-    parts = NeuralMemory(LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand, conv_taps=0))
+    config = LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand, conv_taps=0)
+    parts = placed(NeuralMemory(config), settings)
 
     def read(rows: Tensor) -> Tensor:
         x = parts.norm(rows)
@@ -54,7 +56,7 @@ def memory(settings: Settings, tiny: bool, expand: int) -> Timed:
         q, k, v = parts.queries_keys_values(parts.qkv(x), rows.dtype)
         return unfold_heads(by_chunk(state, q, k, v, parts.gates(x, rows.dtype), CHUNK, normalized=True).o_XTV, 1)
 
-    return step(read, tiny)
+    return step(settings, tiny, read)
 
 
 def theirs(settings: Settings, tiny: bool, expand: int, batch_size: int | None) -> Timed:
@@ -63,7 +65,8 @@ def theirs(settings: Settings, tiny: bool, expand: int, batch_size: int | None) 
 
     inner = {"depth": DEPTH, "expansion_factor": float(expand)}
     model = NeuralMemory(dim=WIDTH, chunk_size=CHUNK, batch_size=batch_size, heads=1, default_model_kwargs=inner)
-    return step(lambda rows: model(rows)[0], tiny)
+    model = placed(model, settings)
+    return step(settings, tiny, lambda rows: model(rows)[0])
 
 
 def works() -> dict[str, Work]:

@@ -5,10 +5,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 PROJECT = Path(__file__).resolve().parents[1]
 Settings = dict[str, Any]
+Placed = TypeVar("Placed", bound=Any)
 
 
 class Timed(NamedTuple):
@@ -24,7 +25,8 @@ class Skipped(Exception):
 
 
 Way = Callable[[Settings, bool], Timed]
-"""(settings, tiny) -> the work; tiny: at sizes that show that it runs, for the tests. Raises Skipped."""
+"""(settings, tiny) -> the work; settings: those of the work, and the ``device``; tiny: at sizes that show that it runs,
+for the tests. Raises Skipped."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,16 @@ def need_file(variable: str, what: str) -> Path:
     if not path.is_file():
         raise Skipped(f"${variable} names no file; expected {what}")
     return path
+
+
+def device_of(settings: Settings) -> str:
+    """The device on which a way does its work."""
+    return settings.get("device", "cpu")
+
+
+def placed(thing: Placed, settings: Settings) -> Placed:
+    """A model, a tensor or a batch on the device of the work."""
+    return thing.to(device_of(settings))
 
 
 def known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Reads a line of JSON, {"settings", "tiny"}, runs the work at tiny sizes and once at its own, and answers with {"tokens",
 "flops"}, the floating-point operations of its matrix products, or {"skipped"}. Every further line is answered by
-{"seconds", "rate"}: what a run took, and the machine's matrix products per second just before it. The end of the input
-is answered by {"peak"}, MiB that the process grew by at most.
+{"seconds", "rate"}: what a run took, and the device's matrix products per second just before it. The end of the input
+is answered by {"peak"}, MiB by which the process, or what it has on the GPU, grew at most.
 """
 
 import json
@@ -19,13 +19,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.work import Skipped, Timed
 
-SIDE = 768
+SIDE = {"cpu": 768, "cuda": 8192}
+"""Rows of a matrix that keeps a device busy, and that the caches of a core hold."""
 
 
-def seconds(run) -> float:
-    """Wall-clock time of one call."""
+def seconds(run, device: str) -> float:
+    """Wall-clock time of one call, until the device has done it."""
     start = time.perf_counter()
     run()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -34,21 +37,33 @@ def resident(field: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def forget_peak() -> float:
-    """Let the peak begin anew; returns the memory of this process."""
+def forget_peak(device: str) -> float:
+    """Let the peak begin anew; returns the memory of this process, or what it has on the GPU."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 
 
-def matrix_rate() -> float:
-    """Operations per second of a matrix product that one core's caches hold."""
-    a, b = torch.ones(2, SIDE, SIDE)
-    return 2 * SIDE**3 / min(seconds(lambda: a @ b) for _ in range(3))
+def peak(device: str) -> float:
+    """MiB at most since ``forget_peak``."""
+    return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else resident("VmHWM")
+
+
+def matrix_rate(device: str) -> float:
+    """Operations per second of a matrix product in fp32."""
+    side = SIDE[device]
+    a, b = torch.rand(2, side, side, device=device)
+    return 2 * side**3 / min(seconds(lambda: a @ b, device) for _ in range(3))
 
 
 def prepare(name: str, way: str, request: dict[str, Any]) -> Timed:
+    from benchmarks.work import device_of
     from benchmarks.works import WORKS
 
+    if device_of(request["settings"]) == "cuda" and not torch.cuda.is_available():
+        raise Skipped("torch finds no GPU")
     if name not in WORKS:
         raise Skipped("this commit does not have it")
     torch.set_num_threads(1)
@@ -65,21 +80,22 @@ def main(name: str, way: str) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
     request = json.loads(sys.stdin.readline())
+    device = request["settings"].get("device", "cpu")
     try:
         prepare(name, way, request | {"tiny": True}).run()  # what is imported, compiled and cached at first
         work = prepare(name, way, request)
     except Skipped as reason:
         answer(skipped=str(reason))
         return
-    matrix_rate()
-    before = forget_peak()
+    matrix_rate(device)
+    before = forget_peak(device)
     with FlopCounterMode(display=False) as counter:
         work.run()
     answer(tokens=work.tokens, flops=counter.get_total_flops())
     for _ in sys.stdin:
-        rate = matrix_rate()
-        answer(seconds=seconds(work.run), rate=rate)
-    answer(peak=resident("VmHWM") - before)
+        rate = matrix_rate(device)
+        answer(seconds=seconds(work.run, device), rate=rate)
+    answer(peak=peak(device) - before)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from benchmarks import measure
 from benchmarks.__main__ import main
@@ -36,6 +37,16 @@ def test_every_way_runs(name, way):
 def test_the_two_ways_of_a_sample_agree():
     slices, naive = (way({}, True).run for way in WORKS["babilong/sample"].ways.values())
     assert slices() == naive() and slices() == naive()
+
+
+@pytest.mark.parametrize("name", ["armt/step", "armt/schedules", "armt/text", "mamba/step", "titans/128"])
+def test_models_and_inputs_are_on_the_device(name, monkeypatch):
+    """Of a device without numbers, as of one that may not be here. What looks at numbers there is not tried."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # unknown for meta
+    made, backward, ours = [], torch.Tensor.backward, next(iter(WORKS[name].ways.values()))
+    monkeypatch.setattr(torch.Tensor, "backward", lambda t: made.append(t.device.type) or backward(t))
+    ours({"device": "meta"}, True).run()
+    assert made == ["meta"] * (name != "armt/text")
 
 
 def test_every_architecture_has_a_row():
