@@ -195,7 +195,7 @@ def plain_selective_scan(
     x_BTE: Tensor, delta_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, state_BEN: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``selective_scan`` by tensor operations alone, of tensors in one precision."""
-    rows = len(x_BTE) if x_BTE.is_cuda else max(1, CACHE // (min(CHUNK, x_BTE.shape[1]) * A_EN.numel()))
+    rows = len(x_BTE) if _is_wide(x_BTE) else max(1, CACHE // (min(CHUNK, x_BTE.shape[1]) * A_EN.numel()))
     if rows >= len(x_BTE):
         return _SelectiveScan.apply(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)[:2]
     parts = zip(*(t.split(rows) for t in (x_BTE, delta_BTE, B_BTN, C_BTN, state_BEN)), strict=True)

@@ -10,7 +10,7 @@ other file, with all that it sets for them.
 import copy
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -112,21 +112,31 @@ def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict
         if name in names[:i]:
             raise ConfigError(file, "arms", f"{name!r} is said twice; expected once")
     gone = arms.keys() - set(names)
-
-    def without(values: Any, key: str = "arms.") -> Any:
-        if not isinstance(values, dict):
-            return values  # parse refuses it
-        kept = {k: v for k, v in values.items() if not any(f"{k}.".startswith(f"{key}{arm}.") for arm in gone)}
-        return kept | {k: without(kept[k]) for k in ("grid",) if k in kept}
-
-    below = without(below) | {"arms": {name: arms[name] for name in names}}
-    scales = mappings(below.get("scales"), other, "scales")
-    below["scales"] = {scale: without(values) for scale, values in scales.items()}
-    below["labels"] = without(below.get("labels") or {}, "")
-    report = below.get("report")
-    if isinstance(report, dict) and "paper_curves" in report:
-        below["report"] = report | {"paper_curves": without(report["paper_curves"], "")}
+    scales, report = mappings(below.get("scales"), other, "scales"), below.get("report")
+    labels = mapping(below.get("labels") or {}, other, "labels")
+    below |= {
+        "arms": {name: arms[name] for name in names},
+        "scales": {scale: without(values, gone) for scale, values in scales.items()},
+        "labels": {arm: text for arm, text in labels.items() if arm not in gone},
+    }
+    if "grid" in below:
+        below["grid"] = without(below["grid"], gone)
+    if isinstance(report, dict) and isinstance(curves := report.get("paper_curves"), dict):
+        kept = {arm: start for arm, start in curves.items() if arm not in gone}
+        below["report"] = report | {"paper_curves": kept}
     return below
+
+
+def without(settings: Any, gone: Set[str]) -> Any:
+    """A scale or a grid without what it sets for some arms."""
+    if not isinstance(settings, dict):
+        return settings  # parse refuses it
+    kept = {}
+    for key, value in settings.items():
+        section, _, rest = str(key).partition(".")
+        if section != "arms" or rest.partition(".")[0] not in gone:
+            kept[key] = without(value, gone) if key == "grid" else value
+    return kept
 
 
 def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:

@@ -213,10 +213,9 @@ def _runs(plan: ReportPlan) -> str:
     """One row per run: status, steps, seconds and where to find it."""
     rows = []
     for run in plan.runs:
-        steps, stages = count(run.get("steps")), run.get("stage_steps") or ()
-        if len(stages) > 1 or stopped_at(run):
-            stopped = f"; stopped at stage {stopped_at(run)}" if stopped_at(run) else ""
-            steps += f" ({' + '.join(map(count, stages))}{stopped})"
+        steps, stages, stopped = count(run.get("steps")), run.get("stage_steps") or (), stopped_at(run)
+        if len(stages) > 1 or stopped:
+            steps += f" ({' + '.join(map(count, stages))}{f'; stopped at stage {stopped}' if stopped else ''})"
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append(
             [
