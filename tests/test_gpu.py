@@ -5,7 +5,7 @@ import torch
 from test_delta import delta_inputs, values_and_gradients
 
 from lit_memory.memory import delta, scan
-from lit_memory.recurrence import LayerRecurrent, map_state, unroll
+from lit_memory.recurrence import GrowingState, LayerRecurrent, map_state, replay, unroll
 from lit_memory.registry import MODELS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -42,6 +42,25 @@ def test_diagonal_on_cuda(name, build):
         rtol=1e-9,
         atol=1e-9,
     )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_replay_slow_twin(name, masked, build, monkeypatch):
+    """The kernels of a segment, recorded once and launched for every further one, give what one segment after the other
+    gives; for every model that does not look at numbers."""
+    model, total = build(name).cuda(), replay.WORTH + 4
+    ids = torch.randint(19, (3, 6 * total)).cuda()
+    ends = torch.tensor([[6 * total], [7 * 6 + 2], [6]], device="cuda")
+    mask = torch.arange(6 * total, device="cuda") < ends if masked else None
+    graphs, recorded = [], replay.recorded
+    monkeypatch.setattr(replay, "recorded", lambda work: graphs.append(1) or recorded(work))
+    with torch.no_grad():
+        out = unroll(model, ids, 6, mask_BT=mask)
+        expected = unroll(model, ids, 6, mask_BT=mask, schedule="sequential")
+    assert graphs or model.looks_at_numbers or isinstance(model, GrowingState)
+    torch.testing.assert_close(out.hidden_BTD, expected.hidden_BTD, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(out.state, expected.state, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -208,6 +208,7 @@ class XL(SeparateWrite, LayerMajor):
     """Transformer with relative positions and a cache of the hidden states before the segment."""
 
     numbers = 1
+    looks_at_numbers = True  # which rows of the cache are real
 
     @dataclass
     class Config:

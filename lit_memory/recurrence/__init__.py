@@ -33,7 +33,7 @@ from lit_memory.recurrence.protocol import (
     Visible,
 )
 from lit_memory.recurrence.reading import Rereading, reader
-from lit_memory.recurrence.schedules import select_samples
+from lit_memory.recurrence.segment import select_samples
 from lit_memory.recurrence.state import (
     State,
     append_samples,

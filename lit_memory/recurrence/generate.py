@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_memory.recurrence.protocol import SegmentRecurrent
 from lit_memory.recurrence.reading import joined, prefix_mask, reader
-from lit_memory.recurrence.schedules import with_new_samples
+from lit_memory.recurrence.segment import with_new_samples
 from lit_memory.recurrence.state import State, map_state
 from lit_memory.recurrence.unroll import unroll
 from lit_memory.util.checks import FieldError

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import Look, Visible
-from lit_memory.recurrence.schedules import Segment, with_new_samples, without_ended
+from lit_memory.recurrence.segment import Segment, with_new_samples, without_ended
 
 
 def looks(model: Visible, segments: Iterable[Tensor | tuple[Tensor, Tensor]]) -> Iterator[Look]:

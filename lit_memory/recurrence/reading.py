@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import Divisible, Incremental, SegmentRecurrent
-from lit_memory.recurrence.schedules import advance, without_ended
+from lit_memory.recurrence.segment import advance, without_ended
 from lit_memory.recurrence.state import State, batch_size, select_state, state_tensors
 
 

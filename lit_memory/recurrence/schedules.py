@@ -1,7 +1,8 @@
 """The orders in which the cells (segment, layer) of writing segments are computed. All give the same values.
 
 "sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" reads
-segments in groups where the model can, layer-major or in the order of the definition, else one by one.
+segments in groups where the model can, layer-major or in the order of the definition, else one by one; without
+gradients on a GPU one by one, by ``replay``.
 
 Shape suffixes: B batch, S segments, T tokens, D width.
 """
@@ -9,33 +10,22 @@ Shape suffixes: B batch, S segments, T tokens, D width.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lit_memory.recurrence.diagonal import diagonal
 from lit_memory.recurrence.layer_major import LayerMajor
-from lit_memory.recurrence.protocol import (
-    Grouped,
-    GrowingState,
-    LayerRecurrent,
-    SegmentRecurrent,
-    SeparateWrite,
-)
-from lit_memory.recurrence.state import State, append_samples, batch_size, detach, select_state
+from lit_memory.recurrence.protocol import Grouped, LayerRecurrent, SegmentRecurrent
+from lit_memory.recurrence.replay import WORTH, Replay, replays
+from lit_memory.recurrence.segment import Segment, read_segment, with_new_samples
+from lit_memory.recurrence.state import State, detach
 from lit_memory.util.checks import FieldError
 
 SCHEDULES = ("auto", "sequential", "diagonal", "layer")
 GROUP_ROWS = 1 << 15
 """Tokens of all samples that are read in one go: bounds the memory of a long evaluation, and keeps rows in caches."""
-
-
-class Segment(NamedTuple):
-    """Token ids of one segment, and a mask that is True at real tokens; None if all are real."""
-
-    ids_BT: Tensor
-    mask_BT: Tensor | None = None
 
 
 def check_schedule(schedule: str) -> None:
@@ -53,6 +43,8 @@ def scheduled(
     """
     longest = max([0, *(segment.ids_BT.shape[1] for segment in segments)])
     if schedule == "auto":
+        if len(segments) >= WORTH and replays(model):
+            return replayed
         return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
     if schedule == "layer":
         refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
@@ -62,33 +54,47 @@ def scheduled(
     return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_groups}[schedule]
 
 
+def one_by_one(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
+    """How an iterator of segments is read, whose length is unknown."""
+    return replayed if schedule == "auto" and replays(model) else sequential
+
+
 def sequential(
     model: SegmentRecurrent,
     segments: Iterable[Segment],
     state: State | None,
     keep: int | None = None,
     bptt: int | None = None,
+    read: Callable[[State, Segment, bool], tuple[Tensor | None, State]] | None = None,
 ) -> tuple[deque[Tensor], State]:
     """Hidden states of the last ``keep`` segments, each of which writes, and the state after the last one.
 
-    ``bptt`` needs a tuple of segments.
+    ``bptt`` needs a tuple of segments. read: how one is read; default ``read_segment``.
     """
     total = len(segments) if isinstance(segments, tuple) else None
     skipped = unread_segments(total, keep)
     hidden: deque[Tensor] = deque(maxlen=keep)
-    for i, (ids_BT, mask_BT) in enumerate(segments):
+    read = read or partial(read_segment, model)
+    for i, segment in enumerate(segments):
         if state is None:
-            state = model.init_state(ids_BT.shape[0], ids_BT.device)
+            state = model.init_state(segment.ids_BT.shape[0], segment.ids_BT.device)
         if total is not None and bptt is not None and 0 < i <= total - bptt:  # i = 0: a learned first memory is trained
             state = detach(state)
-        state = with_new_samples(model, state, ids_BT)
-        if i < skipped:
-            state = advance(model, state, ids_BT, mask_BT)
-        else:
-            hidden_BTD, new = model.step(state, ids_BT, mask_BT)
+        hidden_BTD, state = read(with_new_samples(model, state, segment.ids_BT), segment, i >= skipped)
+        if hidden_BTD is not None:
             hidden.append(hidden_BTD)
-            state = without_ended(model, new, state, mask_BT)
     return hidden, state
+
+
+def replayed(
+    model: SegmentRecurrent,
+    segments: Iterable[Segment],
+    state: State | None,
+    keep: int | None = None,
+    bptt: int | None = None,
+) -> tuple[deque[Tensor], State]:
+    """``sequential`` by replay; see ``replays``."""
+    return sequential(model, segments, state, keep, bptt, Replay(model))
 
 
 def unread_segments(total: int | None, keep: int | None) -> float:
@@ -142,36 +148,6 @@ def by_groups(
         hidden += out
         begin = end
     return hidden, state
-
-
-def advance(model: SegmentRecurrent, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
-    """The state after one segment whose hidden states nobody needs. Samples without a real token keep theirs."""
-    if isinstance(model, SeparateWrite):
-        new = model.advance(state, ids_BT, mask_BT)
-    else:
-        new = model.step(state, ids_BT, mask_BT)[1]
-    return without_ended(model, new, state, mask_BT)
-
-
-def without_ended(model: SegmentRecurrent, new: State, old: State, mask_BT: Tensor | None) -> State:
-    """State ``new``, but ``old`` for the samples that have ended: they must not write their padding."""
-    return new if mask_BT is None else select_samples(model, mask_BT.any(1), new, old)
-
-
-def select_samples(model: SegmentRecurrent, live_B: Tensor, new: State, old: State) -> State:
-    """State ``new`` of the samples that are live, state ``old`` before it of the others."""
-    if isinstance(model, GrowingState):
-        return model.select_state(live_B, new, old)
-    return select_state(live_B, new, old)
-
-
-def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> State:
-    """The state of all samples of a segment. Those that ``state`` does not have begin there, behind the others."""
-    count = ids_BT.shape[0] - batch_size(state)
-    if count <= 0:
-        return state
-    fresh = model.init_state(count, ids_BT.device)
-    return model.append_samples(state, fresh) if isinstance(model, GrowingState) else append_samples(state, fresh)
 
 
 def group_size(ids_BT: Tensor) -> int:

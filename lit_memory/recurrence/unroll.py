@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
-from lit_memory.recurrence.schedules import Segment, check_schedule, scheduled, sequential, with_new_samples
+from lit_memory.recurrence.schedules import check_schedule, one_by_one, scheduled
+from lit_memory.recurrence.segment import Segment, with_new_samples
 from lit_memory.recurrence.state import State, batch_size, detach, state_tensors
 from lit_memory.util.checks import FieldError
 
@@ -69,7 +70,7 @@ def unroll(
     if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt or checkpoint_segments:
         options = "read_only, bptt, mask_BT, checkpoint_segments nor a schedule"
         raise ValueError(f"an iterator of segments allows neither {options}: its length is unknown")
-    hidden, state = sequential(model, map(as_segment, ids_BT), state, keep)
+    hidden, state = one_by_one(model, schedule)(model, map(as_segment, ids_BT), state, keep)
     return Unrolled(join_hidden(model, hidden, state), state)
 
 

@@ -72,6 +72,7 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
     """A model that reads lines. What a question reads from them is up to the subclass (``read``)."""
 
     numbers = 1
+    looks_at_numbers = True  # which lines are equal
     visible = ("hops",)
     """The views (``util.views.VIEWS``) that a report can ask for."""
     kept_tokens: int = 0
