@@ -2,8 +2,8 @@
 launched again for every further segment of that shape.
 
 A segment of a small model is some hundred kernels of a few microseconds each, and a CPU takes longer to launch them
-than a GPU to run them. A whole graph is launched at once: a segment of 512 tokens and four layers of ARMT takes 1.4 ms in
-place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
+than a GPU to run them. A whole graph is launched at once: a segment of 512 tokens and four layers of ARMT takes 1.4 ms
+in place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
 """
 
 from collections.abc import Callable
