@@ -3,10 +3,13 @@
 import pytest
 import torch
 from test_delta import delta_inputs, values_and_gradients
+from test_lit import make_data, make_double
+from test_replay import REPLAYED, train
 
+from lit_memory.lit import LIT_DATA, LIT_MODULES
 from lit_memory.memory import delta, scan
 from lit_memory.recurrence import GrowingState, LayerRecurrent, map_state, replay, unroll
-from lit_memory.registry import MODELS
+from lit_memory.registry import MODELS, load_class
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -54,13 +57,33 @@ def test_replay_slow_twin(name, masked, build, monkeypatch):
     ends = torch.tensor([[6 * total], [7 * 6 + 2], [6]], device="cuda")
     mask = torch.arange(6 * total, device="cuda") < ends if masked else None
     graphs, recorded = [], replay.recorded
-    monkeypatch.setattr(replay, "recorded", lambda work: graphs.append(1) or recorded(work))
+    monkeypatch.setattr(replay, "recorded", lambda *work: graphs.append(1) or recorded(*work))
     with torch.no_grad():
         out = unroll(model, ids, 6, mask_BT=mask)
         expected = unroll(model, ids, 6, mask_BT=mask, schedule="sequential")
     assert graphs or model.looks_at_numbers or isinstance(model, GrowingState)
     torch.testing.assert_close(out.hidden_BTD, expected.hidden_BTD, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(out.state, expected.state, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "sequential", "diagonal"])
+@pytest.mark.parametrize("name", REPLAYED)
+def test_training_steps_slow_twin(name, schedule, monkeypatch):
+    """The kernels of a training step, recorded once and launched for every further batch of the shape: the losses and
+    gradients of steps launched one by one."""
+    if schedule == "diagonal" and not issubclass(load_class("model", name), LayerRecurrent):
+        pytest.skip(f"{name} has no diagonal schedule")
+    data = make_data(LIT_DATA["associative_retrieval"])
+    batches = [data.task.batch(0, "train", step, 3).to("cuda") for step in range(10)]
+    batches[1::2] = [batch.recut([7]) for batch in batches[1::2]]
+    found, graphs, recorded = [], [], replay.recorded
+    monkeypatch.setattr(replay, "recorded", lambda *work: graphs.append(1) or recorded(*work))
+    for options in ({}, {"replay": True}):
+        torch.manual_seed(0)
+        module = make_double(LIT_MODULES[name], data, unroll_schedule=schedule, **options).cuda()
+        found.append(train(module, batches))
+    assert len(graphs) == 2
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", MODELS)

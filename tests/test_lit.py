@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 import lit_memory
-from lit_memory.lit import LIT_DATA, LIT_MODULES, modules
+from lit_memory.lit import LIT_DATA, LIT_MODULES, reads
 from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.models.attention import rotary_table
@@ -290,9 +290,9 @@ def test_knobs_of_the_unrolling_arrive(lit, monkeypatch):
     data = make_data(LIT_DATA["associative_retrieval"])
     batch, seen = data.task.batch(0, "train", 0, 2), []
     monkeypatch.setattr(
-        modules,
+        reads,
         "unroll",
-        lambda *args, unroll=modules.unroll, **kw: seen.append((kw["bptt"], kw["schedule"])) or unroll(*args, **kw),
+        lambda *args, unroll=reads.unroll, **kw: seen.append((kw["bptt"], kw["schedule"])) or unroll(*args, **kw),
     )
     gradients = []
     for options in ({}, {"bptt": 1}):

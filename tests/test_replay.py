@@ -1,12 +1,16 @@
-"""Replay: the same values as one segment after the other. A GPU's recording is replaced by the work itself, so that all
-but the CUDA graph is tested here; ``test_gpu`` has that."""
+"""Replay: the same values as without. A GPU's recording is replaced by the work itself, so that all but the CUDA graph
+is tested here; ``test_gpu`` has that."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_lit import make_data, make_double
 
+from lit_memory.lit import LIT_DATA, LIT_MODULES
 from lit_memory.recurrence import GrowingState, map_state, replay, unroll
+from lit_memory.registry import load_class
 from lit_memory.testing.models import same
 
 N, TOTAL = 5, replay.WORTH + 4
@@ -17,12 +21,21 @@ def calls(monkeypatch):
     """How often work was recorded and replayed."""
     seen = []
 
-    def recorded(work):
+    def recorded(work, pool=None):
         seen.append("record")
-        return lambda: seen.append("replay") or work()
+        gradients = torch.is_grad_enabled()
+
+        def replayed():
+            seen.append("replay")
+            with torch.set_grad_enabled(gradients):
+                work()
+
+        return replayed
 
     monkeypatch.setattr(replay, "recorded", recorded)
+    monkeypatch.setattr(replay, "memory_pool", lambda: "pool")
     monkeypatch.setattr("lit_memory.recurrence.schedules.replays", lambda model: True)
+    monkeypatch.setattr("lit_memory.lit.reads.can_record", lambda tensor: True)
     return seen
 
 
@@ -71,15 +84,77 @@ def test_short_sequences_are_not_recorded(build, tokens, calls, segments, record
 def test_only_on_a_gpu_without_gradients_and_hooks(build):
     """What keeps a model from being recorded, each alone."""
     model = build("rmt")
-    weight = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    weight = SimpleNamespace(is_cuda=True)
     model.parameters = lambda: iter([weight])
     assert not replay.replays(model)
     with torch.no_grad():
         assert replay.replays(model)
-        weight.device.type = "cpu"
+        weight.is_cuda = False
         assert not replay.replays(model)
-        weight.device.type, model.looks_at_numbers = "cuda", True
+        weight.is_cuda, model.looks_at_numbers = True, True
         assert not replay.replays(model)
         model.looks_at_numbers = False
         model.decoder.register_forward_hook(print)
         assert not replay.replays(model)
+
+
+REPLAYED = [name for name, lit in LIT_MODULES.items() if not load_class("model", name).looks_at_numbers]
+
+
+def train(module, batches):
+    """Losses and gradients of training steps, one after the other."""
+    found = []
+    for batch in batches:
+        module.zero_grad()
+        loss = module.training_step(batch, 0)
+        (loss * 3).backward()
+        found += [loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+    return found
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_training_steps_slow_twin(name, calls):
+    """Losses and gradients of batches of two shapes in turn, one with its segments in ``context``."""
+    data = make_data(LIT_DATA["associative_retrieval"])
+    batches = [data.task.batch(0, "train", step, 3) for step in range(10)]
+    batches[1::2] = [batch.recut([7]) for batch in batches[1::2]]
+    found = []
+    for options in ({}, {"replay": True}):
+        torch.manual_seed(0)
+        found.append(train(make_double(LIT_MODULES[name], data, **options), batches))
+    assert (calls.count("record"), calls.count("replay")) == (2, 4)
+    assert all(same(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_weights_that_move_are_recorded_anew(calls):
+    """A recording has the addresses of the weights."""
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module = make_double(LIT_MODULES["armt"], data, replay=True)
+    batches = [data.task.batch(0, "train", step, 3) for step in range(5)]
+    train(module, batches)
+    first = calls.count("record")
+    weight = next(module.parameters())
+    weight.data = weight.data.clone()
+    train(module, batches)
+    assert (first, calls.count("record")) == (1, 2)
+
+
+def test_old_recordings_make_room(calls, monkeypatch):
+    """Of more shapes than fit, the oldest is recorded again."""
+    monkeypatch.setattr(replay, "SHAPES", 2)
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module = make_double(LIT_MODULES["armt"], data, replay=True)
+    train(module, [data.task.batch(0, "train", step, size) for size in (2, 3, 4, 4, 2) for step in range(4)])
+    assert calls.count("record") == 4
+
+
+def test_batches_of_a_stream_are_not_replayed(calls):
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module = make_double(LIT_MODULES["armt"], data, replay=True)
+    batch = data.task.batch(0, "train", 0, 2)
+    generated = batch.recut([7])
+    for _ in range(6):
+        train(
+            module, [replace(generated, context=iter(generated.context)), replace(batch, continues=False, read_only=0)]
+        )
+    assert not calls

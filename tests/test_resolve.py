@@ -132,6 +132,23 @@ BROKEN = {
         {"base/train/clip_norm": 1, "base/train/clip_value": 1},
         "FILE (arm a): train.clip_value: … choose one",
     ),
+    "replay on a cpu": ({"base/train/replay": True}, "FILE (arm a): train.replay: true: … train.accelerator: cuda"),
+    "replay of a model that looks": (
+        {"base/train/replay": True, "base/train/accelerator": "cuda", "base/model": {"name": "xl", "width": 16}},
+        "FILE (arm a): train.replay: true: XL looks at numbers of a batch on the CPU; expected false",
+    ),
+    "replay of what is computed again": (
+        {"base/train/replay": True, "base/train/accelerator": "auto", "base/train/checkpoint_segments": 2},
+        "FILE (arm a): train.replay: true: … expected no checkpoint_segments",
+    ),
+    "replay of a stream": (
+        {
+            "base/train/replay": True,
+            "base/train/accelerator": "cuda",
+            "base/task": {"name": "language_modeling", "stream": True, "window": 64, "segment_len": 16},
+        },
+        "FILE (arm a): train.replay: true: … expected false",
+    ),
     "bptt": ({"base/train/bptt": 0}, "FILE (arm a): train.bptt: bptt=0: expected at least 1"),
     "sizes of the test": (
         {"base/train/test_size": [8]},

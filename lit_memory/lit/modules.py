@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from lit_memory.lit.describe import KeywordSignature, settings
-from lit_memory.lit.devices import OnDevices, gathered
+from lit_memory.lit.devices import OnDevices
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
 from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
 from lit_memory.lit.optimized import Optimized
 from lit_memory.lit.plain import AnyBatch, TokenMetrics, as_batch
+from lit_memory.lit.reads import Reads
 from lit_memory.lit.scores import Mean, Means
-from lit_memory.recurrence import map_state, state_tensors, unroll
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
@@ -30,7 +30,7 @@ from lit_memory.util.checks import FieldError
 from lit_memory.util.metrics import Condition, MetricName
 
 
-class LitMemory(Optimized, OnDevices):
+class LitMemory(Reads, Optimized, OnDevices):
     """Trains one segment-recurrent model: cross-entropy, or squared error of numbers, on the scored positions.
 
     It reads ``Batch``es, dictionaries with ``input_ids`` and ``labels``, or pairs of both, from any data source. A
@@ -48,6 +48,7 @@ class LitMemory(Optimized, OnDevices):
     bptt: Segments that gradients cross; None: all.
     unroll_schedule: Order of computation, see ``unroll``.
     checkpoint_segments: Segments of a group that is computed again on the way back; None: nothing is.
+    replay: On a GPU, launch the kernels of a training step as one CUDA graph for every shape of batches.
     segment_len: Tokens per segment of a dictionary's sequences; None: the whole sequence.
     """
 
@@ -66,6 +67,7 @@ class LitMemory(Optimized, OnDevices):
         bptt: int | None = None,
         unroll_schedule: str = "auto",
         checkpoint_segments: int | None = None,
+        replay: bool = False,
         segment_len: int | None = None,
         **model: Any,
     ) -> None:
@@ -74,7 +76,6 @@ class LitMemory(Optimized, OnDevices):
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         self.save_hyperparameters()
         self.model: Any = None
-        self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
         self.diagnostics: Diagnostics | None = None
         self.token_metrics: dict[int, TokenMetrics] = {}  # dataloader -> metrics where there is no task
         if model.get("vocab_size"):
@@ -132,61 +133,7 @@ class LitMemory(Optimized, OnDevices):
                 options["inputs"] = self.hparams["inputs"] = tasks[0].input_dim
         self.model = self.model_class(self.model_class.Config(**options))
 
-    # The state that a stream carries from batch to batch
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # Cloned: of a slice, torch would save all that it is cut from.
-        own = [tensor.clone() for tensor in self.carried.get(True, [])]
-        checkpoint["carried"] = own if self.devices == 1 else gathered([tensor.cpu() for tensor in own])
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        carried = checkpoint.get("carried", [])
-        self.carried = {True: carried if self.devices == 1 else carried[self.global_rank]}
-
-    def carried_state(self, batch: Batch) -> Any:
-        """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
-        Validations and tests have a stream of their own."""
-        if not batch.continues:
-            return None
-        carried = iter(self.carried.get(self.training, []))
-        return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
-
-    def read_context(self, batch: Batch) -> Any:
-        """The state after the batch's context, or the carried one of a stream; None without both."""
-        if batch.context == ():
-            return self.carried_state(batch)
-        if not isinstance(batch.context, tuple):
-            return unroll(self.model, batch.context, keep=0).state
-        bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
-        return unroll(self.model, batch.context, keep=0, bptt=bptt, **self.order()).state
-
-    def order(self) -> dict[str, Any]:
-        return {"schedule": self.hparams["unroll_schedule"], "checkpoint_segments": self.hparams["checkpoint_segments"]}
-
-    def read_targets(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor]:
-        """Hidden states (N, D) that predict the scored positions, and their targets (N,). state: after the context."""
-        in_stream = batch.continues is not None
-        out = unroll(
-            self.model,
-            batch.ids_BT[:, :-1] if in_stream else batch.ids_BT,
-            batch.segment_len,
-            state=state,
-            read_only=batch.read_only,
-            keep=batch.read_only or None,
-            bptt=self.hparams["bptt"],
-            **self.order(),
-        )
-        scored_BT = batch.scored_BT
-        if in_stream:
-            self.carried[self.training] = [tensor.detach() for tensor in state_tensors(out.state)]
-            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT]
-        tail_BT = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
-        return out.hidden_BTD[:, :-1][tail_BT[:, 1:]], batch.targets_BT[scored_BT]
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The loss that training minimises."""
-        hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
-        return hidden_loss(self.model, hidden_ND, targets_N)
+    # Training
 
     def training_step(self, batch: AnyBatch, batch_idx: int) -> Tensor:
         batch = self.as_batch(batch)

@@ -55,6 +55,7 @@ class Resolver:
         self.check_together(model, sampler)
         self.check_losses(train, model_class)
         self.check_schedule(train, model_class, model)
+        self.check_replay(train, model_class, sampler)
         self.check_stream(train, sampler)
         self.check_parts(train, sampler)
         self.check_test(train, model, sampler)
@@ -167,6 +168,22 @@ class Resolver:
             raise self.error("train", "unroll_schedule", f"'diagonal': {reason}; expected 'sequential'")
         if train.bptt is not None:
             raise self.error("train", "bptt", f"{train.bptt}: expected none with unroll_schedule 'diagonal'")
+
+    def check_replay(self, train: TrainConfig, model_class: Any, sampler: Any) -> None:
+        """Check that a training step can be recorded."""
+        if not train.replay:
+            return
+        reason = None
+        if train.accelerator == "cpu":
+            reason = "kernels are recorded on a GPU alone; expected train.accelerator: cuda with it"
+        elif getattr(model_class, "looks_at_numbers", False):
+            reason = f"{model_class.__name__} looks at numbers of a batch on the CPU; expected false"
+        elif train.checkpoint_segments is not None:
+            reason = "what is computed again looks at the state of the random numbers; expected no checkpoint_segments"
+        elif getattr(sampler, "stream", False):
+            reason = "the memory of a stream goes on from batch to batch; expected false"
+        if reason:
+            raise self.error("train", "replay", f"true: {reason}")
 
     def check_stream(self, train: TrainConfig, sampler: Any) -> None:
         """Check the limits of a stream, whose memory goes on from batch to batch."""

@@ -73,6 +73,9 @@ class TrainConfig:
     checkpoint_segments: int | None = added(None)
     """Keep the states between groups of so many segments, and compute a group again on the way back: less memory, a
     third more time."""
+    replay: bool = added(False)
+    """On a GPU: record the kernels of a training step as a CUDA graph, once for every shape of a batch, and launch them
+    together. For small models, whose kernels take longer to launch than to run."""
     stages: list[dict[str, Any]] = field(default_factory=list)
     """Curriculum: each stage is {task.<field>: value, steps: N, batch_size: B, until: {metric: value}, needed: true}.
     It ends after N steps, or earlier, at the first validation that reaches every metric of ``until``. If its steps do

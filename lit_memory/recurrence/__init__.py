@@ -33,6 +33,7 @@ from lit_memory.recurrence.protocol import (
     Visible,
 )
 from lit_memory.recurrence.reading import Rereading, reader
+from lit_memory.recurrence.replay import ReplayedLoss, can_record
 from lit_memory.recurrence.segment import select_samples
 from lit_memory.recurrence.state import (
     State,
@@ -61,6 +62,7 @@ __all__ = [
     "NoWeightDecay",
     "Position",
     "Prompts",
+    "ReplayedLoss",
     "Rereading",
     "SegmentRecurrent",
     "SeparateWrite",
@@ -71,6 +73,7 @@ __all__ = [
     "Visible",
     "append_samples",
     "batch_size",
+    "can_record",
     "cross_entropy",
     "detach",
     "expand_state",

@@ -1,15 +1,18 @@
-"""Segments on a GPU, without gradients, by replay: the kernels of one segment are recorded as a CUDA graph, which is
-launched again for every further segment of that shape.
+"""Replay on a GPU: kernels are recorded as a CUDA graph, and launched again at once. Those of one segment, without
+gradients, for every further segment of its shape (``Replay``); those of a training step, with its backward pass, for
+every further batch of its shape (``ReplayedLoss``).
 
 A segment of a small model is some hundred kernels of a few microseconds each, and a CPU takes longer to launch them
 than a GPU to run them. A whole graph is launched at once: a segment of 512 tokens and four layers of ARMT takes 1.4 ms
 in place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
 from lit_memory.recurrence.segment import Segment, read_segment
@@ -18,24 +21,38 @@ from lit_memory.recurrence.state import State, map_state, state_tensors
 FIRST = 3
 """Segments of a shape that are read as they are, before the next one is recorded: kernels are chosen and tables filled
 then, which must not be part of a recording."""
+SHAPES = 128
+"""Shapes of training batches whose recordings are kept."""
 WORTH = 16
 """Segments below which a recording costs more than its replays save."""
 
 
 def replays(model: SegmentRecurrent) -> bool:
     """Whether segments can be recorded now: on a GPU, without gradients, where nobody else has to see the calls."""
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    if not on_gpu or model.looks_at_numbers or torch.is_grad_enabled():
+    if not can_record(next(model.parameters())) or model.looks_at_numbers or torch.is_grad_enabled():
         return False
     return not any(hooked(part) for part in model.modules())
 
 
-def recorded(work: Callable[[], None]) -> Callable[[], None]:
-    """The kernels that ``work`` launches, ready to be launched; they have not run yet."""
+def can_record(tensor: Tensor) -> bool:
+    """Whether kernels that work on a tensor can be recorded."""
+    return tensor.is_cuda
+
+
+def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+    """The kernels that ``work`` launches, ready to be launched; they have not run yet.
+
+    pool: memory that recordings share of which one runs at a time.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
+
+
+def memory_pool() -> Any:
+    """A new ``pool``."""
+    return torch.cuda.graph_pool_handle()
 
 
 class Recording:
@@ -82,3 +99,65 @@ class Replay:
         if self.recording is None:
             self.recording = Recording(self.model, state, segment, wanted)
         return self.recording(state, segment)
+
+
+class LossRecording:
+    """A loss of inputs of one shape, and its gradients. Its tensors stay where they are."""
+
+    def __init__(self, loss: Callable[[State], Tensor], inputs: State, weights: Sequence[Tensor], pool: Any) -> None:
+        self.inputs = map_state(torch.clone, inputs)
+        self.loss, self.grads = torch.empty(()), ()
+
+        def work() -> None:
+            found = loss(self.inputs)
+            self.grads = torch.autograd.grad(found, weights, allow_unused=True)
+            self.loss = found.detach()
+
+        self.replay = recorded(work, pool)
+
+
+class OfRecording(torch.autograd.Function):
+    """The loss of a ``LossRecording`` as a node of the graph; its gradients are there until the next replay."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: LossRecording, *weights: Tensor) -> Tensor:
+        recording.replay()
+        ctx.grads = recording.grads
+        return recording.loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(None if grad is None else grad * dloss for grad in ctx.grads)
+
+
+class ReplayedLoss:
+    """Losses of ``weights`` by replay, from the fourth batch of a shape on, for the last ``SHAPES`` shapes."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = weights
+        self.counts: dict[Any, int] = {}
+        self.recordings: dict[Any, LossRecording] = {}
+        self.pool: Any = None
+
+    def __call__(self, loss: Callable[[State], Tensor], inputs: State, kind: Any) -> Tensor:
+        """``loss(inputs)``, to be followed by its backward pass before the next call.
+
+        inputs: a pytree of tensors, all that differs between batches of one shape. kind: hashable, what else the
+        computation depends on.
+        """
+        shapes = tuple((t.shape, t.dtype) for t in state_tensors(inputs))
+        key = kind, shapes, tuple(weight.data_ptr() for weight in self.weights)  # they may be moved
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        if count <= FIRST:
+            return loss(inputs)
+        if key in self.recordings:
+            recording = self.recordings[key]
+            map_state(Tensor.copy_, recording.inputs, inputs)
+        else:
+            if len(self.recordings) == SHAPES:
+                self.recordings.pop(next(iter(self.recordings)))
+            self.pool = self.pool or memory_pool()
+            recording = LossRecording(loss, inputs, self.weights, self.pool)
+            self.recordings[key] = recording
+        return OfRecording.apply(recording, *self.weights)  # type: ignore[no-any-return]

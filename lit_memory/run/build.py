@@ -36,7 +36,7 @@ def build_module(spec: RunSpec) -> LitMemory:
     t = spec.train
     model = {k: v for k, v in spec.model.items() if k != "name"}
     optimizer = {k: t[k] for k in ("lr", "weight_decay", "schedule", "warmup", "final_lr", "bptt", "unroll_schedule")}
-    optimizer["checkpoint_segments"] = t["checkpoint_segments"]
+    optimizer |= {k: t[k] for k in ("checkpoint_segments", "replay")}
     optimizer["frozen"] = t["frozen"] or None  # None leaves it out of checkpoints
     losses = {f"{name}_loss": weight for name, weight in t["losses"].items()}
     torch.manual_seed(spec.seed)

@@ -1,0 +1,113 @@
+"""How a ``LitMemory`` reads a batch: the context, the scored positions, and the loss of a training step.
+
+Shape suffixes: B batch, T tokens, N scored positions, D width.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_memory.lit.devices import gathered
+from lit_memory.lit.losses import hidden_loss
+from lit_memory.recurrence import ReplayedLoss, Unrolled, can_record, map_state, state_tensors, unroll
+from lit_memory.tasks.batch import Batch
+
+
+def replayable(batch: Batch) -> bool:
+    """Whether a batch is all that its loss depends on: none of a stream, or with a context that is generated."""
+    return batch.continues is None and isinstance(batch.context, tuple)
+
+
+class Reads(L.LightningModule):
+    """Reads batches with a ``model``, in the order of ``unroll_schedule``."""
+
+    model: Any
+    devices: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried: dict[bool, list[Tensor]] = {}  # training or not -> the state after the last batch of a stream
+        self.replayed: ReplayedLoss | None = None
+
+    # The state that a stream carries from batch to batch
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Cloned: of a slice, torch would save all that it is cut from.
+        own = [tensor.clone() for tensor in self.carried.get(True, [])]
+        checkpoint["carried"] = own if self.devices == 1 else gathered([tensor.cpu() for tensor in own])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        carried = checkpoint.get("carried", [])
+        self.carried = {True: carried if self.devices == 1 else carried[self.global_rank]}
+
+    def carried_state(self, batch: Batch) -> Any:
+        """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
+        Validations and tests have a stream of their own."""
+        if not batch.continues:
+            return None
+        carried = iter(self.carried.get(self.training, []))
+        return map_state(lambda like: next(carried).to(like.device), self.model.init_state(len(batch.ids_BT)))
+
+    def read_context(self, batch: Batch) -> Any:
+        """The state after the batch's context, or the carried one of a stream; None without both."""
+        if batch.context == ():
+            return self.carried_state(batch)
+        if not isinstance(batch.context, tuple):
+            return unroll(self.model, batch.context, keep=0).state
+        bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
+        return unroll(self.model, batch.context, keep=0, bptt=bptt, **self.order()).state
+
+    def order(self) -> dict[str, Any]:
+        return {"schedule": self.hparams["unroll_schedule"], "checkpoint_segments": self.hparams["checkpoint_segments"]}
+
+    def read(self, batch: Batch, ids_BT: Tensor, state: Any) -> Unrolled:
+        """Hidden states of the segments that hold the targets of a batch, and the state after it."""
+        return unroll(
+            self.model,
+            ids_BT,
+            batch.segment_len,
+            state=state,
+            read_only=batch.read_only,
+            keep=batch.read_only or None,
+            bptt=self.hparams["bptt"],
+            **self.order(),
+        )
+
+    def read_targets(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor]:
+        """Hidden states (N, D) that predict the scored positions, and their targets (N,). state: after the context."""
+        in_stream = batch.continues is not None
+        out = self.read(batch, batch.ids_BT[:, :-1] if in_stream else batch.ids_BT, state)
+        scored_BT = batch.scored_BT
+        if in_stream:
+            self.carried[self.training] = [tensor.detach() for tensor in state_tensors(out.state)]
+            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT]
+        tail_BT = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
+        return out.hidden_BTD[:, :-1][tail_BT[:, 1:]], batch.targets_BT[scored_BT]
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss that training minimises."""
+        if self.hparams["replay"] and can_record(batch.ids_BT) and replayable(batch):
+            return self.replayed_loss(batch)
+        hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
+        return hidden_loss(self.model, hidden_ND, targets_N)
+
+    def replayed_loss(self, batch: Batch) -> Tensor:
+        """``loss`` by replay. The scored positions are found before, as their number is part of a shape."""
+        if self.replayed is None:
+            self.replayed = ReplayedLoss([p for p in self.model.parameters() if p.requires_grad])
+        sample_N, place_N = batch.scored_BT.nonzero(as_tuple=True)
+        read_T = batch.read_only * (batch.segment_len or 0) or batch.ids_BT.shape[1]
+        row_N = sample_N * read_T + place_N - (batch.ids_BT.shape[1] - read_T) - 1
+        targets_N = batch.targets_BT[sample_N, place_N]
+
+        def loss(inputs: tuple[Any, ...]) -> Tensor:
+            ids_BT, context, row_N, targets_N = inputs
+            fixed = replace(batch, ids_BT=ids_BT, context=context)
+            out = self.read(fixed, ids_BT, self.read_context(fixed))
+            return hidden_loss(self.model, out.hidden_BTD.flatten(0, 1)[row_N], targets_N)
+
+        kind = batch.segment_len, batch.read_only, torch.is_autocast_enabled(batch.ids_BT.device.type)
+        return self.replayed(loss, (batch.ids_BT, batch.context, row_N, targets_N), kind)
