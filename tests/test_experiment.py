@@ -5,11 +5,14 @@ import copy
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import datasets
+import huggingface_hub
 import pytest
 import torch
 import yaml
@@ -24,7 +27,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import load_class, model_size
 from lit_memory.report.marks import has_marks
 from lit_memory.run import checkpoint
-from lit_memory.run.build import build
+from lit_memory.run.build import build, build_data
 from lit_memory.run.results import collect
 from lit_memory.run.saving import RunCheckpoint
 from lit_memory.run.trainer import make_trainer, silence_lightning
@@ -307,6 +310,33 @@ def test_every_scale_plans_and_builds(path, scale):
     for model in {json.dumps(spec.model) for spec in specs}:
         size = size_of(model)
         assert size["parameters"] > 0 and size["state_floats"] >= 0
+
+
+BUILT: set[str] = set()
+"""Tasks that have been built; experiments share many."""
+LARGER = [(path, scale) for path, scale in SCALES if scale in ("real", "gpu")]
+
+
+@pytest.mark.parametrize(("path", "scale"), LARGER, ids=[f"{path.stem}-{scale}" for path, scale in LARGER])
+def test_every_task_of_the_larger_scales_has_samples(path, scale, tmp_path_factory, monkeypatch):
+    """Of every stage, but where the text is on a hub: how many tokens a question has follows from the text, which
+    planning does not read."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "materials"
+    monkeypatch.setenv("LIT_MEMORY_ROOT", str(root))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for spec in plan_of(path, scale):
+        for stage in ({}, *(stage["task"] for stage in spec.stages)):
+            if (key := json.dumps([spec.task, stage], sort_keys=True)) not in BUILT:
+                BUILT.add(key)
+                data = build_data(spec)
+                try:
+                    data.prepare_data()
+                    data.setup("fit")
+                    assert len(data.task.at(**stage).batch(0, "train", 0, 1).ids_BT) == 1
+                except FileNotFoundError as error:
+                    assert "Hugging Face hub" in str(error)
 
 
 REAL = [path for path, scale in SCALES if scale == "real"]
