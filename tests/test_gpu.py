@@ -88,15 +88,18 @@ def test_training_steps_slow_twin(name, schedule, monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_autocast(name, build):
-    """Under bf16 autocast the hidden states are finite and the state stays in fp32."""
-    model, ids = build(name).float().cuda(), torch.randint(19, (3, 24)).cuda()
+    """Under bf16 autocast the hidden states are finite, the state stays in fp32, and a replay changes nothing."""
+    model, ids = build(name).float().cuda(), torch.randint(19, (3, 6 * replay.WORTH)).cuda()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        out = unroll(model, ids, 6)
+        out = unroll(model, ids[:, :24], 6)
+        with torch.no_grad():
+            found, expected = (unroll(model, ids, 6, schedule=schedule) for schedule in ("auto", "sequential"))
     assert out.hidden_BTD.isfinite().all()
     map_state(
         lambda t: pytest.fail(f"state in {t.dtype}") if t.is_floating_point() and t.dtype != torch.float32 else t,
         out.state,
     )
+    torch.testing.assert_close(tuple(found), tuple(expected))
 
 
 def test_mamba_kernel_slow_twin(monkeypatch):
