@@ -66,23 +66,26 @@ def test_replay_slow_twin(name, masked, build, monkeypatch):
     torch.testing.assert_close(out.state, expected.state, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("task", ["associative_retrieval", "babilong"])
 @pytest.mark.parametrize("schedule", ["auto", "sequential", "diagonal"])
 @pytest.mark.parametrize("name", REPLAYED)
-def test_training_steps_slow_twin(name, schedule, monkeypatch):
+def test_training_steps_slow_twin(name, schedule, task, monkeypatch):
     """The kernels of a training step, recorded once and launched for every further batch of the shape: the losses and
     gradients of steps launched one by one."""
-    if schedule == "diagonal" and not issubclass(load_class("model", name), LayerRecurrent):
-        pytest.skip(f"{name} has no diagonal schedule")
-    data = make_data(LIT_DATA["associative_retrieval"])
-    batches = [data.task.batch(0, "train", step, 3).to("cuda") for step in range(10)]
-    batches[1::2] = [batch.recut([7]) for batch in batches[1::2]]
+    layered = issubclass(load_class("model", name), LayerRecurrent)
+    if schedule == "diagonal" and (not layered or task == "babilong"):
+        pytest.skip(f"{name} has no diagonal schedule, or none with masks")
+    data = make_data(LIT_DATA[task])
+    batches = [data.task.batch(0, "train", step, 3).to("cuda") for step in range(12)]
+    if task == "associative_retrieval":
+        batches[1::2] = [batch.recut([7]) for batch in batches[1::2]]
     found, graphs, recorded = [], [], replay.recorded
     monkeypatch.setattr(replay, "recorded", lambda *work: graphs.append(1) or recorded(*work))
     for options in ({}, {"replay": True}):
         torch.manual_seed(0)
         module = make_double(LIT_MODULES[name], data, unroll_schedule=schedule, **options).cuda()
         found.append(train(module, batches))
-    assert len(graphs) == 2
+    assert graphs
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 

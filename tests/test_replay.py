@@ -126,6 +126,32 @@ def test_training_steps_slow_twin(name, calls):
     assert all(same(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("name", REPLAYED)
+def test_samples_that_begin_at_different_segments_slow_twin(name, calls):
+    """All are in every segment then, and batches with other lengths or other numbers of scored tokens share a
+    recording."""
+    data = make_data(LIT_DATA["babilong"])
+    batches = [data.task.batch(0, "train", step, 3) for step in range(16)]
+    assert len({len(segment) for batch in batches for segment in batch.context}) > 1
+    found = []
+    for options in ({}, {"replay": True}):
+        torch.manual_seed(0)
+        found.append(train(make_double(LIT_MODULES[name], data, **options), batches))
+    assert 1 <= calls.count("record") <= 3 and calls.count("replay") >= 4
+    assert all(same(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_numbers_in_place_of_tokens_slow_twin(calls):
+    """A forecast has several numbers at a position."""
+    data = make_data(LIT_DATA["time_series"])
+    batches, found = [data.task.batch(0, "train", step, 3) for step in range(6)], []
+    for options in ({}, {"replay": True}):
+        torch.manual_seed(0)
+        found.append(train(make_double(LIT_MODULES["armt"], data, **options), batches))
+    assert calls.count("record") == 1
+    assert all(same(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_weights_that_move_are_recorded_anew(calls):
     """A recording has the addresses of the weights."""
     data = make_data(LIT_DATA["associative_retrieval"])

@@ -21,6 +21,12 @@ def replayable(batch: Batch) -> bool:
     return batch.continues is None and isinstance(batch.context, tuple)
 
 
+def filled_up(part_N: Tensor) -> Tensor:
+    """With zeros to a length of which there are four between two powers of two."""
+    step = max(1, (1 << len(part_N).bit_length()) // 8)
+    return torch.cat([part_N, part_N.new_zeros(-len(part_N) % step, *part_N.shape[1:])])
+
+
 class Reads(L.LightningModule):
     """Reads batches with a ``model``, in the order of ``unroll_schedule``."""
 
@@ -95,19 +101,26 @@ class Reads(L.LightningModule):
         return hidden_loss(self.model, hidden_ND, targets_N)
 
     def replayed_loss(self, batch: Batch) -> Tensor:
-        """``loss`` by replay. The scored positions are found before, as their number is part of a shape."""
+        """``loss`` by replay.
+
+        Batches get few shapes: all samples are in every segment, and the scored positions, found before, are filled up.
+        """
         if self.replayed is None:
             self.replayed = ReplayedLoss([p for p in self.model.parameters() if p.requires_grad])
+        batch = batch.level()
         sample_N, place_N = batch.scored_BT.nonzero(as_tuple=True)
+        targets_N = batch.targets_BT[sample_N, place_N]
         read_T = batch.read_only * (batch.segment_len or 0) or batch.ids_BT.shape[1]
         row_N = sample_N * read_T + place_N - (batch.ids_BT.shape[1] - read_T) - 1
-        targets_N = batch.targets_BT[sample_N, place_N]
+        weight_N = torch.full_like(row_N, 1 / max(len(row_N), 1), dtype=self.replayed.weights[0].dtype)
 
         def loss(inputs: tuple[Any, ...]) -> Tensor:
-            ids_BT, context, row_N, targets_N = inputs
+            ids_BT, context, row_N, targets_N, weight_N = inputs
             fixed = replace(batch, ids_BT=ids_BT, context=context)
-            out = self.read(fixed, ids_BT, self.read_context(fixed))
-            return hidden_loss(self.model, out.hidden_BTD.flatten(0, 1)[row_N], targets_N)
+            hidden_ND = self.read(fixed, ids_BT, self.read_context(fixed)).hidden_BTD.flatten(0, 1)[row_N]
+            losses_N = hidden_loss(self.model, hidden_ND, targets_N, "none").reshape(len(row_N), -1).mean(1)
+            return (losses_N * weight_N).sum()
 
+        scored = tuple(filled_up(part) for part in (row_N, targets_N, weight_N))
         kind = batch.segment_len, batch.read_only, torch.is_autocast_enabled(batch.ids_BT.device.type)
-        return self.replayed(loss, (batch.ids_BT, batch.context, row_N, targets_N), kind)
+        return self.replayed(loss, (batch.ids_BT, batch.context, *scored), kind)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Segment = Tensor | tuple[Tensor, Tensor]
 """Token ids (b, T), or a pair of token ids and a mask that is True at real tokens."""
@@ -84,6 +85,14 @@ class Batch:
         found.share = int(found.scored_BT.sum()) * parts / max(int(self.scored_BT.sum()), 1)
         return found
 
+    def level(self) -> "Batch":
+        """The same batch with all samples in every segment of its ``context``, a tuple: those that begin later have no
+        real token there."""
+        size = len(self.ids_BT)
+        if all(rows_of(segment) == size for segment in self.context):
+            return self
+        return replace(self, context=tuple(with_rows(segment, size) for segment in self.context))
+
     def written(self) -> list[Segment]:
         """Segments that the model writes: ``context`` (consumed if it is an iterator) and all but the read-only ones.
 
@@ -125,6 +134,13 @@ def part_bounds(size: int, index: int, parts: int) -> tuple[int, int]:
 def rows_of(segment: Segment) -> int:
     """Samples of a segment."""
     return len(segment[0] if isinstance(segment, tuple) else segment)
+
+
+def with_rows(segment: Segment, size: int) -> Segment:
+    """A segment of ``size`` samples; the added ones have no real token."""
+    ids, mask = segment if isinstance(segment, tuple) else (segment, torch.ones_like(segment, dtype=torch.bool))
+    more = 0, 0, 0, size - len(ids)
+    return F.pad(ids, more), F.pad(mask, more)
 
 
 def exact_match(predicted_BT: Tensor, batch: Batch) -> Tensor:
