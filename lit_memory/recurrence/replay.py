@@ -35,8 +35,8 @@ def replays(model: SegmentRecurrent) -> bool:
 
 
 def can_record(tensor: Tensor) -> bool:
-    """Whether kernels that work on a tensor can be recorded."""
-    return tensor.is_cuda
+    """Whether kernels that work on a tensor can be recorded, where nobody records or compiles this call itself."""
+    return tensor.is_cuda and not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
 
 
 def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
@@ -45,7 +45,7 @@ def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     pool: memory that recordings share of which one runs at a time.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may pin memory
         work()
     return graph.replay
 
