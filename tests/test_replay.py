@@ -81,9 +81,10 @@ def test_short_sequences_are_not_recorded(build, tokens, calls, segments, record
     assert calls.count("record") == recorded
 
 
-def test_only_on_a_gpu_without_gradients_and_hooks(build):
+def test_only_on_a_gpu_without_gradients_and_hooks(build, monkeypatch):
     """What keeps a model from being recorded, each alone."""
-    model = build("rmt")
+    model, capturing = build("rmt"), []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     weight = SimpleNamespace(is_cuda=True)
     model.parameters = lambda: iter([weight])
     assert not replay.replays(model)
@@ -94,6 +95,10 @@ def test_only_on_a_gpu_without_gradients_and_hooks(build):
         weight.is_cuda, model.looks_at_numbers = True, True
         assert not replay.replays(model)
         model.looks_at_numbers = False
+        assert replay.replays(model)
+        capturing.append("somebody else's graph")
+        assert not replay.replays(model)
+        capturing.clear()
         model.decoder.register_forward_hook(print)
         assert not replay.replays(model)
 
