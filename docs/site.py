@@ -22,11 +22,11 @@ PAGES = [
     "docs/*.md",
     "benchmarks/README.md",
     "reports/README.md",
-    "reports/*/README.md",
+    "reports/**/README.md",
 ]
-BESIDE = ["reports/index.html", "reports/*/*.*", "experiments/*.yaml", "tests/*.py", "docs/*.svg"]
+BESIDE = ["reports/index.html", "reports/*/**/*.*", "experiments/*.yaml", "tests/*.py", "docs/*.svg"]
 PARTS = {
-    "recurrence": ["protocol", "state", "unroll", "generate", "schedules", "loss"],
+    "recurrence": ["protocol", "state", "unroll", "generate", "schedules", "replay", "loss"],
     "memory": ["associative", "episodic", "neural", "scan"],
 }
 
@@ -81,7 +81,7 @@ def on_files(files: Files, config) -> Files:
 def on_config(config):
     """The menu: the guide, what was found, the reference."""
     pages = list(reference())
-    reports = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("reports/*/README.md"))]
+    reports = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("reports/*/**/README.md"))]
     guide = dict.fromkeys(re.findall(r"\((docs/\w+\.md)\)", (ROOT / "README.md").read_text()))  # in its order
     books = dict.fromkeys(re.findall(r"\((docs/notebooks/\w+)\.ipynb\)", (ROOT / "README.md").read_text()))
     named = {"models": "Models", "tasks": "Tasks", "recurrence": "Recurrence", "memory": "Memories"}
@@ -89,7 +89,7 @@ def on_config(config):
     config.nav = [
         {"Start": "README.md"},
         {"Guide": [*(f"{book}.md" for book in books), *guide, "benchmarks/README.md"]},
-        {"Reports": ["reports/README.md", *({Path(r).parent.name: r} for r in reports)]},
+        {"Reports": ["reports/README.md", *({str(Path(r).parent.relative_to("reports")): r} for r in reports)]},
         {"Reference": [*parts, "reference/lightning.md", "reference/testing.md"]},
         {"Project": ["CONTRIBUTING.md", "CHANGELOG.md"]},
     ]
