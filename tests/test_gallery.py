@@ -104,6 +104,7 @@ def written(root):
 
 def test_cards(cards):
     assert list(cards) == ["marks", "new", "new/gpu", "old"]
+    assert [cards[name].title for name in ("new", "new/gpu")] == ["Title of new", "Title of new · scale gpu"]
     new = cards["new"]
     assert (new.title, new.verdict, new.evidence, new.seeds, new.minutes) == (
         "Title of new",

@@ -50,6 +50,7 @@ class Card:
     name: str
     """Its folder below reports/: ``armt_rewrite``, or ``armt_rewrite/gpu`` for another scale."""
     title: str
+    """With its scale, where that is another than the first."""
     paper: Mapping[str, str]
     """title, arxiv, item, claim."""
     verdict: str
@@ -139,9 +140,11 @@ def _card(reports: Path, folder: Path) -> Card:
     results = None
     if "arms" in verdict:
         results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
+    name = folder.relative_to(reports).as_posix()
+    title = verdict.get("title") or (results.plan.heading if results else verdict["experiment"])
     return Card(
-        name=folder.relative_to(reports).as_posix(),
-        title=verdict.get("title") or (results.plan.heading if results else verdict["experiment"]),
+        name=name,
+        title=f"{title} · scale {folder.name}" if "/" in name else title,
         paper=verdict["paper"],
         verdict=verdict["verdict"],
         judged=judged[1].lstrip(", ").strip() if judged else "",
