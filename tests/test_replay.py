@@ -81,6 +81,37 @@ def test_short_sequences_are_not_recorded(build, tokens, calls, segments, record
     assert calls.count("record") == recorded
 
 
+def test_what_cannot_be_recorded_is_read_as_it_is(build, tokens, calls, monkeypatch):
+    """A model that waits for a number and does not say so: one warning, the same values, and no second try."""
+
+    def refused(work):
+        calls.append("try")
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(replay, "recorded", refused)
+    model, ids = build("armt"), tokens(2, TOTAL * N)
+    ids = [*ids.split(N, dim=1), *tokens(2, 6 * 3).split(3, dim=1)]
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"ARMT cannot be recorded \(CUDA error: [\w ]+\); all are read"):
+            out = unroll(model, tuple(ids))
+        expected = unroll(model, tuple(ids), schedule="sequential")
+    assert calls == ["try"] and model.looks_at_numbers and not build("armt").looks_at_numbers
+    assert same(tuple(out), tuple(expected))
+
+
+def test_a_step_that_cannot_be_recorded_is_an_error(calls, monkeypatch):
+    """It was asked for."""
+    data = make_data(LIT_DATA["associative_retrieval"])
+    module = make_double(LIT_MODULES["armt"], data, replay=True)
+
+    def refused(work, pool):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(replay, "recorded", refused)
+    with pytest.raises(RuntimeError, match=r"^replay: a training step cannot be recorded \(CUDA error: [\w ]+\); exp"):
+        train(module, [data.task.batch(0, "train", step, 3) for step in range(4)])
+
+
 def test_only_on_a_gpu_without_gradients_and_hooks(build, monkeypatch):
     """What keeps a model from being recorded, each alone."""
     model, capturing = build("rmt"), []

@@ -17,12 +17,12 @@ from lit_memory.tasks.batch import Batch
 
 
 def replayable(batch: Batch) -> bool:
-    """Whether a batch is all that its loss depends on: none of a stream, or with a context that is generated."""
+    """Whether the loss of a batch depends on its tensors alone: it is none of a stream, and has them all."""
     return batch.continues is None and isinstance(batch.context, tuple)
 
 
 def filled_up(part_N: Tensor) -> Tensor:
-    """With zeros to a length of which there are four between two powers of two."""
+    """With zeros behind, to one of four lengths between two powers of two."""
     step = max(1, (1 << len(part_N).bit_length()) // 8)
     return torch.cat([part_N, part_N.new_zeros(-len(part_N) % step, *part_N.shape[1:])])
 

@@ -43,7 +43,7 @@ class SegmentRecurrent(nn.Module):
     """The backbone: embeddings, layers, norm and ``head``."""
     numbers: ClassVar[int] = 0
     """Part of the key of a run; raise it when a change of the model's code moves the numbers of its runs."""
-    looks_at_numbers: ClassVar[bool] = False
+    looks_at_numbers: bool = False
     """Whether the CPU has to see numbers of a segment to go on, so that a GPU cannot be given several at once."""
 
     def init_state(self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> State:

@@ -7,6 +7,7 @@ than a GPU to run them. A whole graph is launched at once: a segment of 512 toke
 in place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,10 @@ def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may pin memory
         work()
     return graph.replay
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def memory_pool() -> Any:
@@ -94,10 +99,15 @@ class Replay:
         if shape != self.shape:
             self.shape, self.count, self.recording = shape, 0, None
         self.count += 1
-        if self.count <= FIRST:
-            return read_segment(self.model, state, segment, wanted)
+        if self.count > FIRST and self.recording is None and not self.model.looks_at_numbers:
+            try:
+                self.recording = Recording(self.model, state, segment, wanted)
+            except RuntimeError as error:  # of torch: a model that somebody else wrote waits for a number
+                self.model.looks_at_numbers = True
+                reason = f"a segment of {type(self.model).__name__} cannot be recorded ({first_line(error)})"
+                warnings.warn(f"{reason}; all are read as they are, as with looks_at_numbers = True", stacklevel=2)
         if self.recording is None:
-            self.recording = Recording(self.model, state, segment, wanted)
+            return read_segment(self.model, state, segment, wanted)
         return self.recording(state, segment)
 
 
@@ -158,6 +168,10 @@ class ReplayedLoss:
             if len(self.recordings) == SHAPES:
                 self.recordings.pop(next(iter(self.recordings)))
             self.pool = self.pool or memory_pool()
-            recording = LossRecording(loss, inputs, self.weights, self.pool)
+            try:
+                recording = LossRecording(loss, inputs, self.weights, self.pool)
+            except RuntimeError as error:
+                reason = f"a training step cannot be recorded ({first_line(error)})"
+                raise RuntimeError(f"replay: {reason}; expected false for this model") from error
             self.recordings[key] = recording
         return OfRecording.apply(recording, *self.weights)  # type: ignore[no-any-return]
