@@ -58,7 +58,7 @@ def test_signatures_have_every_argument(cls):
     parameters = inspect.signature(cls).parameters
     base = LitMemory if issubclass(cls, LitMemory) else LitData
     own = [p for p in inspect.signature(base.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert [parameters[p.name] for p in own] == own and len(own) == (10 if base is LitMemory else 9)
+    assert [parameters[p.name] for p in own] == own and len(own) == (11 if base is LitMemory else 9)
     for field in fields(cls.config_class()):
         found = parameters[field.name]
         assert found.annotation == field.type and found.kind is Parameter.KEYWORD_ONLY

@@ -940,6 +940,6 @@ def test_the_base_class_has_what_every_model_must_have():
     """What only some models need is a mixin, so that a reader of the base class sees no more than this."""
     members = {name for name in vars(SegmentRecurrent) if not name.startswith("_")}
     assert members | set(SegmentRecurrent.__annotations__) == {
-        *("config", "decoder", "numbers", "init_state", "step", "logits", "state_floats", "reorder"),
-        *("generate", "from_pretrained", "save_pretrained"),
+        *("config", "decoder", "numbers", "looks_at_numbers", "init_state", "step", "logits", "state_floats"),
+        *("reorder", "generate", "from_pretrained", "save_pretrained"),
     }
