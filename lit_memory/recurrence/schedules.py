@@ -44,7 +44,7 @@ def scheduled(
     longest = max([0, *(segment.ids_BT.shape[1] for segment in segments)])
     if schedule == "auto":
         if len(segments) >= WORTH and replays(model):
-            return replayed
+            return replayed(model)
         return by_groups if isinstance(model, Grouped) and not model.refuses_groups(longest) else sequential
     if schedule == "layer":
         refusal = model.refuses_groups(longest) if isinstance(model, LayerMajor) else "its layers do not read ahead"
@@ -56,7 +56,7 @@ def scheduled(
 
 def one_by_one(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
     """How an iterator of segments is read, whose length is unknown."""
-    return replayed if schedule == "auto" and replays(model) else sequential
+    return replayed(model) if schedule == "auto" and replays(model) else sequential
 
 
 def sequential(
@@ -86,15 +86,9 @@ def sequential(
     return hidden, state
 
 
-def replayed(
-    model: SegmentRecurrent,
-    segments: Iterable[Segment],
-    state: State | None,
-    keep: int | None = None,
-    bptt: int | None = None,
-) -> tuple[deque[Tensor], State]:
-    """``sequential`` by replay; see ``replays``."""
-    return sequential(model, segments, state, keep, bptt, Replay(model))
+def replayed(model: SegmentRecurrent) -> Callable[..., tuple[deque[Tensor], State]]:
+    """``sequential`` of one sequence by replay; see ``replays``."""
+    return partial(sequential, read=Replay(model))
 
 
 def unread_segments(total: int | None, keep: int | None) -> float:
