@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import PaperConfig, TrainConfig
 from lit_memory.plan.strict import strict
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import FieldError, first_line
 
 
 @dataclass

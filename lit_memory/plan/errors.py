@@ -32,9 +32,3 @@ def naming_changes(file: str, overrides: Sequence[str]) -> Iterator[None]:
             raise
         place = where.removesuffix(")") + (", " if where.endswith(")") else " (")
         raise ConfigError(f"{place}with {' '.join(overrides)})", key, message) from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the name of its type if it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lit_memory.plan.claims import KINDS, check_lines, untested
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES
 from lit_memory.registry import REGISTRIES, build, load_class, model_size
-from lit_memory.util.checks import field_name, nearest
+from lit_memory.util.checks import field_name, first_line, nearest
 
 PAPER, TOY = "paper", "toy"
 """The scale of a paper's own settings (``paper_<name>`` for a variant of them); the level of evidence of synthetic text

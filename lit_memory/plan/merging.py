@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import SECTIONS
 from lit_memory.plan.strict import DEEPEST, problems, too_deep
-from lit_memory.util.checks import nearest
+from lit_memory.util.checks import first_line, nearest
 
 
 def merged(

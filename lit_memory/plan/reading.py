@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.strict import DEEPEST, too_deep
-from lit_memory.util.checks import nearest
+from lit_memory.util.checks import first_line, nearest
 
 LARGEST_FILE = 1_000_000
 WHOLE = ("arms", "grid", "paper_curves")

@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_memory.plan.errors import ConfigError, first_line
-from lit_memory.util.checks import field_name, nearest
+from lit_memory.plan.errors import ConfigError
+from lit_memory.util.checks import field_name, first_line, nearest
 
 DEEPEST = 20
 """Levels of lists and mappings in a file; a stage's ``until`` is the sixth."""

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
 from lit_memory.recurrence.segment import Segment, read_segment
 from lit_memory.recurrence.state import State, map_state, state_tensors
+from lit_memory.util.checks import first_line
 
 FIRST = 3
 """Segments of a shape that are read as they are, before the next one is recorded: kernels are chosen and tables filled
@@ -49,10 +50,6 @@ def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may pin memory
         work()
     return graph.replay
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def memory_pool() -> Any:

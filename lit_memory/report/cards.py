@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
 from lit_memory.report.old_reports import read_old, with_models
 from lit_memory.report.results import Results
 from lit_memory.report.saved import DAMAGED, PLAN, load
+from lit_memory.util.checks import first_line
 
 COMMAND = re.compile(r"^```bash\n(.+)\n```$", re.MULTILINE)
 JUDGED = re.compile(r"^\*\*[A-Z ]+\*\*(.*)$", re.MULTILINE)

@@ -16,14 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Cell, Column, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
 from lit_memory.report.tables import decimals
-from lit_memory.util.checks import nearest
+from lit_memory.util.checks import first_line, nearest
 from lit_memory.util.provenance import PROJECT
 
 PLAN, TABLE, VALIDATIONS, MEMORY = "report.json", "table.csv", "curves.csv", "memory.npz"

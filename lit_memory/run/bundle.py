@@ -15,11 +15,12 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint, journal
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
+from lit_memory.util.checks import first_line
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError)
 """What a file that is not as ``pack`` wrote it makes its readers raise."""

@@ -12,7 +12,7 @@ import torch
 
 from lit_memory.lit.modules import LitMemory
 from lit_memory.lit.views import measure
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.saved import MEMORY, Seen, load
@@ -22,6 +22,7 @@ from lit_memory.run.saving import VerifiedCheckpoints
 from lit_memory.run.starts import newest, weights_of
 from lit_memory.run.training import naming_misfit
 from lit_memory.run.worklist import WorkList
+from lit_memory.util.checks import first_line
 from lit_memory.util.views import VIEWS
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint, journal, lease
 from lit_memory.run.journal import Journal, Messages
 from lit_memory.run.lease import Lease
 from lit_memory.util import files
+from lit_memory.util.checks import first_line
 
 if TYPE_CHECKING:
     from lit_memory.lit.callbacks.progress import Send

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.measured import evidence, metrics, stops, visible, x_values
 from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
@@ -28,6 +28,7 @@ from lit_memory.run.summary import of_report
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList, with_starts
 from lit_memory.util import files
+from lit_memory.util.checks import first_line
 from lit_memory.util.provenance import provenance
 
 if TYPE_CHECKING:

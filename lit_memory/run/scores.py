@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, ReportConfig
 from lit_memory.report.results import Cell
 from lit_memory.report.scores import NAME, pack, unpack
+from lit_memory.util.checks import first_line
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker

@@ -33,7 +33,7 @@ from mlflow.store.db.utils import create_sqlalchemy_engine
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DatabaseError
 
-from lit_memory.plan.errors import ConfigError, first_line
+from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import database
 from lit_memory.run.artifacts import Artifacts
@@ -46,6 +46,7 @@ from lit_memory.run.search import PAGE, TAG, Run, finished_among, of_keys, searc
 from lit_memory.run.summary import Summary
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
+from lit_memory.util.checks import first_line
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # else prints the traceback of what it raises

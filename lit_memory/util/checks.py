@@ -107,3 +107,9 @@ def require(condition: bool, message: str) -> None:
     """Raise AssertionError, with or without ``python -O``."""
     if not condition:
         raise AssertionError(message)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
