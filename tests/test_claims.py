@@ -1,11 +1,12 @@
 """The language of expectations: what a line says in numbers, and that it can say nothing else."""
 
+import ast
 import dataclasses
 
 import pandas as pd
 import pytest
 
-from lit_memory.plan.claims import check_lines, parse
+from lit_memory.plan.claims import check_lines, conditions, parse
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse as parse_file
 from lit_memory.plan.measured import check_requirement
@@ -130,6 +131,29 @@ SOLVED = {
         ({"expect": ["good[50] > poor[50]"], "requires": ["poor[50] > 0.3"]}, REPRODUCED, "✓✓"),
         ({"expect": ["good[50] > poor[50]"], "requires": ["min(good[50], poor[50]) > 0.9"]}, INCONCLUSIVE, "✓✗"),
         ({"expect": ["good[50] < poor[50]"], "requires": ["poor[50] > 0.9"]}, INCONCLUSIVE, "✗✗"),
+        # A requirement bars the lines about its arms, and all lines if it is about what none of them names.
+        (
+            {"expect": ["good[50] < 0.5", "poor[50] > 0"], "requires": ["min(good[50], poor[50]) > 0.9"]},
+            NOT_REPRODUCED,
+            "✗✓✗",
+        ),
+        (
+            {"expect": ["good[50] > 0.5", "poor[50] < 0"], "requires": ["min(good[50], poor[50]) > 0.9"]},
+            INCONCLUSIVE,
+            "✓✗✗",
+        ),
+        (
+            {"expect": ["good[50] > 0.5", "poor[50] > 0"], "requires": ["min(good[50], poor[50]) > 0.9"]},
+            INCONCLUSIVE,
+            "✓✓✗",
+        ),
+        ({"expect": ["good[50] < 0.5", "poor[50] > 0"], "requires": ["same[50] > 0.9"]}, INCONCLUSIVE, "✗✓✗"),
+        (
+            {"expect": ["good[50] < 0.5", "poor[50] > 0"], "requires": ["min(good[50], same[50]) > 0.9"]},
+            INCONCLUSIVE,
+            "✗✓✗",
+        ),
+        ({"expect": ["good[50] < 0.5", "poor[50] > 0"], "requires": ["lost[50] > 0"]}, INCONCLUSIVE, "✗✓✗"),
         ({"expect": ["good[50] > poor[50]"], "requires": ["wild[50] > 0.6"]}, REPRODUCED, "✓✓"),  # by the mean
         ({"expect": ["good[50] > poor[50]"], "requires": ["lost[50] > 0"]}, INCONCLUSIVE, "✓✗"),
         ({"expect": ["good[50] > poor[50]"], "verify": ["abs(same[50] - same[100]) <= 0"]}, REPRODUCED, "✓✓"),
@@ -148,6 +172,30 @@ def test_the_verdict_of_all_lines(lines, verdict, each):
     if any(claim.kind == "requirement" and not claim.holds for claim in claims) and verdict == INCONCLUSIVE:
         assert reason.startswith(f"A requirement fails, so that the claim cannot be judged: `{lines['requires'][0]}`")
     assert conclude(claims, ["good seed 1"])[0] == INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("a[1] - b[1] > 0.5", ["0.5 < a[1] - b[1]"]),
+        ("0.2 < a[1] <= min(b[1], c[1])", ["0.2 < a[1]", "a[1] <= b[1]", "a[1] <= c[1]"]),
+        ("min(a[1], b[1]) >= max(c[1], 2)", ["c[1] <= a[1]", "2 <= a[1]", "c[1] <= b[1]", "2 <= b[1]"]),
+        ("max(a[1], b[1]) > min(c[1], 2)", ["min(c[1], 2) < max(a[1], b[1])"]),
+        ("-min(a[1], b[1]) < 1", ["-min(a[1], b[1]) < 1"]),
+    ],
+)
+def test_the_conditions_of_a_line(line, parts):
+    """Their terms in another order say the same."""
+    assert sorted(map(ast.unparse, conditions(parse(line)))) == sorted(parts)
+
+
+def test_a_verdict_names_the_requirement_that_does_not_bar_it():
+    lines = {"expect": ["good[50] < 0.5", "poor[50] > 0"], "requires": ["min(good[50], poor[50]) > 0.9"]}
+    _, reason = conclude(judge(lines, evidence(SOLVED)), [])
+    assert reason == (
+        "With confidence the opposite holds: `good[50] < 0.5`. "
+        "A requirement about other arms fails: `min(good[50], poor[50]) > 0.9`."
+    )
 
 
 def test_a_line_says_what_it_rests_on():

@@ -18,6 +18,7 @@ reaches ``eval``. ``report.verdict`` evaluates them. Standard library only.
 
 import ast
 import difflib
+import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -170,6 +171,25 @@ def refs(tree: ast.AST) -> list[Ref]:
     """The references of a line, or of a part of it, from left to right."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
     return [reference(node) for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))]
+
+
+def conditions(tree: ast.Compare) -> list[ast.Compare]:
+    """The comparisons of which a line says that all hold: every link of a chain, and of min(a, b) >= c and max(a, b) <=
+    c one for each term."""
+    found = []
+    for op, (left, right) in zip(tree.ops, itertools.pairwise((tree.left, *tree.comparators)), strict=True):
+        low, high = (left, right) if isinstance(op, ast.Lt | ast.LtE) else (right, left)
+        sign = ast.Lt() if isinstance(op, ast.Lt | ast.Gt) else ast.LtE()
+        found += [ast.Compare(a, [sign], [b]) for a in _terms(low, "max") for b in _terms(high, "min")]
+    return found
+
+
+def _terms(side: ast.expr, function: str) -> list[ast.expr]:
+    """The terms of min or max, if a side is that alone."""
+    match side:
+        case ast.Call(func=ast.Name(id=name), args=args) if name == function:
+            return args
+    return [side]
 
 
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:

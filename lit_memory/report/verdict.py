@@ -2,16 +2,16 @@
 
 A line of ``expect`` is decided where the interval of its margin (see ``statistics``) lies on one side of 0, at the
 level of Holm's correction over all lines of ``expect``. A requirement and a verified property hold by the mean over
-seeds. A comparison with NaN does not hold, and decides no claim.
+seeds. A comparison with NaN does not hold, and decides no claim. A requirement that fails bars the lines about its
+arms, and all lines where it is about what no line names; a claim is refuted by any line that is not barred.
 """
 
 import ast
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lit_memory.plan.claims import COMPARE, KINDS, Ref, calls, parse, refs
+from lit_memory.plan.claims import COMPARE, KINDS, Ref, calls, conditions, parse, refs
 from lit_memory.report.fold import Fold, digits_of, in_numbers, measured, used
 from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, Margin, holm
 
@@ -50,6 +50,8 @@ class Claim:
     """One of ``KINDS``."""
     holds: bool = False
     """By the mean over seeds, which decides no claim."""
+    arms: frozenset[str] = frozenset()
+    """What the line is about: the arms that it names; of a requirement that fails, those of its parts that fail."""
     sides: tuple[float, ...] = ()
     """The values between the comparison signs."""
     margin: float = math.nan
@@ -110,20 +112,28 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     if any(finished[str(ref)] < 2 for call in calls(tree, "std") for ref in refs(call)):
         return Claim(line, INCOMPLETE, "std needs at least two seeds", kind)
     sides = tuple(measured(fold.value(node)) for node in (tree.left, *tree.comparators))
-    compared = zip(tree.ops, itertools.pairwise(sides), strict=True)
-    holds = all(COMPARE[type(op)][1](a, b) for op, (a, b) in compared)
+    failing = [part for part in conditions(tree) if not _holds(part, fold)]
+    holds = not failing
     verdict = REPRODUCED if holds else NOT_REPRODUCED
     numbers = f"{in_numbers(tree, replace(fold, digits=digits_of(sides)))} {SIGNS[verdict]}"
     if (least := min(finished.values())) < evidence.seeds:
         verdict, numbers = INCOMPLETE, f"{numbers} so far ({least} of {evidence.seeds} seeds)"
-    return Claim(line, verdict, numbers, kind, holds, sides, fold.margin(tree).estimate)
+    about = failing if failing and kind == "requirement" else [tree]
+    arms = frozenset(ref.arm for part in about for ref in refs(part))
+    return Claim(line, verdict, numbers, kind, holds, arms, sides, fold.margin(tree).estimate)
+
+
+def _holds(part: ast.Compare, fold: Fold) -> bool:
+    """Whether a condition of a line holds by the mean over seeds."""
+    left, right = (measured(fold.value(node)) for node in (part.left, *part.comparators))
+    return COMPARE[type(part.ops[0])][1](left, right)
 
 
 def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequence[str] = ()) -> tuple[str, str]:
     """The verdict of a report, and its reason in a sentence; "" where the lines say it all.
 
-    A property that fails refutes whatever the requirements, as it holds by construction. unchecked: reasons why no
-    claim can be answered.
+    A property that fails refutes whatever the requirements, as it holds by construction; of the lines of ``expect``
+    those that no failed requirement bars can refute. unchecked: reasons why no claim can be answered.
     """
     if missing or any(claim.verdict == INCOMPLETE for claim in claims):
         return INCOMPLETE, ""
@@ -134,10 +144,14 @@ def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequenc
     found = {kind: [c for c in claims if c.kind == kind and c.verdict != REPRODUCED] for kind in KINDS.values()}
     if found["property"]:
         return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")
+    named = frozenset[str]().union(*(claim.arms for claim in claims if claim.kind == "claim"))
+    bars = [need.arms if need.arms and need.arms <= named else named for need in found["requirement"]]
+    refuted = [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]
+    if judged := [claim for claim in refuted if not any(claim.arms & bar for bar in bars)]:
+        apart = [_told(found["requirement"], "a requirement about other arms fails")] * bool(bars)
+        return NOT_REPRODUCED, " ".join([_told(judged, "with confidence the opposite holds"), *apart])
     if found["requirement"]:
         return INCONCLUSIVE, _told(found["requirement"], "a requirement fails, so that the claim cannot be judged")
-    if refuted := [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]:
-        return NOT_REPRODUCED, _told(refuted, "with confidence the opposite holds")
     if found["claim"]:
         return INCONCLUSIVE, _told(found["claim"], "undecided")
     if not any(claim.kind == "claim" for claim in claims):
