@@ -3,11 +3,13 @@
 import csv
 import dataclasses
 import json
+import math
 import re
 
 import pytest
 import records
 import yaml
+from matplotlib.text import Text
 from plans import plan
 from report_data import make_frame, make_plan
 
@@ -514,6 +516,22 @@ def test_points_are_compared_over_the_seeds_that_choose(tmp_path, monkeypatch):
     assert lines_of(axes)[0].get_ydata() == pytest.approx([0.9, 0.25])
     found = render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
     assert "| a | 0.001 | 0.900 | 0.500 ± 0.000 |" in re.sub(" +", " ", found.table)
+
+
+@pytest.mark.parametrize(("select", "edge"), [("exact_match", 0.0), ("loss", 1.0)])
+def test_runs_that_broke_down_are_marked(select, edge):
+    """At the edge of the worst values, how many of an arm; the status says what the sign means."""
+    results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.1), (0.25, None)], select=select)
+    assert not crosses(grid_figure(results, "scale cpu"))
+    for run in results.plan.grid[2:]:
+        run |= {"status": "failed", "valid": None, "valid_loss": None, "test": []}
+    mark, status = crosses(grid_figure(results, "scale cpu"))
+    assert mark.get_text() == "2 ×" and mark.xy == (math.log10(2e-3), edge)
+    assert status.get_text().endswith("rings: chosen; ×: broke down")
+
+
+def crosses(figure):
+    return [text for text in figure.findobj(Text) if "×" in text.get_text()]
 
 
 def test_a_table_of_points_without_numbers(tmp_path, monkeypatch):

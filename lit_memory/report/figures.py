@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves
-from lit_memory.report.grid import draw_grid, swept
+from lit_memory.report.grid import broke_down, draw_grid, swept
 from lit_memory.report.labels import MINIMIZED, balanced, short
 from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
@@ -105,7 +105,8 @@ def grid_figure(results: Results, status: str) -> Any:
     chosen_by = "the seeds that choose" if results.plan.tune_seeds else "seeds"
     seeds = f"mean over {chosen_by}, dots: every seed; " if len(results.plan.seeds) > 1 else ""
     others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
-    return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen")
+    lost = "; ×: broke down" if any(map(broke_down, results.plan.grid)) else ""
+    return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen{lost}")
 
 
 def _figure(

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from lit_memory.report.names import Drawn, Name
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
 from lit_memory.report.series import show_values
-from lit_memory.report.style import SEED_POINT, looks, text_color
+from lit_memory.report.style import SEED_POINT, SMALL, looks, text_color
 from lit_memory.report.verdict import mean
 
 FILE = "grid.csv"
@@ -91,6 +92,11 @@ def stopped_at(run: Mapping[str, Any]) -> str:
     return f"{len(run['stage_steps'])} of {run['stages']}" if "stages" in run else ""
 
 
+def broke_down(run: Mapping[str, Any]) -> bool:
+    """Whether the training of a run ended with a number that is not finite, or another error."""
+    return run["status"] == "failed"
+
+
 def _choosers(plan: ReportPlan) -> list[int]:
     """The seeds that choose; where some do for all, the others have trained the chosen point alone."""
     return plan.tune_seeds or plan.seeds
@@ -111,7 +117,8 @@ def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
 
 def draw_grid(axes: Any, results: Results) -> Drawn:
     """The last validation against every swept key, one panel for each and one line per arm: the mean over the
-    seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen."""
+    seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen; "2 ×", where the
+    worst values are, are two runs that broke down."""
     plan, keys = results.plan, swept(results.plan)
     config = curve_config(plan, plan.select)
     panels, drawn = _panels(axes, len(keys)), Drawn([], [], [])
@@ -138,7 +145,7 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     """The validations against one swept key; handles and ends of the lines go to ``drawn``."""
     runs = [run for run in plan.grid if key in run["settings"]]
     axis, places = _axis(key, [run["settings"][key] for run in runs])
-    tuned, seeds = [run["arm"] for run in plan.grid], _choosers(plan)
+    tuned, seeds, marked = [run["arm"] for run in plan.grid], _choosers(plan), Counter[float]()
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         own = [run for run in runs if run["arm"] == arm and _is_comparable(run)]
         groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
@@ -151,6 +158,10 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
             axes.plot([axis.position(place)] * len(group), list(group.values()), color=look["color"], **SEED_POINT)
         rings = [(axis.position(_place(places, run["settings"][key])), run["valid"]) for run in own if run["chosen"]]
         axes.plot(*zip(*rings, strict=True) if rings else ([], []), mec=look["color"], **RING)
+        lost = [_place(places, run["settings"][key]) for run in runs if run["arm"] == arm and broke_down(run)]
+        for place, times in Counter(lost).items():
+            _mark_lost(axes, plan, axis.position(place), times, marked[place], text_color(look["color"]))
+            marked[place] += 1
         if curve:
             x, y = curve[-1]
             drawn.ends.append(Name(plan.shown(arm), axis.position(x), y, text_color(look["color"])))
@@ -160,6 +171,22 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     else:
         axes.set_xticks(shown, [json.dumps(value).replace('"', "") for value, _ in places])
         axes.set_xlim(-0.3, len(places) - 0.7)
+
+
+def _mark_lost(axes: Any, plan: ReportPlan, x: float, times: int, row: int, color: Any) -> None:
+    """Write at x, in the row so far from the edge of the worst values, how many runs broke down."""
+    edge, inwards = (1.0, -1) if plan.select in MINIMIZED else (0.0, 1)
+    axes.annotate(
+        f"{times} ×",
+        (x, edge),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, inwards * (3 + 11 * row)),
+        textcoords="offset points",
+        ha="center",
+        va="top" if edge else "bottom",
+        color=color,
+        fontsize=SMALL,
+    )
 
 
 def _axis(key: str, values: Sequence[Any]) -> tuple[Axis, list[tuple[Any, float]]]:

@@ -7,7 +7,7 @@ from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
 from lit_memory.report.budget import budget_table, unequal
 from lit_memory.report.curves import steps_table
-from lit_memory.report.grid import stopped_at
+from lit_memory.report.grid import broke_down, stopped_at
 from lit_memory.report.labels import count, label, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.paper import section
@@ -158,7 +158,7 @@ def _tuning(plan: ReportPlan) -> str:
     if not plan.grid:
         return ""
     y = label(plan.select)
-    failed = [f"{plan.shown(run['arm'])} {run['point']} seed {run['seed']}" for run in plan.grid if _failed(run)]
+    failed = [f"{plan.shown(run['arm'])} {run['point']} seed {run['seed']}" for run in plan.grid if broke_down(run)]
     lost = f" Training broke down, so they are no candidates: {', '.join(failed)}." if failed else ""
     each = "Every arm and seed has the point of its grid with the best"
     if plan.tune_seeds:
@@ -169,10 +169,6 @@ def _tuning(plan: ReportPlan) -> str:
         f"the least loss), chosen before any test is read.{lost} All points, with the tests of those that were not\n"
         "chosen, are in the second table below; every run: [grid.csv](grid.csv)."
     )
-
-
-def _failed(run: Mapping[str, Any]) -> bool:
-    return run["status"] == "failed"
 
 
 def _times(results: Results) -> str:
