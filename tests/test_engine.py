@@ -639,6 +639,30 @@ def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root
     assert Tracker(root).find(spec.key).run_id == found.run_id
 
 
+def test_a_training_that_breaks_down_is_tested(make_spec, root):
+    """With the weights before, which are saved: a test that was cut short goes on from them, and another run starts from
+    them. The run knows the step."""
+    overrides = ("train.lr=1e30", "train.breakdown=test", "train.stages=[{steps: 3}, {steps: 3}]")
+    spec, sent = make_spec(*overrides), []
+
+    def interrupt(message):
+        sent.append(message)
+        if message["event"] == "testing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, root, interrupt)
+    assert any("training broke down" in message.get("message", "") for message in sent)
+    before = checkpoint(spec, root)
+    found, rows = run(spec, root)
+    assert found.status == "FINISHED" and found.metrics["broke_down"] == found.metrics["steps"] == 1
+    assert found.tags["lit.stage_steps"] == "1" and {x for _, x, _ in rows} == {2, 4}
+    assert all(torch.isfinite(weights).all() for weights in before["state_dict"].values())
+    assert before["global_step"] == 1 and checkpoint(spec, root)["global_step"] == 1
+    started = build(dataclasses.replace(spec, start=spec), root)[0]
+    assert identical(started.state_dict(), before["state_dict"])
+
+
 # Pretrained weights
 
 

@@ -148,6 +148,15 @@ def test_a_run_that_has_not_finished_is_not_chosen(tree):
     assert chosen(experiment, specs, runs)[0].point == "lr0.2"
 
 
+def test_a_run_that_broke_down_is_not_chosen(tree):
+    experiment = parse(tree | {"grid": {"train.lr": RATES}}, "tiny.yaml").at()
+    specs = experiment.plan()
+    runs = runs_of(specs, {(0, lr): (lr, 0.0) for lr in RATES})
+    for spec in specs:
+        dict.update(runs[spec.key].metrics, {"broke_down": 3.0} if spec.train["lr"] == 0.4 else {})
+    assert chosen(experiment, specs, runs)[0].train["lr"] == 0.2
+
+
 def test_who_came_further_is_better(tree):
     """Where a run ends with a stage that it does not solve, its last validation is of an easier task."""
     experiment = parse(tree | {"grid": {"train.lr": RATES}}, "tiny.yaml").at()

@@ -152,6 +152,8 @@ def test_a_loss_that_is_nan_on_one_rank_ends_all(train, monkeypatch):
     monkeypatch.setattr(LitMemory, "loss", loss)
     with pytest.raises(NonFinite, match=r"^loss on rank 1 is nan at step 1, stage 1 of 1, arm a"):
         train("nan", TWO)
+    tested = train("nan", TWO, "train.breakdown=test", "train.valid_every=1")
+    assert tested.checkpoint["global_step"] == 1 and identical(*tested.weights) and tested.rows
 
 
 @pytest.mark.slow

@@ -81,6 +81,9 @@ class TrainConfig:
     It ends after N steps, or earlier, at the first validation that reaches every metric of ``until``. If its steps do
     not reach them and it is ``needed``, the training ends: harder stages would be lost on it. Default: one stage on the
     task as it is."""
+    breakdown: Literal["fail", "test"] = added("fail")
+    """What a loss or gradient that is not finite does: it fails the run, or it ends the training, and the run is tested
+    with the weights before it, which its report says."""
     valid_every: int = 100
     """Steps between two validations, and between two checkpoints: a killed run loses no more."""
     valid_size: int = 256

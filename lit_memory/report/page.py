@@ -86,8 +86,20 @@ def _head(plan: ReportPlan, report: Report) -> list[str]:
         verdict += f". Missing: {'; '.join(report.missing)}."
     elif report.reason:
         verdict += f". {report.reason}"
-    caveats = "\n>\n".join(f"> {caveat}" for caveat in [*plan.config.caveats, unequal(plan)] if caveat)
+    remarks = [*plan.config.caveats, unequal(plan), breakdowns(plan)]
+    caveats = "\n>\n".join(f"> {remark}" for remark in remarks if remark)
     return [f"# {title(plan)}", f"Experiment `{plan.experiment}`", warning if changed else "", verdict, caveats]
+
+
+def breakdowns(plan: ReportPlan) -> str:
+    """The runs whose training broke down, and which were tested all the same; "" without any."""
+    broken = [
+        f"{plan.shown(run['arm'])} seed {run['seed']} after {count(run['broke_down'])} steps"
+        for run in plan.runs
+        if "broke_down" in run
+    ]
+    reached = "ended with a number that is not finite, and the weights before it were tested"
+    return f"**The training of some runs** {reached}: {'; '.join(broken)}." if broken else ""
 
 
 def title(plan: ReportPlan) -> str:
@@ -212,6 +224,8 @@ def _runs(plan: ReportPlan) -> str:
         steps, stages, stopped = count(run.get("steps")), run.get("stage_steps") or (), stopped_at(run)
         if len(stages) > 1 or stopped:
             steps += f" ({' + '.join(map(count, stages))}{f'; stopped at stage {stopped}' if stopped else ''})"
+        if "broke_down" in run:
+            steps += ", broke down"
         key, run_id = (f"`{run[name]}`" if run.get(name) else "–" for name in ("key", "run_id"))
         rows.append(
             [

@@ -49,7 +49,8 @@ class ReportPlan:
     """arm, seed; if known also key, status, run_id, parameters, state_floats, state_growth, growth_unit, segments
     (written before the test at ``state_x`` reads; for a growing state), trained_segments (of the longest contexts, for
     ``report.memory``), samples (of the test, one number per x), threads, steps, most_steps (that it may take, with
-    those of the runs it starts from), stage_steps, stages (planned, of a run that stopped before the last), seconds."""
+    those of the runs it starts from), stage_steps, stages (planned, of a run that stopped before the last), broke_down
+    (the steps after which its training did), seconds."""
     select: str = ""
     """Metric of the last validation by which the points of a grid were chosen."""
     tune_seeds: list[int] = field(default_factory=list)

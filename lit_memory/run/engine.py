@@ -107,11 +107,14 @@ def recording_errors(journal: Journal, uri: StoreURI) -> Iterator[None]:
 
 
 def record_stages(journal: Journal, curriculum: Curriculum) -> None:
-    """Record when each stage ended, whether it was solved, and its number of steps."""
+    """Record when each stage ended, whether it was solved, its number of steps, and the step at which training broke
+    down."""
     for entry in curriculum.history:
         journal.log({"stage": entry["stage"], "stage_solved": float(entry["solved"])}, entry["step"])
     steps = [str(end - start) for start, end in pairwise(curriculum.bounds)]
     journal.tag({"stage_steps": " ".join(steps)})
+    if curriculum.broke_down:
+        journal.log({"broke_down": float(curriculum.step)}, curriculum.step)
 
 
 def tell_changes(outbox: Outbox, tags: Mapping[str, str], send: Send) -> None:

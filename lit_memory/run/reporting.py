@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ORIGIN = ("commit", "dirty", "versions", "hardware")
 SIZES = ("parameters", "state_floats", "state_growth")
-TOTALS = ("steps", "seconds", "peak_memory_mb")
+TOTALS = ("steps", "seconds", "peak_memory_mb", "broke_down")
 
 
 def write_report(work: WorkList, tracker: "Tracker") -> Report:

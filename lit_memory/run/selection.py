@@ -42,10 +42,10 @@ class Selection:
         return run.metrics.get(f"valid/{self.metric}"), run.metrics.get("valid/loss")
 
     def rank(self, run: "Run | None") -> tuple[bool, float, float, float]:
-        """Less is better: a finished run, that came to a later stage (some are ``needed``), the metric, and where
-        that is equal the loss. NaN is worse than anything."""
+        """Less is better: a finished run whose training did not break down, that came to a later stage (some are
+        ``needed``), the metric, and where that is equal the loss. NaN is worse than anything."""
         value, loss = (math.inf if v is None or math.isnan(v) else v for v in self.validated(run))
-        finished = run is not None and run.status == "FINISHED"
+        finished = run is not None and run.status == "FINISHED" and "broke_down" not in run.metrics
         stage = run.metrics.get("stage", 0.0) if run is not None else 0.0
         return not finished, -stage, value if self.minimized or value == math.inf else -value, loss
 

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 
 from lit_memory.lit.callbacks.curriculum import Curriculum
+from lit_memory.lit.callbacks.finite import NonFinite
 from lit_memory.lit.callbacks.progress import Progress, Send
 from lit_memory.lit.callbacks.timing import TestTimer
 from lit_memory.lit.data import LitData
@@ -110,8 +111,15 @@ def training(
     trainer = make_trainer(spec, folder, logger, *callbacks, rank=rank)
     with saver.termination.handled():
         if spec.stages:
-            with naming_misfit(newest):
-                trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
+            try:
+                with naming_misfit(newest):
+                    trainer.fit(module, datamodule=data, ckpt_path=newest and str(newest), weights_only=True)
+            except NonFinite as error:
+                if spec.train["breakdown"] == "fail":
+                    raise
+                curriculum.break_down(trainer.global_step)
+                saver.save(trainer)
+                send({"event": "warning", "message": f"training broke down, and is tested as it was: {error}"})
         yield Training(rank, trainer, module, data, curriculum, timer, scores, saver)
 
 

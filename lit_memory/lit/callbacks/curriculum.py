@@ -12,8 +12,8 @@ class Curriculum(L.Callback):
     """Trains through the stages of a run.
 
     A stage changes fields of the task. It ends after its steps, or as soon as a validation reaches all metrics of its
-    ``until``: from below or, if less is better, from above. One that is ``needed`` and does not is the last. The data
-    module has to be a ``LitData``.
+    ``until``: from below or, if less is better, from above. One that is ``needed`` and does not is the last, as is one
+    in which the training breaks down. The data module has to be a ``LitData``.
     """
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], valid_every: int) -> None:
@@ -39,8 +39,13 @@ class Curriculum(L.Callback):
 
     @property
     def done(self) -> bool:
-        stopped = bool(self.history) and self.stages[self.stage - 1]["needed"] and not self.history[-1]["solved"]
-        return stopped or self.stage >= len(self.stages)
+        needed = bool(self.history) and self.stages[self.stage - 1]["needed"] and not self.history[-1]["solved"]
+        return self.broke_down or needed or self.stage >= len(self.stages)
+
+    @property
+    def broke_down(self) -> bool:
+        """Whether the training ended with a number that was not finite."""
+        return bool(self.history) and self.history[-1].get("broke_down", False)
 
     def enter(self, data: Any, module: Any, step: int) -> None:
         """Set up data and module for what follows ``step``, or for the rest of a stage that a resumed run is in."""
@@ -60,12 +65,20 @@ class Curriculum(L.Callback):
         stage = self.stages[self.stage]
         solved = self.solved(trainer, stage["until"])
         if solved or self.step - self.bounds[-1] >= stage["steps"]:
-            entry = {"stage": self.stage, "task": stage["task"], "step": self.step, "solved": solved}
-            self.history = [*self.history, entry]
+            self.end_stage(solved=solved)
         if self.done:
             trainer.should_stop = True
         else:
             self.enter(trainer.datamodule, pl_module, self.step)
+
+    def break_down(self, step: int) -> None:
+        """End the training after ``step`` steps, in the middle of a stage."""
+        self.step = step
+        self.end_stage(solved=False, broke_down=True)
+
+    def end_stage(self, **facts: bool) -> None:
+        entry = {"stage": self.stage, "task": self.stages[self.stage]["task"], "step": self.step}
+        self.history = [*self.history, entry | facts]
 
     @staticmethod
     def solved(trainer: Any, goals: Mapping[str, float]) -> bool:
