@@ -640,8 +640,8 @@ def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root
 
 
 def test_a_training_that_breaks_down_is_tested(make_spec, root):
-    """With the weights before, which are saved: a test that was cut short goes on from them, and another run starts from
-    them. The run knows the step."""
+    """With the weights before, which are saved: a test that was cut short goes on from them, and another run starts
+    from them. The run knows the step."""
     overrides = ("train.lr=1e30", "train.breakdown=test", "train.stages=[{steps: 3}, {steps: 3}]")
     spec, sent = make_spec(*overrides), []
 
