@@ -21,6 +21,14 @@ def replayable(batch: Batch) -> bool:
     return batch.continues is None and isinstance(batch.context, tuple)
 
 
+def scored_rows(batch: Batch, read: slice) -> tuple[Tensor, Tensor]:
+    """Where the scored positions of a batch are predicted, as rows of the hidden states (B * T, D) of the tokens
+    ``read``, and their targets (N,)."""
+    sample_N, place_N = batch.scored_BT.nonzero(as_tuple=True)
+    first, end, _ = read.indices(batch.ids_BT.shape[1])
+    return sample_N * (end - first) + place_N - 1 - first, batch.targets_BT[sample_N, place_N]
+
+
 def filled_up(part_N: Tensor) -> Tensor:
     """With zeros behind, to one of four lengths between two powers of two."""
     step = max(1, (1 << len(part_N).bit_length()) // 8)
@@ -84,14 +92,14 @@ class Reads(L.LightningModule):
 
     def read_targets(self, batch: Batch, state: Any) -> tuple[Tensor, Tensor]:
         """Hidden states (N, D) that predict the scored positions, and their targets (N,). state: after the context."""
-        in_stream = batch.continues is not None
-        out = self.read(batch, batch.ids_BT[:, :-1] if in_stream else batch.ids_BT, state)
-        scored_BT = batch.scored_BT
-        if in_stream:
-            self.carried[self.training] = [tensor.detach() for tensor in state_tensors(out.state)]
-            return out.hidden_BTD[scored_BT[:, 1:]], batch.targets_BT[scored_BT]
-        tail_BT = scored_BT[:, scored_BT.shape[1] - out.hidden_BTD.shape[1] :]
-        return out.hidden_BTD[:, :-1][tail_BT[:, 1:]], batch.targets_BT[scored_BT]
+        if batch.continues is None:
+            hidden_BTD = self.read(batch, batch.ids_BT, state).hidden_BTD
+            row_N, targets_N = scored_rows(batch, slice(-hidden_BTD.shape[1], None))
+        else:  # the last token of a stream's batch is the first of the next one
+            hidden_BTD, after = self.read(batch, batch.ids_BT[:, :-1], state)
+            self.carried[self.training] = [tensor.detach() for tensor in state_tensors(after)]
+            row_N, targets_N = scored_rows(batch, slice(-1))
+        return hidden_BTD.flatten(0, 1)[row_N], targets_N
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss that training minimises."""
@@ -108,10 +116,8 @@ class Reads(L.LightningModule):
         if self.replayed is None:
             self.replayed = ReplayedLoss([p for p in self.model.parameters() if p.requires_grad])
         batch = batch.level()
-        sample_N, place_N = batch.scored_BT.nonzero(as_tuple=True)
-        targets_N = batch.targets_BT[sample_N, place_N]
-        read_T = batch.read_only * (batch.segment_len or 0) or batch.ids_BT.shape[1]
-        row_N = sample_N * read_T + place_N - (batch.ids_BT.shape[1] - read_T) - 1
+        kept = batch.read_only * (batch.segment_len or 0)
+        row_N, targets_N = scored_rows(batch, slice(-kept or None, None))
         weight_N = torch.full_like(row_N, 1 / max(len(row_N), 1), dtype=self.replayed.weights[0].dtype)
 
         def loss(inputs: tuple[Any, ...]) -> Tensor:
