@@ -15,6 +15,7 @@ from lit_memory.report.verdict import (
     COMPARISON,
     INCOMPLETE,
     INCONCLUSIVE,
+    NOT_JUDGED,
     NOT_REPRODUCED,
     REPRODUCED,
     conclude,
@@ -196,6 +197,10 @@ def test_a_verdict_names_the_requirement_that_does_not_bar_it():
         "With confidence the opposite holds: `good[50] < 0.5`. "
         "A requirement about other arms fails: `min(good[50], poor[50]) > 0.9`."
     )
+    first, second, _ = judge(lines, evidence(SOLVED))
+    assert (first.verdict, second.verdict) == (NOT_REPRODUCED, NOT_JUDGED)
+    wider = judge(lines | {"requires": ["same[50] > 0.9"]}, evidence(SOLVED))
+    assert [claim.verdict for claim in wider[:2]] == [NOT_JUDGED] * 2
 
 
 def test_a_line_says_what_it_rests_on():

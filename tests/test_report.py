@@ -326,7 +326,7 @@ def test_the_page(tmp_path):
     assert page.index("REPRODUCED") < 600 and "`gamma[200] - no_gamma[200] > 0.2`" in page
     render(make_plan(runs=[run | {"broke_down": 2500.0}]), make_frame(), tmp_path)
     page = (tmp_path / "README.md").read_text()
-    assert "the weights before it were tested: gamma seed 0 after 2,500 steps." in page
+    assert "the weights before it were tested: gamma (seed 0 after 2,500 steps)." in page
     assert "3,000 (1,000 + 2,000), broke down" in page
     render(make_plan(), make_frame(), tmp_path)
     page = (tmp_path / "README.md").read_text()

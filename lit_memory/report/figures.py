@@ -153,7 +153,7 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
     axis = Axis.of([*xs, *([] if train_x is None else [train_x])], config.log_x)
     drawn = Drawn([], [], [], bool(own))
     for series in series_of(results, xs):
-        draw_spread(axes, axis, config.y, xs, series)
+        draw_spread(axes, axis, config.y, xs, series, len(plan.arms))
         drawn.handles.extend(axes.plot(*axis.curve(xs, series.means), **series.look, label=series.name))
         end, last = series.means[-1], axis.position(xs[-1])
         if math.isfinite(end) and (end > 0 or not config.log_y):

@@ -15,7 +15,7 @@ from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Report, Results
 from lit_memory.report.statistics import DRAWS
 from lit_memory.report.tables import time_table
-from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
+from lit_memory.report.verdict import INCONCLUSIVE, NOT_JUDGED, NOT_REPRODUCED, REPRODUCED
 from lit_memory.report.views import known_views, unknown_runs
 from lit_memory.util.views import VIEWS
 
@@ -25,7 +25,7 @@ REQUIRED = "Required before the claim can be judged, by the mean over seeds:"
 VERIFIED = "Verified properties, by the mean over seeds; they hold by construction, and no verdict rests on them alone:"
 FILES = """Every seed and metric: [table.csv](table.csv). For papers: [table.tex](table.tex) and the reproducibility
 sheet [sheet.md](sheet.md)."""
-HOLDS = {REPRODUCED: "yes", NOT_REPRODUCED: "no", INCONCLUSIVE: "undecided"}
+HOLDS = {REPRODUCED: "yes", NOT_REPRODUCED: "no", INCONCLUSIVE: "undecided", NOT_JUDGED: "not judged"}
 """Verdict of a line -> whether it holds."""
 
 
@@ -93,13 +93,14 @@ def _head(plan: ReportPlan, report: Report) -> list[str]:
 
 def breakdowns(plan: ReportPlan) -> str:
     """The runs whose training broke down, and which were tested all the same; "" without any."""
-    broken = [
-        f"{plan.shown(run['arm'])} seed {run['seed']} after {count(run['broke_down'])} steps"
-        for run in plan.runs
-        if "broke_down" in run
-    ]
-    reached = "ended with a number that is not finite, and the weights before it were tested"
-    return f"**The training of some runs** {reached}: {'; '.join(broken)}." if broken else ""
+    broken: dict[str, list[str]] = {}
+    for run in plan.runs:
+        if "broke_down" in run:
+            steps = f"seed {run['seed']} after {count(run['broke_down'])} steps"
+            broken.setdefault(plan.shown(run["arm"]), []).append(steps)
+    ended = "ended with a number that is not finite, and the weights before it were tested"
+    told = [f"{arm} ({', '.join(seeds)})" for arm, seeds in broken.items()]
+    return f"**The training of some runs** {ended}: {'; '.join(told)}." if broken else ""
 
 
 def title(plan: ReportPlan) -> str:

@@ -9,7 +9,7 @@ What ``saved.load`` reads from a report's folder gives its verdict.json byte for
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from lit_memory.report.saved import (
 from lit_memory.report.sheet import sheet
 from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table, ranking
-from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, Claim, conclude, exploratory, judge
+from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, exploratory, judge
 from lit_memory.util import files
 
 
@@ -105,7 +105,8 @@ def _status(plan: ReportPlan, report: Report) -> str:
     """The line below the title of a figure."""
     evidence, modified = f" ({plan.evidence})" if plan.evidence else "", ", modified" if plan.modified else ""
     scale = f"scale {plan.scale}{evidence}{modified}"
-    return " · ".join([scale, spread_words(len(plan.seeds)), *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
+    spread = spread_words(len(plan.seeds), len(plan.arms) if len(plan.x_values) > 1 else 1)
+    return " · ".join([scale, spread, *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
 
 
 def _verdict_json(plan: ReportPlan, report: Report) -> str:
@@ -114,9 +115,7 @@ def _verdict_json(plan: ReportPlan, report: Report) -> str:
     content = {name: getattr(plan, name) for name in ("experiment", "scale", "modified", "paper", "arms", "seeds")}
     content |= {"title": plan.title, "evidence": plan.evidence, "verdict": report.verdict, "reason": report.reason}
     content |= {"exploratory": "exploratory" in report.scope, "scope": report.scope.removeprefix(", ")}
-    kept = [field.name for field in fields(Claim) if field.name != "arms"]  # which the line names
-    claims = [{name: _plain(getattr(claim, name)) for name in kept} for claim in report.claims]
-    content |= {"missing": report.missing, "claims": claims}
+    content |= {"missing": report.missing, "claims": [_plain(vars(claim)) for claim in report.claims]}
     content["runs"] = [{name: run.get(name) for name in ("arm", "seed", "steps", "seconds")} for run in plan.runs]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -9,7 +9,7 @@ from lit_memory.report.axes import Axis, set_log_y
 from lit_memory.report.labels import SHARES, balanced, mean_interval
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
-from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, looks
+from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, has_bands, looks
 from lit_memory.report.verdict import mean
 
 RELATIVE = "relative"
@@ -90,15 +90,15 @@ def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, 
 
 
 def draw_spread(
-    axes: Any, axis: Axis, metric: str, xs: list[float], series: Series, marker: str = SEED_LINE["marker"]
+    axes: Any, axis: Axis, metric: str, xs: list[float], series: Series, arms: int, marker: str = SEED_LINE["marker"]
 ) -> None:
-    """The seeds of a line: a band from ``LEAST_FOR_BAND`` on, else a faint line for each; bars of one standard
-    deviation where the seeds were not kept."""
+    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands``, else a faint line for each; bars of
+    one standard deviation where the seeds were not kept."""
     color = series.look["color"]
     if any(series.told):
         spread = axis.curve(xs, [told[1] if told else math.nan for told in series.told])[1]
         axes.errorbar(*axis.curve(xs, series.means), yerr=spread, color=color, ls="", elinewidth=1.2, capsize=3)
-    elif len(series.seeds) >= LEAST_FOR_BAND:
+    elif has_bands(len(series.seeds), arms):
         low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
         axes.fill_between(
             axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0

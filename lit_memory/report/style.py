@@ -50,8 +50,9 @@ SEED_POINT = {"ls": "", "marker": ".", "ms": 5, "mew": 0, "alpha": 0.5, "zorder"
 REFERENCE = {"color": GREY, "lw": 1, "ls": (0, (4, 3)), "zorder": 1.5}
 PAPER = {"ls": (0, (2, 2)), "lw": 1.2, "mfc": "white", "mew": 1.3, "zorder": 2.2}
 """The paper's own values: hollow, dashed, in the colour and with the marker of the arm."""
-LEAST_FOR_BAND = 5
-"""Seeds from which on a figure has a band of confidence; fewer are shown one by one."""
+LEAST_FOR_BAND, MOST_BANDS = 5, 6
+"""Seeds from which on a figure has a band of confidence for each of up to so many arms; else seeds are shown one by
+one."""
 WIDTH, HEIGHT, COLUMN = 7.0, 3.3, 3.25
 """Inches, the height without title and legend. Shown 700 pixels wide, a point of type is 1.4 pixels."""
 DPI = 200
@@ -68,17 +69,22 @@ AGREEMENT = {
 def looks(models: Sequence[str]) -> list[dict[str, Any]]:
     """Colour, marker and line of arms with these architectures, as arguments of ``Axes.plot``.
 
-    Of several arms with one architecture, each is darker than the one before, with another line. An unknown
-    architecture, or "", has a look that no known one of the figure has.
+    Of several arms with one architecture, each is darker than the one before, with another line; of more than four, two
+    and two have a colour and a marker, which are those of architectures that the figure does not have. So has an
+    unknown architecture, or "".
     """
     free = [name for name in ARCHITECTURES if name not in models]
     own = iter(free * len(models) or ARCHITECTURES)
     named = [model if model in ARCHITECTURES else next(own) for model in models]
-    counts, seen, found = Counter(named), Counter(), []
+    counts, seen, found, lent = Counter(named), Counter(), [], {}
     for name in named:
-        color, marker, size = ARCHITECTURES[name]
         rank, seen[name] = seen[name], seen[name] + 1
-        step = min(0.35, 0.55 / max(1, counts[name] - 1))
+        alike = counts[name]
+        if alike > len(DASHES):
+            lent.setdefault((name, rank // 2), name if rank < 2 else next(own))
+            name, rank, alike = lent[name, rank // 2], rank % 2, 2
+        color, marker, size = ARCHITECTURES[name]
+        step = min(0.35, 0.55 / max(1, alike - 1))
         line = {"color": darker(color, 1 - rank * step), "ls": DASHES[rank % len(DASHES)], "lw": 1.8}
         found.append(line | {"marker": marker, "ms": size, "mec": "white", "mew": 0.7})
     return found
@@ -94,9 +100,14 @@ def text_color(color: str) -> str:
     return darker(color, 0.65)
 
 
-def spread_words(seeds: int) -> str:
+def has_bands(seeds: int, arms: int) -> bool:
+    """Whether a figure of so many seeds and arms shows intervals."""
+    return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS
+
+
+def spread_words(seeds: int, arms: int) -> str:
     """What a figure shows of so many seeds."""
     if seeds == 1:
         return "1 seed"
-    band = f"mean of {seeds} seeds, band: 95 % interval of the mean"
-    return band if seeds >= LEAST_FOR_BAND else f"mean of {seeds} seeds, faint: every seed"
+    shown = "band: 95 % interval of the mean" if has_bands(seeds, arms) else "faint: every seed"
+    return f"mean of {seeds} seeds, {shown}"

@@ -23,6 +23,8 @@ INCONCLUSIVE, INCOMPLETE = "INCONCLUSIVE", "INCOMPLETE"
 NOT_CHECKED, COMPARISON = "NOT CHECKED", "COMPARISON"
 """Of a run that the command line changed so that it cannot answer the claims; of an experiment that has none."""
 VERDICTS = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, INCOMPLETE)
+NOT_JUDGED = "NOT JUDGED"
+"""Of a line of ``expect`` that a requirement bars."""
 SIGNS = {REPRODUCED: "✓", NOT_REPRODUCED: "✗", INCONCLUSIVE: "?"}
 
 
@@ -50,8 +52,6 @@ class Claim:
     """One of ``KINDS``."""
     holds: bool = False
     """By the mean over seeds, which decides no claim."""
-    arms: frozenset[str] = frozenset()
-    """What the line is about: the arms that it names; of a requirement that fails, those of its parts that fail."""
     sides: tuple[float, ...] = ()
     """The values between the comparison signs."""
     margin: float = math.nan
@@ -97,7 +97,9 @@ def judge(
         drawn = Draws(evidence, draws)
         margins = [Fold(drawn).margin(parse(claim.line)) for claim in complete]
         levels = holm([margin.p_value for margin in margins], level)
-        judged = iter([_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)])
+        decided = [_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)]
+        barred = _barred(complete, found["requires"], evidence)
+        judged = iter([replace(c, verdict=NOT_JUDGED) if c.line in barred else c for c in decided])
         found["expect"] = [claim if claim.verdict == INCOMPLETE else next(judged) for claim in found["expect"]]
     return [claim for section in KINDS for claim in found[section]]
 
@@ -112,28 +114,44 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     if any(finished[str(ref)] < 2 for call in calls(tree, "std") for ref in refs(call)):
         return Claim(line, INCOMPLETE, "std needs at least two seeds", kind)
     sides = tuple(measured(fold.value(node)) for node in (tree.left, *tree.comparators))
-    failing = [part for part in conditions(tree) if not _holds(part, fold)]
-    holds = not failing
+    holds = not _failing(tree, fold)
     verdict = REPRODUCED if holds else NOT_REPRODUCED
     numbers = f"{in_numbers(tree, replace(fold, digits=digits_of(sides)))} {SIGNS[verdict]}"
     if (least := min(finished.values())) < evidence.seeds:
         verdict, numbers = INCOMPLETE, f"{numbers} so far ({least} of {evidence.seeds} seeds)"
-    about = failing if failing and kind == "requirement" else [tree]
-    arms = frozenset(ref.arm for part in about for ref in refs(part))
-    return Claim(line, verdict, numbers, kind, holds, arms, sides, fold.margin(tree).estimate)
+    return Claim(line, verdict, numbers, kind, holds, sides, fold.margin(tree).estimate)
 
 
-def _holds(part: ast.Compare, fold: Fold) -> bool:
-    """Whether a condition of a line holds by the mean over seeds."""
-    left, right = (measured(fold.value(node)) for node in (part.left, *part.comparators))
-    return COMPARE[type(part.ops[0])][1](left, right)
+def _failing(tree: ast.Compare, fold: Fold) -> list[ast.Compare]:
+    """The conditions of a line that do not hold by the mean over seeds."""
+    return [
+        part
+        for part in conditions(tree)
+        if not COMPARE[type(part.ops[0])][1](*(measured(fold.value(node)) for node in (part.left, *part.comparators)))
+    ]
+
+
+def _barred(claims: Sequence[Claim], requirements: Sequence[Claim], evidence: Evidence) -> set[str]:
+    """The lines of ``claims`` that a requirement bars: one that fails bars those about its arms, of a ``min(...) >=``
+    those below, and all lines where it is about an arm that no line names."""
+    about = {claim.line: _arms([parse(claim.line)]) for claim in claims}
+    named = frozenset[str]().union(*about.values())
+    fold, bars = Fold(Draws(evidence, 0)), list[frozenset[str]]()
+    for line in (need.line for need in requirements if need.verdict == NOT_REPRODUCED):
+        failing = _arms(_failing(parse(line), fold))
+        bars.append(failing if failing and failing <= named else named)
+    return {line for line, arms in about.items() if any(arms & bar for bar in bars)}
+
+
+def _arms(trees: Iterable[ast.AST]) -> frozenset[str]:
+    return frozenset(ref.arm for tree in trees for ref in refs(tree))
 
 
 def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequence[str] = ()) -> tuple[str, str]:
     """The verdict of a report, and its reason in a sentence; "" where the lines say it all.
 
     A property that fails refutes whatever the requirements, as it holds by construction; of the lines of ``expect``
-    those that no failed requirement bars can refute. unchecked: reasons why no claim can be answered.
+    those that are judged can refute. unchecked: reasons why no claim can be answered.
     """
     if missing or any(claim.verdict == INCOMPLETE for claim in claims):
         return INCOMPLETE, ""
@@ -144,12 +162,9 @@ def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequenc
     found = {kind: [c for c in claims if c.kind == kind and c.verdict != REPRODUCED] for kind in KINDS.values()}
     if found["property"]:
         return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")
-    named = frozenset[str]().union(*(claim.arms for claim in claims if claim.kind == "claim"))
-    bars = [need.arms if need.arms and need.arms <= named else named for need in found["requirement"]]
-    refuted = [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]
-    if judged := [claim for claim in refuted if not any(claim.arms & bar for bar in bars)]:
-        apart = [_told(found["requirement"], "a requirement about other arms fails")] * bool(bars)
-        return NOT_REPRODUCED, " ".join([_told(judged, "with confidence the opposite holds"), *apart])
+    if refuted := [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]:
+        apart = [_told(found["requirement"], "a requirement about other arms fails")] * bool(found["requirement"])
+        return NOT_REPRODUCED, " ".join([_told(refuted, "with confidence the opposite holds"), *apart])
     if found["requirement"]:
         return INCONCLUSIVE, _told(found["requirement"], "a requirement fails, so that the claim cannot be judged")
     if found["claim"]:

@@ -98,7 +98,7 @@ def depth(results: Results, view: str, status: str) -> Any:
         seeds = [means for seed in plan.seeds if (means := by_depth(results, arm, seed))]
         if seeds:
             series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds, [None] * 5)
-            draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series)
+            draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series, len(plan.arms))
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
     status = status.partition(TRAINED)[0]
     if plan.config.chance is not None:
@@ -182,7 +182,7 @@ def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Call
         places = [i for i in range(len(xs)) if all(math.isfinite(seed[i]) for seed in seeds)]
         xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
         series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds, [None] * len(xs))
-        draw_spread(axes, Axis(log=False), name, xs, series, marker="")
+        draw_spread(axes, Axis(log=False), name, xs, series, len(plan.arms), marker="")
         handles[arm] = axes.plot(xs, series.means, **look, label=series.name, markevery=marked(xs))[0]
     return handles
 
