@@ -78,12 +78,17 @@ def counts_table() -> str:
     return "\n".join(lines)
 
 
+def marked(name: str) -> re.Pattern[str]:
+    """A table of a page between its marks; the group is the table."""
+    return re.compile(rf"<!-- {name}[^>]*-->\n(.*?)\n<!-- /{name} -->", re.DOTALL)
+
+
 @pytest.mark.parametrize(
     ("page", "name", "table"), [("README.md", "counts", counts_table), ("docs/claims.md", "claims", claims_table)]
 )
 def test_tables_of_verdicts(page, name, table):
     """The tables are what reports/*/verdict.json say; a failure prints the table to paste."""
-    shown = re.search(rf"<!-- {name}[^>]*-->\n(.*?)\n<!-- /{name} -->", PAGES[page], re.DOTALL)
+    shown = marked(name).search(PAGES[page])
     assert shown, f"{page} has no table of {name}"
     assert shown.group(1) == table(), f"paste this table into {page}:\n{table()}"
 

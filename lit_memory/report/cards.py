@@ -114,14 +114,17 @@ class Card:
         return f"{self.title}: {shown} against {plan.x_label}; the numbers are in the table below."
 
 
+def report_folders(reports: Path) -> list[Path]:
+    """The folders of all reports, of every scale, in the order of their names."""
+    found = [path.parent for pattern in ("*/verdict.json", "*/*/verdict.json") for path in reports.glob(pattern)]
+    return [folder for folder in sorted(found) if not any(part in folder.name for part in APART)]
+
+
 def read_cards(reports: Path, warn: Callable[[str], None]) -> list[Card]:
     """All reports of a folder in the order of their names. One that cannot be read is left out, and ``warn`` gets a
     line on it."""
     cards = []
-    found = [path.parent for pattern in ("*/verdict.json", "*/*/verdict.json") for path in reports.glob(pattern)]
-    for folder in sorted(found):
-        if any(part in folder.name for part in APART):
-            continue
+    for folder in report_folders(reports):
         try:
             cards.append(_card(reports, folder))
         except ConfigError as error:

@@ -39,8 +39,8 @@ class Curriculum(L.Callback):
 
     @property
     def done(self) -> bool:
-        needed = bool(self.history) and self.stages[self.stage - 1]["needed"] and not self.history[-1]["solved"]
-        return self.broke_down or needed or self.stage >= len(self.stages)
+        stopped = bool(self.history) and self.stages[self.stage - 1]["needed"] and not self.history[-1]["solved"]
+        return self.broke_down or stopped or self.stage >= len(self.stages)
 
     @property
     def broke_down(self) -> bool:
