@@ -3,10 +3,9 @@
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a
 trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
 section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
-``arms.<a>,<b>.<key>`` several; a scale's ``seeds``, ``grid``, ``expect``, ``requires`` and ``verify`` replace the
-experiment's own, and its ``report`` changes keys of the experiment's. Several values on the command line
-(``train.lr=1e-3,3e-3``) are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``,
-for ``imports`` the module of that name.
+``arms.<a>,<b>.<key>`` several; what a scale has of ``SCALED`` replaces the experiment's own, and its ``report`` changes
+keys of the experiment's. Several values on the command line (``train.lr=1e-3,3e-3``) are an axis of the grid, in place
+of the file's for that key. For ``extends`` see ``reading``, for ``imports`` the module of that name.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -14,16 +13,15 @@ Nothing here imports torch or mlflow; torch comes in with the registered configu
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lit_memory.plan.claims import KINDS
 from lit_memory.plan.contents import user_files
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
-from lit_memory.plan.parsing import parsed
+from lit_memory.plan.parsing import SCALED, parsed
 from lit_memory.plan.reading import extended, file_name, mapping
 from lit_memory.plan.resolve import Resolver
 from lit_memory.plan.runspec import RunSpec
@@ -43,12 +41,12 @@ def load(path: str | Path) -> "Experiment":
 
 def parse(tree: Any, file: str) -> "Experiment":
     """The experiment from the plain content of its file. Raises ConfigError."""
-    return Experiment(file, **parsed(tree, file))
+    return Experiment(file=file, **parsed(tree, file))
 
 
-@dataclass
-class Experiment:
-    """An experiment as its file has it, with all scales. ``at`` gives the experiment at one of them."""
+@dataclass(kw_only=True)
+class Shared:
+    """What an experiment says at every scale, unless the scale says it otherwise."""
 
     file: str
     experiment: str
@@ -59,8 +57,6 @@ class Experiment:
     paper: PaperConfig
     base: dict[str, Any]
     """The three sections that all arms share."""
-    scales: dict[str, dict[str, Any]]
-    """Scale -> dotted settings, with ``seeds``, ``grid``, ``report`` and lines of its own; the first is the default."""
     arms: dict[str, dict[str, Any]]
     """Arm -> dotted settings."""
     grid: dict[str, list]
@@ -80,6 +76,14 @@ class Experiment:
     imports: list[str]
     """Python files of the user that register models and tasks; relative ones lie beside this one."""
 
+
+@dataclass(kw_only=True)
+class Experiment(Shared):
+    """An experiment as its file has it, with all scales. ``at`` gives the experiment at one of them."""
+
+    scales: dict[str, dict[str, Any]]
+    """Scale -> dotted settings, with ``seeds``, ``grid``, ``report`` and lines of its own; the first is the default."""
+
     @property
     def default_scale(self) -> str:
         return next(iter(self.scales))
@@ -89,27 +93,12 @@ class Experiment:
         scale = self.default_scale if scale is None else scale
         if scale not in self.scales:
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
-        settings, report = dict(self.scales[scale]), self.report
-        if "report" in settings:
-            report = self.scaled_report(scale, settings.pop("report"))
-        return ScaledExperiment(
-            file=self.file,
-            experiment=self.experiment,
-            title=self.title,
-            labels=self.labels,
-            scale=scale,
-            paper=self.paper,
-            base=self.base,
-            arms=self.arms,
-            grid=settings.pop("grid", self.grid),
-            select=self.select,
-            seeds=settings.pop("seeds", self.seeds),
-            tune_seeds=settings.pop("tune_seeds", self.tune_seeds),
-            report=report,
-            imports=self.imports,
-            **{section: settings.pop(section, getattr(self, section)) for section in KINDS},
-            settings=settings,
-        )
+        settings = dict(self.scales[scale])
+        own = {key: settings.pop(key) for key in ("report", *SCALED) if key in settings}
+        if "report" in own:
+            own["report"] = self.scaled_report(scale, own["report"])
+        shared = {each.name: getattr(self, each.name) for each in fields(Shared)}
+        return ScaledExperiment(**shared | own, scale=scale, settings=settings)
 
     def scaled_report(self, scale: str, changes: Any) -> ReportConfig:
         """The report's configuration with the changes of one scale."""
@@ -118,29 +107,13 @@ class Experiment:
         return strict(ReportConfig, values, lambda key: where, "report")
 
 
-@dataclass
-class ScaledExperiment:
+@dataclass(kw_only=True)
+class ScaledExperiment(Shared):
     """An experiment at one scale. ``plan`` makes its runs."""
 
-    file: str
-    experiment: str
-    title: str
-    labels: dict[str, str]
     scale: str
-    paper: PaperConfig
-    base: dict[str, Any]
     settings: dict[str, Any]
     """Dotted settings of the scale, ``arms.<arm>.<key>`` among them."""
-    arms: dict[str, dict[str, Any]]
-    grid: dict[str, list]
-    select: str
-    seeds: list[int]
-    tune_seeds: list[int]
-    report: ReportConfig
-    expect: list[str]
-    requires: list[str]
-    verify: list[str]
-    imports: list[str]
     unchecked: list[str] = field(default_factory=list)
     """Why the command line leaves the claims without an answer, see ``measured.answerable``."""
     swept: dict[str, list] = field(default_factory=dict)

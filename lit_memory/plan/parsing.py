@@ -14,6 +14,8 @@ from lit_memory.util.checks import nearest
 
 RUNS = ("base", "scales", "arms", "grid", "select", "seeds", "tune_seeds")
 TOP_KEYS = ("experiment", "paper", *RUNS, "report", *KINDS, "title", "labels", "imports")
+SCALED = ("seeds", "tune_seeds", "grid", *KINDS)
+"""What a scale may say in place of the experiment; its ``report`` changes keys of the experiment's."""
 REQUIRED = ("experiment", "base", "arms", "seeds", "report")
 
 
@@ -39,7 +41,7 @@ def parsed(tree: Any, file: str) -> dict[str, Any]:
     if not fields["arms"]:
         raise ConfigError(file, "arms", "expected at least one arm")
     fields["labels"] = named_labels(tree.get("labels"), fields["arms"], file)
-    check_runs({name: fields[name] for name in ("seeds", "tune_seeds", "grid", *KINDS)}, fields["arms"], file, "")
+    check_runs({name: fields[name] for name in SCALED}, fields["arms"], file, "")
     for scale, values in fields["scales"].items():
         check_runs(values, fields["arms"], file, f"scales.{scale}.")
     return fields

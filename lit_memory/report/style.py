@@ -81,8 +81,10 @@ def looks(models: Sequence[str]) -> list[dict[str, Any]]:
         rank, seen[name] = seen[name], seen[name] + 1
         alike = counts[name]
         if alike > len(DASHES):
-            lent.setdefault((name, rank // 2), name if rank < 2 else next(own))
-            name, rank, alike = lent[name, rank // 2], rank % 2, 2
+            pair = (name, rank // 2)
+            if pair not in lent:
+                lent[pair] = name if rank < 2 else next(own)
+            name, rank, alike = lent[pair], rank % 2, 2
         color, marker, size = ARCHITECTURES[name]
         step = min(0.35, 0.55 / max(1, alike - 1))
         line = {"color": darker(color, 1 - rank * step), "ls": DASHES[rank % len(DASHES)], "lw": 1.8}
