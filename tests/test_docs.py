@@ -122,6 +122,21 @@ def test_links(page):
         assert ((ROOT / page).parent / link).exists(), link
 
 
+def test_findings():
+    """Every number and verdict of "What was found" is that of the report it links."""
+    page = PAGES["docs/findings.md"]
+    places = dict(re.findall(r"^\[(\w+)\]: (\S+)$", page, re.MULTILINE))
+    shown = re.findall(r"\[([^\]]+)\]\[(\w+)\]", page)
+    assert len(shown) > 50 and {name for _, name in shown} == set(places)
+    for text, name in shown:
+        report = ROOT / "docs" / places[name]
+        if text in VERDICTS:
+            verdict = json.loads(report.with_name("verdict.json").read_text())["verdict"]
+            assert text == verdict, f"{name}: {text}; expected {verdict}"
+        else:
+            assert re.search(rf"(?<![\d.]){re.escape(text)}(?![\d.]\d)", report.read_text()), f"{name}: no {text}"
+
+
 def test_promises():
     """Every test that stands behind "What happens when a run dies" is there."""
     names = set(re.findall(r"`(test_\w+)`", PAGES["docs/reliability.md"]))
