@@ -101,6 +101,21 @@ def test_the_verdict_compares_with_the_paper(unsaved_figures, folder, capsys, le
     assert tracker.client.get_run(tracker.parent("marks", "default", {})).data.tags["lit.verdict"] == verdict
 
 
+@pytest.mark.parametrize(("strongest", "verdict"), [(0.8, "INCONCLUSIVE"), (90, "NOT REPRODUCED")])
+def test_the_papers_mark_may_be_excluded(unsaved_figures, folder, strongest, verdict):
+    """Where intervals exclude the paper's two ticks, it does not matter whether there is one or none."""
+    table = folder / "reports" / "tiny" / "table.csv"
+    table.write_text(table.read_text().replace("0.9,1.0", "0.4,1.0"))
+    lines = {"+": "model[2] >= 0.4", "++": f"model[2] >= {strongest}"}
+    abilities = {"Length extrapolation": {"experiment": "tiny"} | lines}
+    summary = Summary.load(write(folder, abilities=abilities), folder)
+    mark = summary.mark("Length extrapolation", "a")
+    assert (mark.measured, mark.paper, mark.refuted) == ("+ perhaps", "++", verdict == "NOT REPRODUCED")
+    assert render_marks(summary, folder, "").verdict == verdict
+    page = (folder / "reports" / "marks" / "README.md").read_text()
+    assert ("than the paper's: Length extrapolation of ARMT." in page) == mark.refuted
+
+
 @pytest.mark.parametrize(
     ("requires", "mark", "verdict"),
     [

@@ -102,11 +102,18 @@ class Mark:
     """Whether the requirements hold."""
     sure: bool = True
     """Whether their intervals decide that it is this one."""
+    excluded: frozenset[str] = frozenset()
+    """Marks that their intervals exclude."""
 
     @property
     def agrees(self) -> bool | None:
         """Whether measurement and paper agree; None if one of them is "?"."""
         return None if "?" in (self.mark, self.paper) else self.mark == self.paper
+
+    @property
+    def refuted(self) -> bool:
+        """Whether it surely is not the paper's."""
+        return self.agrees is False and (self.sure or self.paper in self.excluded)
 
     @property
     def measured(self) -> str:
@@ -198,15 +205,17 @@ class Summary:
         if any(claim.kind == "requirement" and claim.verdict != REPRODUCED for claim in claims):
             incomplete = any(claim.verdict == INCOMPLETE for claim in claims)
             return Mark("?", paper, claims, learnt=incomplete, sure=incomplete)
-        by_line, sure = {claim.line: claim for claim in claims if claim.kind == "claim"}, True
+        by_line = {claim.line: claim for claim in claims if claim.kind == "claim"}
+        excluded, sure = frozenset[str](), True
         for mark in filter(line.get, MARKS):
             found = [by_line[text] for text in thresholds(line, mark, arm)]
             verdicts = {claim.verdict for claim in found}
             if all(claim.holds or claim.verdict == INCOMPLETE for claim in found):
                 sure = sure and verdicts == {REPRODUCED}
-                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure=sure)
-            sure = sure and NOT_REPRODUCED in verdicts
-        return Mark("-", paper, claims, sure=sure)
+                return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure=sure, excluded=excluded)
+            excluded |= {mark} if NOT_REPRODUCED in verdicts else set()
+            sure = sure and mark in excluded
+        return Mark("-", paper, claims, sure=sure, excluded=excluded)
 
     @property
     def cells(self) -> int:

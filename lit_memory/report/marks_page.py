@@ -39,11 +39,11 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
 
 def _verdict(marks: Marks) -> str:
     """REPRODUCED if every mark is surely the paper's, of those that the paper has; NOT REPRODUCED if one surely is
-    not. One of an ability that a model did not learn to show is not sure."""
+    not, whichever other it is. One of an ability that a model did not learn to show is not sure."""
     found = [mark for mark in marks.values() if mark.paper != "?"]
     if not found or any(mark.agrees is None and mark.learnt for mark in found):
         return INCOMPLETE
-    if any(mark.sure and not mark.agrees for mark in found):
+    if any(mark.refuted for mark in found):
         return NOT_REPRODUCED
     return REPRODUCED if all(mark.sure for mark in found) else INCONCLUSIVE
 
@@ -121,12 +121,15 @@ def _verdict_json(summary: Summary, report: Report) -> str:
 
 def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
     """README.md: verdict and figure first, then the numbers behind every mark."""
-    missing = f". Missing: {'; '.join(report.missing)}." if report.missing else ""
+    remarks = f". Missing: {'; '.join(report.missing)}." if report.missing else ""
+    refuted = [f"{ability} of {summary.config.models[arm]}" for (ability, arm), mark in marks.items() if mark.refuted]
+    if report.verdict == NOT_REPRODUCED:
+        remarks = f". With confidence another mark than the paper's: {', '.join(refuted)}."
     notes = summary.config.notes.strip()
     blocks = [
         f"# {summary.title or summary.name} · {summary.evidence}",
         f"Experiment `{summary.name}`",
-        f"**{report.verdict}** at {summary.scale_shown} ({summary.evidence}){report.scope}{missing}",
+        f"**{report.verdict}** at {summary.scale_shown} ({summary.evidence}){report.scope}{remarks}",
         paper_claim(vars(summary.paper)),
         "![The marks of this report, in brackets those of the paper.](figure.png)",
         _thresholds(summary),
