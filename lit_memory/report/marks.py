@@ -13,9 +13,10 @@
 A mark has one claim in the language of ``expect``, or a list of them; ``model`` stands for every arm in turn. A model
 gets the strongest mark whose claims hold by the mean over seeds, "-" if none does, "?" while a result is missing, and
 "? not learnt" where a line of ``requires`` fails: a test that a model has not learnt shows no lack of an ability. The
-verdict asks whether every mark is the paper's, of those that the paper has; it is INCONCLUSIVE where one was not
-learnt, or where the interval of a claim contains its threshold, at the level of 5 % over all marks. Nothing is trained:
-the numbers come from reports/<experiment>/table.csv, below the root or as shipped with the project.
+verdict asks whether every mark is the paper's, of those that the paper has: NOT REPRODUCED where the intervals exclude
+one of the paper's, at the level of 5 % over all marks; else INCONCLUSIVE where one was not learnt, or the interval of a
+claim contains its threshold. Nothing is trained: the numbers come from reports/<experiment>/table.csv, below the root
+or as shipped with the project.
 """
 
 import csv
