@@ -214,8 +214,10 @@ class Summary:
             if all(claim.holds or claim.verdict == INCOMPLETE for claim in found):
                 sure = sure and verdicts == {REPRODUCED}
                 return Mark("?" if INCOMPLETE in verdicts else mark, paper, claims, sure=sure, excluded=excluded)
-            excluded |= {mark} if NOT_REPRODUCED in verdicts else set()
-            sure = sure and mark in excluded
+            if NOT_REPRODUCED in verdicts:
+                excluded |= {mark}
+            else:
+                sure = False
         return Mark("-", paper, claims, sure=sure, excluded=excluded)
 
     @property

@@ -121,15 +121,15 @@ def _verdict_json(summary: Summary, report: Report) -> str:
 
 def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
     """README.md: verdict and figure first, then the numbers behind every mark."""
-    remarks = f". Missing: {'; '.join(report.missing)}." if report.missing else ""
     refuted = [f"{ability} of {summary.config.models[arm]}" for (ability, arm), mark in marks.items() if mark.refuted]
-    if report.verdict == NOT_REPRODUCED:
-        remarks = f". With confidence another mark than the paper's: {', '.join(refuted)}."
+    remarks = [f"With confidence another mark than the paper's: {', '.join(refuted)}"] * (report.verdict == NOT_REPRODUCED)
+    remarks += [f"Missing: {'; '.join(report.missing)}"] * bool(report.missing)
+    said = "".join(f". {remark}" for remark in remarks) + "." * bool(remarks)
     notes = summary.config.notes.strip()
     blocks = [
         f"# {summary.title or summary.name} · {summary.evidence}",
         f"Experiment `{summary.name}`",
-        f"**{report.verdict}** at {summary.scale_shown} ({summary.evidence}){report.scope}{remarks}",
+        f"**{report.verdict}** at {summary.scale_shown} ({summary.evidence}){report.scope}{said}",
         paper_claim(vars(summary.paper)),
         "![The marks of this report, in brackets those of the paper.](figure.png)",
         _thresholds(summary),
