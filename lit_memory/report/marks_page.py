@@ -122,8 +122,11 @@ def _verdict_json(summary: Summary, report: Report) -> str:
 def _page(summary: Summary, report: Report, marks: Marks, command: str) -> str:
     """README.md: verdict and figure first, then the numbers behind every mark."""
     refuted = [f"{ability} of {summary.config.models[arm]}" for (ability, arm), mark in marks.items() if mark.refuted]
-    remarks = [f"With confidence another mark than the paper's: {', '.join(refuted)}"] * (report.verdict == NOT_REPRODUCED)
-    remarks += [f"Missing: {'; '.join(report.missing)}"] * bool(report.missing)
+    remarks = []
+    if report.verdict == NOT_REPRODUCED:
+        remarks.append(f"With confidence another mark than the paper's: {', '.join(refuted)}")
+    if report.missing:
+        remarks.append(f"Missing: {'; '.join(report.missing)}")
     said = "".join(f". {remark}" for remark in remarks) + "." * bool(remarks)
     notes = summary.config.notes.strip()
     blocks = [
