@@ -187,6 +187,12 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
     assert {row for row in rows if row[4] == "steps"} == {
         ("a", "", s, x, "steps", 6.0 + s) for s in (0, 1) for x in (2, 4)
     }
+    assert "later_steps" not in {row[4] for row in rows}
+    tracker.tag(opened[0][1], {"stage_steps": "4 1 1"})
+    tracker.tag(opened[1][1], {"stage_steps": "7"})
+    staged = results_frame(tracker, specs, {spec.key: tracker.find(spec.key) for spec in specs}, report)
+    later = [row for row in staged.itertuples(index=False, name=None) if row[4] == "later_steps"]
+    assert later == [("a", "", 0, x, "later_steps", 2.0) for x in (2, 4)]
     assert (
         set(results_frame(tracker, specs[1:], runs, report).seed) == {1}
         and results_frame(tracker, specs, {}, report).empty

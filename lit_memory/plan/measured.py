@@ -110,11 +110,12 @@ def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]
         tested = [f"test_{name}" for name in (*task.metrics, "loss")]
         diagnosed = dict.fromkeys(name for model in models for name in getattr(model, "diagnosed", ()))
         return [*task.metrics, "loss", *tested, *OF_A_RUN, *diagnosed]
+    steps = ["steps", *["later_steps"] * all(len(spec.stages) > 1 for spec in specs)]
     curves = getattr(task, "curves", {})
     if axis in curves:
-        return [*curves[axis], "steps"]
+        return [*curves[axis], *steps]
     tested = dict.fromkeys(name for model in models for name in getattr(model, "tested", ()))
-    return [*task.metrics, *task.derived, "loss", "steps", *tested]
+    return [*task.metrics, *task.derived, "loss", *steps, *tested]
 
 
 def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:

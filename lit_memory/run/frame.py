@@ -18,7 +18,8 @@ COLUMNS = ("arm", "point", "seed", "x", "metric", "value")
 def results_frame(tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[str, "Run"], report: ReportConfig) -> Any:
     """Long-format DataFrame (``COLUMNS``) of the FINISHED runs of a plan; x is the report's axis.
 
-    The metric ``steps``, the same at every x of a run, counts its optimizer steps.
+    The metric ``steps``, the same at every x of a run, counts its optimizer steps, and ``later_steps`` those after its
+    first stage, for runs that have more than one.
     """
     from pandas import DataFrame
 
@@ -50,12 +51,19 @@ def validations(
     return found
 
 
+def stage_steps(run: "Run") -> list[int]:
+    """Optimizer steps of every stage that a run began; [] while they are not known."""
+    return [int(steps) for steps in run.tags.get("lit.stage_steps", "").split()]
+
+
 def result_rows(tracker: "Tracker", run: "Run") -> "Iterator[Row]":
     """(metric, x, value) rows of a run's test, its optimizer steps and its times."""
-    results = tracker.results(run)
+    results, (_, *later) = tracker.results(run), stage_steps(run) or [0]
     yield from results
     for x in dict.fromkeys(x for _, x, _ in results):
         yield "steps", x, run.metrics["steps"]
+        if later:
+            yield "later_steps", x, float(sum(later))
     yield from tracker.results(run, "time/")
 
 

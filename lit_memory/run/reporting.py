@@ -21,7 +21,7 @@ from lit_memory.report.render import write
 from lit_memory.report.results import Report, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
-from lit_memory.run.frame import results_frame, validations
+from lit_memory.run.frame import results_frame, stage_steps, validations
 from lit_memory.run.scores import read_scores
 from lit_memory.run.selection import SETTLED, Selection, chosen
 from lit_memory.run.summary import of_report
@@ -244,7 +244,7 @@ def run_facts(work: WorkList, spec: RunSpec) -> dict[str, Any]:
     if facts.get("state_growth"):
         facts |= growth_facts(work.sweep, spec)
     facts |= {name: run.metrics[name] for name in TOTALS if name in run.metrics}
-    stages = [int(steps) for steps in run.tags.get("lit.stage_steps", "").split()]
+    stages = stage_steps(run)
     if 0 < len(stages) < len(spec.stages):
         facts["stages"] = len(spec.stages)
     return facts | {"stage_steps": stages, "run_id": run.run_id, "error": run.tags.get("lit.error", "")}
