@@ -104,6 +104,20 @@ def test_only_what_figure_and_lines_use_is_kept(tmp_path):
     assert ("gamma", "capacity", 50.0, 0) in kept
 
 
+def test_a_report_keeps_six_digits_of_a_score(tmp_path):
+    """Those that it is judged by; a kept score is kept as it is, so that a report is judged again by the same."""
+    fine = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.arange(-3, 5).repeat(250)
+    cell = ("gamma", "exact_match", 50.0, 0)
+    frame = make_frame(["gamma"], [0], [50], value=lambda arm, seed, x: fine.mean())
+    kept = Results.from_frame(make_plan(), frame, {cell: fine}).scores
+    assert np.abs(kept[cell] / fine - 1).max() < 1e-6 and (kept[cell] != fine).any()
+    assert (Results.from_frame(make_plan(), frame, kept).scores[cell] == kept[cell]).all()
+    assert len(scores_npz(kept)) < 0.6 * len(scores_npz({cell: fine}))
+    odd = np.array([0.0, 1.0, -3.0, 65535.0, np.inf, np.nan])
+    broken = make_frame(["gamma"], [0], [50], value=lambda arm, seed, x: float("nan"))
+    np.testing.assert_array_equal(Results.from_frame(make_plan(), broken, {cell: odd}).scores[cell], odd)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
