@@ -14,9 +14,10 @@ from lit_memory.util.metrics import Condition
 class TestTimer(L.Callback):
     """Measures seconds per context of the test, and tokens per second of the training, at every test condition.
 
-    The seconds include drawing a context where it is made while it is read. The speed is the mean of ``timed_steps``
-    forward and backward passes after one that does not count; with 0 it is not measured. They read ``timed_contexts``
-    contexts, or, with 0, as many as have the tokens of a training batch.
+    The seconds include drawing a context where it is made while it is read. The first batch of a test warms up: it does
+    not count where another of its condition follows. The speed is the mean of ``timed_steps`` forward and backward
+    passes after one that does not count; with 0 it is not measured. They read ``timed_contexts`` contexts, or, with 0,
+    as many as have the tokens of a training batch.
     """
 
     __test__ = False  # for pytest
@@ -62,6 +63,8 @@ class TestTimer(L.Callback):
 
     def on_test_batch_end(self, trainer: Any, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
         condition = trainer.datamodule.test_conditions[dataloader_idx][0]
+        if (batch_idx, dataloader_idx) == (1, 0):
+            self.totals.clear()  # of the first batch
         seconds, contexts = self.totals.get(condition, (0.0, 0))
         seconds += self.now(pl_module.device) - self.began
         self.totals[condition] = seconds, contexts + len(batch.ids_BT)
