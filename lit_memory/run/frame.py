@@ -58,7 +58,7 @@ def stage_steps(run: "Run") -> list[int]:
 
 def result_rows(tracker: "Tracker", run: "Run") -> "Iterator[Row]":
     """(metric, x, value) rows of a run's test, its optimizer steps and its times."""
-    results, (_, *later) = tracker.results(run), stage_steps(run) or [0]
+    results, later = tracker.results(run), stage_steps(run)[1:]
     yield from results
     for x in dict.fromkeys(x for _, x, _ in results):
         yield "steps", x, run.metrics["steps"]
