@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_lit import make_data, make_double
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_memory.lit import LIT_DATA, LIT_MODULES
 from lit_memory.recurrence import GrowingState, map_state, replay, unroll
@@ -14,6 +15,20 @@ from lit_memory.registry import load_class
 from lit_memory.testing.models import same
 
 N, TOTAL = 5, replay.WORTH + 4
+WAITS = {"_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "_unique2"}
+"""Operations whose results, or their shapes, the CPU would have to wait for."""
+
+
+class Recordable(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot hold."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        marks = name in ("index", "index_put", "index_put_") and any(
+            idx is not None and idx.dtype == torch.bool for idx in args[1]
+        )
+        assert not marks and name not in WAITS and str(func) != "aten.repeat_interleave.Tensor", f"{name} waits"
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -27,7 +42,7 @@ def calls(monkeypatch):
 
         def replayed():
             seen.append("replay")
-            with torch.set_grad_enabled(gradients):
+            with torch.set_grad_enabled(gradients), Recordable():
                 work()
 
         return replayed

@@ -72,7 +72,7 @@ class SegmentRecurrent(nn.Module):
         return sum(t[0].numel() for t in state_tensors(state) if t.is_floating_point())
 
     def reorder(self, state: State, idx: Tensor) -> State:
-        """The state of the samples ``idx``, which may repeat. For beam search, and for several readers of a memory."""
+        """The state of the samples ``idx``, which may repeat, as for beam search."""
         return map_state(lambda t: t.index_select(0, idx), state)
 
     def generate(self, ids_BT: Tensor, max_new_tokens: int = 20, **options: Any) -> Tensor:

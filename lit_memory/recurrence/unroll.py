@@ -13,7 +13,7 @@ from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
 from lit_memory.recurrence.schedules import check_schedule, one_by_one, scheduled
 from lit_memory.recurrence.segment import Segment, with_new_samples
-from lit_memory.recurrence.state import State, batch_size, detach, state_tensors
+from lit_memory.recurrence.state import State, batch_size, detach, map_state
 from lit_memory.util.checks import FieldError
 
 
@@ -178,11 +178,13 @@ def write_segments(
 
 
 def expand_state(model: SegmentRecurrent, state: State, readers: int) -> State:
-    """The state for ``readers`` samples in a row that all read what one sample wrote."""
+    """The state for ``readers`` samples in a row that all read what one sample wrote.
+
+    Not by ``reorder``, which may look at numbers to drop what belonged to other samples.
+    """
     if readers == 1 or isinstance(model, SharedRead):
         return state
-    samples = torch.arange(batch_size(state), device=next(state_tensors(state)).device)
-    return model.reorder(state, samples.repeat_interleave(readers))
+    return map_state(lambda t: t.repeat_interleave(readers, 0), state)
 
 
 def read_segments(model: SegmentRecurrent, segments: tuple[Segment, ...], state: State) -> Tensor:
