@@ -137,6 +137,10 @@ BROKEN = {
         {"base/train/replay": True, "base/train/accelerator": "cuda", "base/model": {"name": "xl", "width": 16}},
         "FILE (arm a): train.replay: true: XL looks at numbers of a batch on the CPU; expected false",
     ),
+    "replay on several devices": (
+        {"base/train/replay": True, "base/train/accelerator": "cuda", "base/train/trainer": {"devices": 2}},
+        "FILE (arm a): train.replay: true: … expected one device",
+    ),
     "replay of what is computed again": (
         {"base/train/replay": True, "base/train/accelerator": "auto", "base/train/checkpoint_segments": 2},
         "FILE (arm a): train.replay: true: … expected no checkpoint_segments",

@@ -178,6 +178,8 @@ class Resolver:
             reason = "kernels are recorded on a GPU alone; expected train.accelerator: cuda with it"
         elif getattr(model_class, "looks_at_numbers", False):
             reason = f"{model_class.__name__} looks at numbers of a batch on the CPU; expected false"
+        elif devices_of(train.trainer) > 1:
+            reason = "devices add their gradients while these are computed, not after a replay; expected one device"
         elif train.checkpoint_segments is not None:
             reason = "what is computed again looks at the state of the random numbers; expected no checkpoint_segments"
         elif getattr(sampler, "stream", False):

@@ -8,7 +8,8 @@ in place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,12 +45,28 @@ def can_record(tensor: Tensor) -> bool:
 def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     """The kernels that ``work`` launches, ready to be launched; they have not run yet.
 
+    They are recorded on the current stream; in place of the default one, which cannot be recorded, on one of torch's.
     pool: memory that recordings share of which one runs at a time.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may pin memory
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream = None if current == torch.cuda.default_stream() else current
+    recording = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")  # other threads may pin memory
+    with torch.cuda.stream(current), recording:  # torch leaves the stream of a recording that fails as the current one
         work()
     return graph.replay
+
+
+@contextmanager
+def on_stream(stream: Any) -> Iterator[None]:
+    """Compute on another stream, after what was asked for before and before what will be; None: on the current one."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
 
 
 def memory_pool() -> Any:
@@ -139,10 +156,15 @@ class OfRecording(torch.autograd.Function):
 
 
 class ReplayedLoss:
-    """Losses of ``weights`` by replay, from the fourth batch of a shape on, for the last ``SHAPES`` shapes."""
+    """Losses of ``weights`` by replay, from the fourth batch of a shape on, for the last ``SHAPES`` shapes.
+
+    On a GPU all are on one stream of their own: as long as somebody holds the last loss, gradients of a weight are
+    summed on the stream of that loss, and a recording cannot wait for another stream.
+    """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = weights
+        self.stream = torch.cuda.Stream() if weights[0].is_cuda else None
         self.counts: dict[Any, int] = {}
         self.recordings: dict[Any, LossRecording] = {}
         self.pool: Any = None
@@ -156,19 +178,24 @@ class ReplayedLoss:
         shapes = tuple((t.shape, t.dtype) for t in state_tensors(inputs))
         key = kind, shapes, tuple(weight.data_ptr() for weight in self.weights)  # they may be moved
         count = self.counts[key] = self.counts.get(key, 0) + 1
-        if count <= FIRST:
-            return loss(inputs)
+        with on_stream(self.stream):
+            if count <= FIRST:
+                return loss(inputs)
+            return OfRecording.apply(self.recording(key, loss, inputs), *self.weights)  # type: ignore[no-any-return]
+
+    def recording(self, key: Any, loss: Callable[[State], Tensor], inputs: State) -> LossRecording:
+        """The recording for these shapes, new or with these inputs."""
         if key in self.recordings:
             recording = self.recordings[key]
             map_state(Tensor.copy_, recording.inputs, inputs)
-        else:
-            if len(self.recordings) == SHAPES:
-                self.recordings.pop(next(iter(self.recordings)))
-            self.pool = self.pool or memory_pool()
-            try:
-                recording = LossRecording(loss, inputs, self.weights, self.pool)
-            except RuntimeError as error:
-                reason = f"a training step cannot be recorded ({first_line(error)})"
-                raise RuntimeError(f"replay: {reason}; expected false for this model") from error
-            self.recordings[key] = recording
-        return OfRecording.apply(recording, *self.weights)  # type: ignore[no-any-return]
+            return recording
+        if len(self.recordings) == SHAPES:
+            self.recordings.pop(next(iter(self.recordings)))
+        self.pool = self.pool or memory_pool()
+        try:
+            recording = LossRecording(loss, inputs, self.weights, self.pool)
+        except RuntimeError as error:
+            reason = f"a training step cannot be recorded ({first_line(error)})"
+            raise RuntimeError(f"replay: {reason}; expected false for this model") from error
+        self.recordings[key] = recording
+        return recording
