@@ -69,6 +69,15 @@ def test_the_file_of_today_decides(drawn, root, write, tmp_path, capsys):
     assert contents(folder) == after
 
 
+def test_an_arm_that_the_file_has_no_more_keeps_its_label(drawn, root, write):
+    """One that the file has loses a label with it."""
+    _, folder = drawn
+    again(write(**LINES, labels={"a": "the better one", "b": "the other one"}), root)
+    again(write(**LINES | {"expect": ["a[2] >= 0.6"]}, arms={"a": {}}), root)
+    page = (folder / "README.md").read_text()
+    assert "the other one" in page and "the better one" not in page
+
+
 def test_a_table_stays_as_it_is(drawn, root):
     """It rounds: means that are computed from it again may differ in the last digit."""
     file, folder = drawn

@@ -1,7 +1,8 @@
 """Reports drawn again from their own folders, by the rules and the words of today. Nothing is trained or measured.
 
 The numbers, the runs and the settings are those of report.json, table.csv and scores.npz; the claim, its lines, labels
-and the looks of the figure are those that the experiment's file has now. table.csv stays as it is.
+and the looks of the figure are those that the experiment's file has now. An arm that it has no more keeps its label.
+table.csv stays as it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -60,7 +61,9 @@ def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
     check_requirement(scaled)
     section = "report"
     try:
-        plan = replace(plan, **stated(scaled))
+        now = stated(scaled)
+        gone = {arm: label for arm, label in plan.labels.items() if arm not in scaled.arms}
+        plan = replace(plan, **now | {"labels": gone | now["labels"]})
         for section, lines in plan.lines.items():
             check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)
     except ValueError as error:
