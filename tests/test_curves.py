@@ -153,6 +153,28 @@ def test_the_figure_of_the_training_and_the_steps_to_a_threshold(tmp_path):
     assert not [path for path in tmp_path.iterdir() if "curves" in path.name]
 
 
+def test_of_many_seeds_the_figure_shows_shares_of_runs(tmp_path):
+    """Eleven runs an arm, of which every second one gets there: each is a step of the line, those that never do are
+    missing at its end; with ten, runs are drawn by themselves."""
+    for count in (10, 11):
+        runs = [{"arm": arm, "seed": seed, "stage_steps": [100]} for arm in ARMS for seed in range(count)]
+        config = ReportConfig(curves=True, threshold=0.95)
+        values = {
+            (arm, "exact_match", 100.0 + 10 * seed + late, seed): 1.0 - seed % 2 * 0.5
+            for late, arm in enumerate(ARMS, start=1)
+            for seed in range(count)
+        }
+        render(make_plan(config=config, runs=runs, seeds=range(count)), make_frame(), tmp_path, validations=values)
+        lines = curve_figure(load(tmp_path), "scale cpu").axes[0].lines
+        assert len(lines) == (2 if count == 11 else 2 * (2 * count + 2))
+        shares = "share of runs that have reached" in (tmp_path / "README.md").read_text()
+        assert shares == (count == 11)
+    last = 100.0 + 10 * 10 + 2
+    for late, line in enumerate(lines, start=1):
+        assert [*line.get_xdata()] == [*(100.0 + 10 * seed + late for seed in range(0, 11, 2)), last]
+        assert [*line.get_ydata()] == pytest.approx([*(i / 11 for i in range(1, 7)), 6 / 11])
+
+
 def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path):
     render(make_plan(config=ReportConfig(curves=True)), make_frame(), tmp_path)
     assert "curves" not in (tmp_path / "README.md").read_text() and not list(tmp_path.glob("curves*"))

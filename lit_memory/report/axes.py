@@ -84,9 +84,8 @@ def draw_break(axes: Any, middle: float, span: float) -> None:
     axes.plot(ends, [0, 0], ls="", **stroke, zorder=2.7, clip_on=False, **where)
 
 
-def set_log_y(axis: Any) -> None:
-    """A logarithmic axis of a metric with plain numbers: 1, 2 and 5 of every decade, or the decades alone if there are
-    many."""
+def set_log(axis: Any) -> None:
+    """A logarithmic axis with plain numbers: 1, 2 and 5 of every decade, or the decades alone if there are many."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes, name = axis.axes, axis.axis_name

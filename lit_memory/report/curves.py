@@ -7,6 +7,7 @@ from math import nan
 from typing import Any
 
 from lit_memory.plan.sections import STEP, ReportConfig
+from lit_memory.report.axes import set_log
 from lit_memory.report.labels import MINIMIZED, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
@@ -15,6 +16,9 @@ from lit_memory.report.results import Results
 from lit_memory.report.series import show_values
 from lit_memory.report.style import REFERENCE, looks, text_color
 from lit_memory.report.verdict import mean, std
+
+MOST_CURVES = 10
+"""Seeds up to which a figure shows every run along its training."""
 
 
 def curve_metrics(
@@ -30,6 +34,11 @@ def curve_metrics(
     steps_to = next((float(step) for step, value in sorted(values.items()) if reached(value)), nan)
     late = [loss for _, loss in sorted(losses.items())][len(losses) // 2 :]
     return {"steps_to": steps_to, "roughness": std([new - old for old, new in pairwise(late)])}
+
+
+def shows_shares(plan: ReportPlan) -> bool:
+    """Whether the figure of the training shows how many runs have reached the threshold, not the runs themselves."""
+    return plan.config.threshold is not None and len(plan.seeds) > MOST_CURVES
 
 
 def draw_curves(axes: Any, results: Results) -> Drawn:
@@ -62,6 +71,25 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
     return drawn
 
 
+def draw_reached(axes: Any, results: Results) -> Drawn:
+    """The share of an arm's runs that have reached the threshold by a step: many runs by themselves are one blot."""
+    plan, drawn = results.plan, Drawn([], [], [])
+    end = max(step for _, _, step, _ in results.learning)
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        found = steps_to_threshold(results, arm)
+        steps = sorted(step for step in found.values() if step is not None)
+        shares = [i / len(found) for i in range(len(steps) + 1)]
+        line = {name: look[name] for name in ("color", "ls", "lw")}
+        line["label"] = plan.shown(arm)
+        drawn.handles.extend(axes.step([*steps, end], [*shares[1:], shares[-1]], where="post", **line))
+        drawn.ends.append(Name(plan.shown(arm), end, shares[-1], text_color(look["color"])))
+    set_log(axes.xaxis)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel(f"share of runs that have reached {plan.config.threshold:g}")
+    return drawn
+
+
 def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
     """The config of a figure of this metric along the training."""
     own, same = plan.config, metric == plan.config.y
@@ -70,21 +98,28 @@ def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
     return replace(own, x=STEP, y=metric, x_label="", y_label=y_label, log_y=log_y, chance=chance, identity=False)
 
 
+def steps_to_threshold(results: Results, arm: str) -> dict[int, float | None]:
+    """Seed -> the step at which its last stage first validates the report's threshold; None if it never does."""
+    plan, threshold = results.plan, results.plan.config.threshold
+    less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
+    first: dict[int, float | None] = dict.fromkeys(plan.seeds)
+    for (of, _, step, seed), value in sorted(results.learning.items()):
+        good = value <= threshold if less else value >= threshold
+        if of == arm and step > plan.last_stage(arm, seed) and good and first[seed] is None:
+            first[seed] = step
+    return first
+
+
 def steps_table(results: Results) -> str:
     """Steps until the last stage of a run first validates ``threshold``, one arm per row; "" without a threshold."""
     plan, threshold, rows = results.plan, results.plan.config.threshold, []
     if threshold is None:
         return ""
-    less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
     for arm in plan.arms:
-        begins = {seed: plan.last_stage(arm, seed) for seed in plan.seeds}
-        good: dict[int, list[float]] = {seed: [] for seed in plan.seeds}
-        for (of, _, step, seed), value in results.learning.items():
-            if of == arm and step > begins[seed] and (value <= threshold if less else value >= threshold):
-                good[seed].append(step)
-        first = [min(steps) for steps in good.values() if steps]
-        every = [f"{min(steps):,.0f}" if steps else "never" for steps in good.values()]
-        reached = f"{len(first)} of {len(good)}"
+        found = steps_to_threshold(results, arm)
+        first = [step for step in found.values() if step is not None]
+        every = ["never" if step is None else f"{step:,.0f}" for step in found.values()]
+        reached = f"{len(first)} of {len(found)}"
         rows.append([plan.shown(arm), mean_std(first, ",.0f", ",.0f"), reached, ", ".join(every)])
     header = ["arm", f"steps to {threshold:g}", "seeds that reach it", "every seed"]
     caption = (

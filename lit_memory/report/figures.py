@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
-from lit_memory.report.curves import draw_curves
+from lit_memory.report.curves import draw_curves, draw_reached, shows_shares
 from lit_memory.report.grid import broke_down, draw_grid, swept
 from lit_memory.report.labels import MINIMIZED, balanced, short
 from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
@@ -93,11 +93,15 @@ def time_figure(results: Results, status: str, width: float = WIDTH) -> Any:
 
 
 def curve_figure(results: Results, status: str) -> Any:
-    """The ``Figure`` of a metric along the training, every run by itself."""
-    plan = results.plan
+    """The ``Figure`` of a metric along the training, every run by itself, or the share of runs that have reached the
+    threshold."""
+    plan, scale = results.plan, status.split(" · ")[0]
+    if shows_shares(plan):
+        told = f"{len(plan.seeds)} runs an arm; steps count from the start, what is reached is of the last stage"
+        return _figure(draw_reached, results, f"{scale} · {told}")
     staged = any(plan.last_stage(arm, seed) for arm in plan.arms for seed in plan.seeds)
     bold = "; bold: on the whole task, after easier stages" if staged else ""
-    return _figure(draw_curves, results, f"{status.split(' · ')[0]} · every run by itself{bold}")
+    return _figure(draw_curves, results, f"{scale} · every run by itself{bold}")
 
 
 def grid_figure(results: Results, status: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from lit_memory.plan.paper import paper_rows
 from lit_memory.plan.sections import TIMES
 from lit_memory.report.budget import budget_table, unequal
-from lit_memory.report.curves import steps_table
+from lit_memory.report.curves import shows_shares, steps_table
 from lit_memory.report.grid import broke_down, stopped_at
 from lit_memory.report.labels import count, label, seeds_shown, short
 from lit_memory.report.markdown import markdown
@@ -162,7 +162,9 @@ def _curves(results: Results) -> str:
     """The figure of the training and the steps that it takes; "" if the report has none."""
     if not results.learning:
         return ""
-    image = "![Validations along the training of every run.](curves.png)"
+    shares = "The share of runs that have reached the threshold, along the training."
+    shown = shares if shows_shares(results.plan) else "Validations along the training of every run."
+    image = f"![{shown}](curves.png)"
     return f"## Along the training\n\n{image}\n\n{steps_table(results)}"
 
 

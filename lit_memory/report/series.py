@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lit_memory.report.axes import Axis, set_log_y
+from lit_memory.report.axes import Axis, set_log
 from lit_memory.report.labels import SHARES, balanced, mean_interval
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
@@ -72,7 +72,7 @@ def show_values(axis: Any, plan: ReportPlan) -> None:
     """The axis of the metric: its name, and its range or scale."""
     axis.set_label_text(balanced(plan.y_label, 34) if axis.axis_name == "y" else plan.y_label)
     if plan.config.log_y:
-        set_log_y(axis)
+        set_log(axis)
     elif plan.config.y in SHARES:
         getattr(axis.axes, f"set_{axis.axis_name}lim")(-0.03, 1.04)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lit_memory.report.axes import Axis, set_log_y
+from lit_memory.report.axes import Axis, set_log
 from lit_memory.report.labels import short
 from lit_memory.report.names import head, lay_out, legend
 from lit_memory.report.results import Results
@@ -224,7 +224,7 @@ def show_norms(axes: Any) -> None:
     row = axes.get_shared_y_axes().get_siblings(axes)
     values = [y for panel in row for line in panel.get_lines() for y in line.get_ydata() if y > 0]
     if values and max(values) > 20 * min(values):
-        set_log_y(axes.yaxis)
+        set_log(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)
 
