@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.measured import check_report
 from lit_memory.plan.sections import ReportConfig
+from lit_memory.report.charts import charts
 from lit_memory.report.curves import curve_metrics
 from lit_memory.report.figures import curve_figure
 from lit_memory.report.render import render, write
@@ -169,10 +171,15 @@ def test_of_many_seeds_the_figure_shows_shares_of_runs(tmp_path):
         assert len(lines) == (2 if count == 11 else 2 * (2 * count + 2))
         shares = "share of runs that have reached" in (tmp_path / "README.md").read_text()
         assert shares == (count == 11)
-    last = 100.0 + 10 * 10 + 2
-    for late, line in enumerate(lines, start=1):
-        assert [*line.get_xdata()] == [*(100.0 + 10 * seed + late for seed in range(0, 11, 2)), last]
-        assert [*line.get_ydata()] == pytest.approx([*(i / 11 for i in range(1, 7)), 6 / 11])
+    chart = charts(load(tmp_path))[-1]
+    for late, (line, series) in enumerate(zip(lines, chart["series"], strict=True), start=1):
+        first, *steps = line.get_xdata()
+        assert [first, *steps] == [100.0 + late, *(100.0 + 10 * seed + late for seed in range(0, 11, 2)), 202.0]
+        assert [*line.get_ydata()] == pytest.approx([*(i / 11 for i in range(7)), 6 / 11])
+        corners = [(10**x, y) for x, y, *_ in series["points"]]
+        assert corners[0] == pytest.approx((100 + late, 0), rel=1e-4) and corners[-1][1] == pytest.approx(6 / 11)
+        assert all(a == pytest.approx(c) or b == d for (a, b), (c, d) in pairwise(corners))  # no slopes
+    assert [text for _, text in chart["ticks"]] == ["200"] and chart["id"] == "reached"
 
 
 def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lit_memory.report.axes import Axis, train_x_on_axis
-from lit_memory.report.curves import curve_config
+from lit_memory.report.curves import curve_config, share_reached, shows_shares
 from lit_memory.report.labels import SHARES, count, mean_interval, short
 from lit_memory.report.paper import points
 from lit_memory.report.plan import ReportPlan
@@ -140,9 +140,12 @@ def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
 
 
 def _training(results: Results) -> Iterator[Chart]:
-    """Every run along its training; nothing if the report does not show it."""
+    """Every run along its training, or how many have reached the threshold; nothing if the report does not show it."""
     plan, runs = results.plan, {}
     if not results.learning:
+        return
+    if shows_shares(plan):
+        yield _reached(results)
         return
     metric = next(metric for _, metric, _, _ in results.learning)
     for (arm, _, step, seed), value in sorted(results.learning.items()):
@@ -162,3 +165,21 @@ def _training(results: Results) -> Iterator[Chart]:
     own = replace(plan, config=curve_config(plan, metric))
     training = {"id": "training", "name": "Training", "y": f"{own.y_label} on validation data"}
     yield _chart(own, "optimizer steps", ticks, shown, []) | training
+
+
+def _reached(results: Results) -> Chart:
+    """The share of an arm's runs that have reached the threshold by a step."""
+    plan, position, shown, seen = results.plan, Axis(log=True).position, [], set()
+    for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
+        steps, shares = zip(*share_reached(results, arm), strict=True)
+        corners = sorted(zip([*steps, *steps[1:]], [*shares, *shares[:-1]], strict=True))
+        points = [[rounded(position(x)), rounded(y), None, None, None, f"step {x:,.0f}"] for x, y in corners]
+        series = {"name": plan.shown(arm), "group": plan.shown(arm), "look": shown_look(look), "line": True}
+        shown.append(series | {"small": True, "points": points, "seeds": [], "paper": []})
+        seen |= {*steps}
+    decades = range(math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen))))
+    round_steps = [part * 10**decade for decade in decades for part in (1, 2, 5)]
+    ticks = [[rounded(position(step)), short(step)] for step in round_steps if min(seen) <= step <= max(seen)]
+    label = f"share of runs that have reached {plan.config.threshold:g}"
+    reached = {"id": "reached", "name": "Training", "y": label, "log": False, "share": True}
+    return reached | {"x": "optimizer steps", "ticks": ticks, "series": shown, "guides": []}

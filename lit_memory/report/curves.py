@@ -71,18 +71,24 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
     return drawn
 
 
+def share_reached(results: Results, arm: str) -> list[tuple[float, float]]:
+    """Step and share of the arm's runs that have reached the threshold by then, for every run that does, from none
+    before the first to the end of the longest training."""
+    found = steps_to_threshold(results, arm)
+    steps = sorted(step for step in found.values() if step is not None)
+    end = max(step for _, _, step, _ in results.learning)
+    shares = [i / len(found) for i in range(len(steps) + 1)]
+    return list(zip([*steps[:1], *steps, end], [*shares, shares[-1]], strict=True))
+
+
 def draw_reached(axes: Any, results: Results) -> Drawn:
     """The share of an arm's runs that have reached the threshold by a step: many runs by themselves are one blot."""
     plan, drawn = results.plan, Drawn([], [], [])
-    end = max(step for _, _, step, _ in results.learning)
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
-        found = steps_to_threshold(results, arm)
-        steps = sorted(step for step in found.values() if step is not None)
-        shares = [i / len(found) for i in range(len(steps) + 1)]
-        line = {name: look[name] for name in ("color", "ls", "lw")}
-        line["label"] = plan.shown(arm)
-        drawn.handles.extend(axes.step([*steps, end], [*shares[1:], shares[-1]], where="post", **line))
-        drawn.ends.append(Name(plan.shown(arm), end, shares[-1], text_color(look["color"])))
+        line = {name: look[name] for name in ("color", "ls", "lw")} | {"label": plan.shown(arm)}
+        curve = share_reached(results, arm)
+        drawn.handles.extend(axes.step(*zip(*curve, strict=True), where="post", **line))
+        drawn.ends.append(Name(plan.shown(arm), *curve[-1], text_color(look["color"])))
     set_log(axes.xaxis)
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("optimizer steps")

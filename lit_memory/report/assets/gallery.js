@@ -225,8 +225,10 @@ const MANY = "A point is an arm of a report, in the colour of its architecture; 
   + "Left out: arms whose state is not known, and reports that do not say how long the contexts of their training are.";
 const SPREAD = "Bands and bars: 95 % interval of the mean; below five seeds, every seed is shown instead.";
 const EVERY = "Every run by itself; press a name to hide its runs.";
+const SHARES = "The share of an arm’s runs that have come that far by a step; press a name to hide it.";
 function captioned(chart) {
   if (chart.id === "training") return EVERY;
+  if (chart.id === "reached") return SHARES;
   if (chart.series.some((series) => series.crowd)) return HOW + MANY;
   return HOW + SPREAD + (chart.series.some((series) => series.paper.length) ? " Hollow: the paper’s values." : "");
 }
