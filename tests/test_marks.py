@@ -1,6 +1,7 @@
 """Marks over the reports of other experiments."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -145,9 +146,31 @@ def test_a_report_that_does_not_exist_yet_is_named(folder, capsys):
     assert done.missing == ["reports/tiny: python run.py experiments/tiny.yaml"] and "? (+)" in done.table
 
 
+def test_every_model_may_have_an_experiment_of_its_own(folder):
+    """A mark comes from the experiment of its model, which the page names with the models that it is for."""
+    other = yaml.safe_load((folder / "tiny.yaml").read_text())
+    other |= {"experiment": "other", "arms": {"b": {}}, "expect": ["b[2] > 0.1"], "requires": ["b[2] > 0"]}
+    (folder / "other.yaml").write_text(yaml.safe_dump(other))
+    (folder / "reports/other").mkdir()
+    table = "arm,x,metric,mean,std,n,seed_0,seed_1\nb,2,exact_match,0.9,0,2,0.9,0.9\nb,4,exact_match,0.2,0,2,0.2,0.2\n"
+    (folder / "reports/other/table.csv").write_text(table)
+    recall = {"experiment": {"a": "tiny", "b": "other"}, "+": "model[2] >= 0.8"}
+    path = write(folder, abilities={"Working Memory": recall, "LM": {"experiment": "tiny", "+": "model[2] >= 0.8"}})
+    found = Summary.load(path, folder)
+    marks = {key: mark.mark for key, mark in found.marks().items()}
+    working = {("Working Memory", "a"): "+", ("Working Memory", "b"): "+"}
+    assert marks == working | {("LM", "a"): "+", ("LM", "b"): "-"} and found.names == ["tiny", "other"]
+    page = render_marks(found, folder, "").paths["README.md"].read_text()
+    assert "`tiny` (ARMT), `other` (RMT)" in page and "| LM | `tiny` |" in re.sub(" +", " ", page)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"abilities": {"A": {"experiment": {"a": "tiny"}, "+": "model[2] > 0"}}},
+            "marks.abilities.A.experiment: expected one experiment, or one for each of a, b",
+        ),
         ({"models": {"c": "ARMT"}}, "marks.abilities.Working Memory: expect[0] 'c[2] >= 0.9': no arm 'c'"),
         (
             {"abilities": {"A": {"experiment": "tiny"}}},

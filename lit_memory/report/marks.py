@@ -5,7 +5,7 @@
       models: {mamba: Mamba, armt: ARMT}    # arm of the experiments -> the paper's name
       abilities:
         Memory Capacity:
-          experiment: armt_remember
+          experiment: armt_remember             # or one for each: {mamba: armt_remember_mamba, armt: armt_remember}
           requires: model.exact_match[5] >= 0.9
           "+": model.capacity[last] >= 10
           "++": model.capacity[last] >= 50
@@ -74,6 +74,11 @@ class Source:
     def x_values(self) -> list[float]:
         return list(dict.fromkeys(float(row["x"]) for row in self.rows))
 
+    @cached_property
+    def planned(self) -> list[float]:
+        """The values of the report's x axis; one run shows them, as all arms are tested alike."""
+        return x_values(self.experiment, _of_one_arm(self.experiment))
+
     @property
     def seeds(self) -> int:
         """How many seeds were planned."""
@@ -139,8 +144,8 @@ class Summary:
     config: MarksConfig
     scale: str
     """Of all experiments; "" is the default of each."""
-    sources: dict[str, Source] = field(default_factory=dict)
-    """Ability -> the experiment that its marks come from."""
+    sources: dict[tuple[str, str], Source] = field(default_factory=dict)
+    """(ability, arm) -> the experiment that the mark comes from."""
 
     @classmethod
     def load(cls, path: str, root: Path, scale: str | None = None) -> "Summary":
@@ -160,28 +165,39 @@ class Summary:
         except ValueError as error:
             raise ConfigError(path, "marks", str(error)) from None
         summary = cls(path, tree["experiment"], title(tree, path), paper, config, scale or "")
+        read: dict[str, Source] = {}
         for ability, line in config.abilities.items():
-            summary.sources[ability] = summary._source(ability, line, root)
+            for arm, name in summary._experiments(ability, line).items():
+                source = read[name] = read.get(name) or summary._source(name, root)
+                claims = [text for mark in ("requires", *MARKS) for text in thresholds(line, mark, arm)]
+                try:
+                    check_lines(claims, list(source.experiment.arms), source.planned)
+                except ValueError as error:
+                    raise ConfigError(path, f"marks.abilities.{ability}", str(error)) from None
+                summary.sources[ability, arm] = source
         return summary
 
-    def _source(self, ability: str, line: Mapping[str, Any], root: Path) -> Source:
-        """The experiment of an ability and its table; checks the thresholds against the experiment."""
-        where = f"marks.abilities.{ability}"
+    def _experiments(self, ability: str, line: Mapping[str, Any]) -> dict[str, str]:
+        """Arm -> the name of the experiment that shows whether it has an ability."""
+        where, arms = f"marks.abilities.{ability}", list(self.config.models)
         for key in ("experiment", *line):
             if key not in OF_AN_ABILITY:
                 raise ConfigError(self.file, f"{where}.{key}", f"unknown key; {nearest(key, OF_AN_ABILITY)}")
         if "experiment" not in line or not any(mark in line for mark in MARKS):
             raise ConfigError(self.file, where, 'expected an experiment and at least one of "+" and "++"')
-        file_name(line["experiment"], self.file, f"{where}.experiment")
-        whole = load(Path(self.file).with_name(f"{line['experiment']}.yaml"))
+        named = line["experiment"]
+        of_arm = dict(named) if isinstance(named, dict) else dict.fromkeys(arms, named)
+        if of_arm.keys() != {*arms}:
+            expected = f"expected one experiment, or one for each of {', '.join(arms)}"
+            raise ConfigError(self.file, f"{where}.experiment", expected)
+        for name in of_arm.values():
+            file_name(name, self.file, f"{where}.experiment")
+        return of_arm
+
+    def _source(self, name: str, root: Path) -> Source:
+        """An experiment and its table."""
+        whole = load(Path(self.file).with_name(f"{name}.yaml"))
         experiment = whole.at(self.scale or None)
-        values = _tested_values(experiment)
-        for arm in self.config.models:
-            claims = [text for mark in ("requires", *MARKS) for text in thresholds(line, mark, arm)]
-            try:
-                check_lines(claims, list(experiment.arms), values)
-            except ValueError as error:
-                raise ConfigError(self.file, where, str(error)) from None
         folder = "" if self.scale == whole.default_scale else self.scale
         table = Path("reports", experiment.experiment, folder, "table.csv")
         for path in (root / table, PROJECT / table):
@@ -196,7 +212,7 @@ class Summary:
 
     def mark(self, ability: str, arm: str) -> Mark:
         """The strongest mark whose claims hold."""
-        source, line = self.sources[ability], self.config.abilities[ability]
+        source, line = self.sources[ability, arm], self.config.abilities[ability]
         paper = self.paper_marks.get((ability, self.config.models[arm]), "?")
         if not source.rows:
             return Mark("?", paper, [])
@@ -231,24 +247,28 @@ class Summary:
         return {(row["condition"], row["arm"]): row["value"] for row in paper_rows(self.config.paper_values)}
 
     @property
-    def names(self) -> list[str]:
+    def read(self) -> list[Source]:
         """The experiments that it reads."""
-        return list(dict.fromkeys(source.name for source in self.sources.values()))
+        return list({source.name: source for source in self.sources.values()}.values())
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the experiments that it reads."""
+        return [source.name for source in self.read]
 
     @property
     def missing(self) -> list[str]:
         """The experiments without a report yet."""
-        return list(dict.fromkeys(source.name for source in self.sources.values() if not source.rows))
+        return [source.name for source in self.read if not source.rows]
 
     @property
     def scale_shown(self) -> str:
-        scales = dict.fromkeys(source.experiment.scale for source in self.sources.values())
-        return f"scale {', '.join(scales)}"
+        return f"scale {', '.join(dict.fromkeys(source.experiment.scale for source in self.read))}"
 
     @cached_property
     def evidence(self) -> str:
         """The least of the levels of evidence of the experiments."""
-        levels = {evidence(s.experiment.scale, _of_one_arm(s.experiment), False) for s in self.sources.values()}
+        levels = {evidence(s.experiment.scale, _of_one_arm(s.experiment), False) for s in self.read}
         return TOY if TOY in levels else ", ".join(sorted(levels))
 
 
@@ -256,11 +276,6 @@ def has_marks(path: Path) -> bool:
     """Whether a YAML is a summary, which may be wrong in any other way."""
     tree = extended(path)
     return isinstance(tree, dict) and "marks" in tree
-
-
-def _tested_values(experiment: ScaledExperiment) -> list[float]:
-    """The values of the report's x axis; one run shows them, as all arms are tested alike."""
-    return x_values(experiment, _of_one_arm(experiment))
 
 
 def _of_one_arm(experiment: ScaledExperiment) -> list[RunSpec]:

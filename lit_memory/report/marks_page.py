@@ -24,7 +24,7 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
     """Write the report into root/reports; ``command`` is shown on its page."""
     marks = summary.marks()
     missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in summary.missing]
-    verdict, seeds = _verdict(marks), [source.seeds for source in summary.sources.values() if source.rows]
+    verdict, seeds = _verdict(marks), [source.seeds for source in summary.read if source.rows]
     scope = "" if verdict == INCOMPLETE else exploratory(summary.name, min(seeds))
     report = Report(verdict, [], missing, _table(summary, marks), scope)
     texts = {
@@ -148,7 +148,7 @@ def _thresholds(summary: Summary) -> str:
     weakest_first, rows = ("requires", *reversed(MARKS)), []
     for ability, line in summary.config.abilities.items():
         claims = [[f"`{text}`" for text in thresholds(line, mark, "model")] for mark in weakest_first]
-        rows.append([ability, f"`{line['experiment']}`", *map(", ".join, claims)])
+        rows.append([ability, _experiments(summary, ability), *map(", ".join, claims)])
     table = markdown(["ability", "experiment", "required", *(f"`{mark}`" for mark in reversed(MARKS))], rows)
     rule = (
         "A mark is the strongest whose line holds in the report of the experiment, by the mean over seeds; `-` if\n"
@@ -156,6 +156,16 @@ def _thresholds(summary: Summary) -> str:
         "required, so that the test says nothing about the ability."
     )
     return f"## Thresholds\n\n{rule}\n\n{table}"
+
+
+def _experiments(summary: Summary, ability: str) -> str:
+    """The experiments of an ability, and of which models where there are several."""
+    models: dict[str, list[str]] = {}
+    for arm, shown in summary.config.models.items():
+        models.setdefault(summary.sources[ability, arm].name, []).append(shown)
+    if len(models) == 1:
+        return f"`{next(iter(models))}`"
+    return ", ".join(f"`{name}` ({', '.join(shown)})" for name, shown in models.items())
 
 
 def _numbers(summary: Summary, marks: Marks) -> str:
