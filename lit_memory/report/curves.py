@@ -106,7 +106,8 @@ def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
 
 def steps_to_threshold(results: Results, arm: str) -> dict[int, float | None]:
     """Seed -> the step at which its last stage first validates the report's threshold; None if it never does."""
-    plan, threshold = results.plan, results.plan.config.threshold
+    plan, given = results.plan, results.plan.config.threshold
+    threshold = nan if given is None else given  # nothing reaches NaN
     less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
     first: dict[int, float | None] = dict.fromkeys(plan.seeds)
     for (of, _, step, seed), value in sorted(results.learning.items()):

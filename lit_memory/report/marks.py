@@ -186,7 +186,7 @@ class Summary:
         if "experiment" not in line or not any(mark in line for mark in MARKS):
             raise ConfigError(self.file, where, 'expected an experiment and at least one of "+" and "++"')
         named = line["experiment"]
-        of_arm = dict(named) if isinstance(named, dict) else dict.fromkeys(arms, named)
+        of_arm: dict[str, Any] = dict(named) if isinstance(named, dict) else dict.fromkeys(arms, named)
         if of_arm.keys() != {*arms}:
             expected = f"expected one experiment, or one for each of {', '.join(arms)}"
             raise ConfigError(self.file, f"{where}.experiment", expected)
