@@ -155,7 +155,7 @@ def test_the_figure_of_the_training_and_the_steps_to_a_threshold(tmp_path):
     assert not [path for path in tmp_path.iterdir() if "curves" in path.name]
 
 
-def test_of_many_seeds_the_figure_shows_shares_of_runs(tmp_path):
+def test_of_many_seeds_the_figure_shows_shares_of_runs(unsaved_figures, tmp_path):
     """Eleven runs an arm, of which every second one gets there: each is a step of the line, those that never do are
     missing at its end; with ten, runs are drawn by themselves."""
     for count in (10, 11):
