@@ -190,7 +190,7 @@ def test_five_seeds_have_the_interval_of_their_mean(xs, part, y, ends):
     paths = [path for collection in axes.collections for path in collection.get_paths()]
     reached = [place for path in paths for place in path.vertices[:, part]]
     assert (min(reached), max(reached)) == pytest.approx(ends, abs=1e-4)
-    assert spread_words(5, 6) == "mean of 5 seeds, band: 95 % interval of the mean"
+    assert spread_words(5, 6, not part) == f"mean of 5 seeds, {'band' if part else 'bar'}: 95 % interval of the mean"
 
 
 @pytest.mark.parametrize("xs", [XS, [50]], ids=["lines", "rows"])
@@ -357,6 +357,15 @@ def test_the_state_figure_shows_the_chosen_x_in_the_looks_of_the_first():
     del plan.runs[0]["state_floats"], plan.runs[1]["state_floats"], plan.runs[2]["state_floats"]
     texts = legend_texts(state_figure(plan, frame))
     assert "armt: unknown state" in texts and "rmt_r, grows" in texts and "rmt" in texts
+
+
+def test_the_state_figure_tells_of_bars():
+    """Lines have a band, points of the same report a bar; what is incomplete says so in both."""
+    plan, frame = state_case(STATES, LAST, seeds=FIVE)
+    results, status = Results.from_frame(plan, frame), "scale cpu · mean of 5 seeds, band: 95 % interval · INCOMPLETE"
+    texts = [text.get_text() for text in figures.state_figure(results, plan.state_x, status).axes[0].texts]
+    shown = next(text for text in texts if "scale cpu" in text).replace("\n", " ")
+    assert shown.endswith("scale cpu · mean of 5 seeds, bar: 95 % interval of the mean · INCOMPLETE")
 
 
 def test_axes_speak_in_words():

@@ -30,6 +30,7 @@ from lit_memory.report.style import (
     SMALL,
     STYLE,
     WIDTH,
+    spread_words,
     text_color,
 )
 from lit_memory.report.views import memory_figures
@@ -77,7 +78,9 @@ def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
 
 def state_figure(results: Results, x: float, status: str) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
-    return _figure(partial(draw_states, x=x), results, f"{results.plan.x_label}: {short(x)} · {status}")
+    scale, *others = status.split(" · ")
+    told = [f"{results.plan.x_label}: {short(x)}", scale, spread_words(len(results.plan.seeds), 1, bars=True)]
+    return _figure(partial(draw_states, x=x), results, " · ".join([*told, *others[1:]]))
 
 
 def metric_figure(results: Results, status: str, width: float = WIDTH) -> Any:

@@ -107,9 +107,10 @@ def has_bands(seeds: int, arms: int) -> bool:
     return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS
 
 
-def spread_words(seeds: int, arms: int) -> str:
-    """What a figure shows of so many seeds."""
+def spread_words(seeds: int, arms: int, bars: bool = False) -> str:
+    """What a figure shows of so many seeds; ``bars``: of points, not of lines."""
     if seeds == 1:
         return "1 seed"
-    shown = "band: 95 % interval of the mean" if has_bands(seeds, arms) else "faint: every seed"
+    interval = f"{'bar' if bars else 'band'}: 95 % interval of the mean"
+    shown = interval if has_bands(seeds, arms) else "faint: every seed"
     return f"mean of {seeds} seeds, {shown}"
