@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lit_memory.report.axes import Axis, train_x_on_axis
-from lit_memory.report.curves import curve_config, share_reached, shows_shares
+from lit_memory.report.curves import curve_config, reached_label, share_reached, shows_shares
 from lit_memory.report.labels import SHARES, count, mean_interval, short
 from lit_memory.report.paper import points
 from lit_memory.report.plan import ReportPlan
@@ -180,6 +180,6 @@ def _reached(results: Results) -> Chart:
     decades = range(math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen))))
     round_steps = [part * 10**decade for decade in decades for part in (1, 2, 5)]
     ticks = [[rounded(position(step)), short(step)] for step in round_steps if min(seen) <= step <= max(seen)]
-    label = f"share of runs that have reached {plan.config.threshold:g}"
-    reached = {"id": "reached", "name": "Training", "y": label, "log": False, "share": True}
-    return reached | {"x": "optimizer steps", "ticks": ticks, "series": shown, "guides": []}
+    own = replace(plan, config=replace(plan.config, y_label=reached_label(plan), log_y=False, chance=None))
+    reached = {"id": "reached", "name": "Training", "share": True}
+    return _chart(own, "optimizer steps", ticks, shown, []) | reached

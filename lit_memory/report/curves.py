@@ -81,6 +81,11 @@ def share_reached(results: Results, arm: str) -> list[tuple[float, float]]:
     return list(zip([*steps[:1], *steps, end], [*shares, shares[-1]], strict=True))
 
 
+def reached_label(plan: ReportPlan) -> str:
+    """What ``share_reached`` is, in words."""
+    return f"share of runs that have reached {plan.config.threshold:g}"
+
+
 def draw_reached(axes: Any, results: Results) -> Drawn:
     """The share of an arm's runs that have reached the threshold by a step: many runs by themselves are one blot."""
     plan, drawn = results.plan, Drawn([], [], [])
@@ -92,7 +97,7 @@ def draw_reached(axes: Any, results: Results) -> Drawn:
     set_log(axes.xaxis)
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("optimizer steps")
-    axes.set_ylabel(f"share of runs that have reached {plan.config.threshold:g}")
+    axes.set_ylabel(reached_label(plan))
     return drawn
 
 
@@ -109,12 +114,12 @@ def steps_to_threshold(results: Results, arm: str) -> dict[int, float | None]:
     plan, given = results.plan, results.plan.config.threshold
     threshold = nan if given is None else given  # nothing reaches NaN
     less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
-    first: dict[int, float | None] = dict.fromkeys(plan.seeds)
-    for (of, _, step, seed), value in sorted(results.learning.items()):
-        good = value <= threshold if less else value >= threshold
-        if of == arm and step > plan.last_stage(arm, seed) and good and first[seed] is None:
-            first[seed] = step
-    return first
+    begins = {seed: plan.last_stage(arm, seed) for seed in plan.seeds}
+    good: dict[int, list[float]] = {seed: [] for seed in plan.seeds}
+    for (of, _, step, seed), value in results.learning.items():
+        if of == arm and step > begins[seed] and (value <= threshold if less else value >= threshold):
+            good[seed].append(step)
+    return {seed: min(steps, default=None) for seed, steps in good.items()}
 
 
 def steps_table(results: Results) -> str:

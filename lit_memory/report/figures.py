@@ -79,7 +79,7 @@ def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
 def state_figure(results: Results, x: float, status: str) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
     scale, *others = status.split(" · ")
-    told = [f"{results.plan.x_label}: {short(x)}", scale, spread_words(len(results.plan.seeds), 1, bars=True)]
+    told = [f"{results.plan.x_label}: {short(x)}", scale, spread_words(len(results.plan.seeds), 0)]
     return _figure(partial(draw_states, x=x), results, " · ".join([*told, *others[1:]]))
 
 

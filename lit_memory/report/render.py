@@ -105,8 +105,7 @@ def _status(plan: ReportPlan, report: Report) -> str:
     """The line below the title of a figure."""
     evidence, modified = f" ({plan.evidence})" if plan.evidence else "", ", modified" if plan.modified else ""
     scale = f"scale {plan.scale}{evidence}{modified}"
-    bars = len(plan.x_values) == 1
-    spread = spread_words(len(plan.seeds), 1 if bars else len(plan.arms), bars)
+    spread = spread_words(len(plan.seeds), len(plan.arms) if len(plan.x_values) > 1 else 0)
     return " · ".join([scale, spread, *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
 
 

@@ -107,10 +107,10 @@ def has_bands(seeds: int, arms: int) -> bool:
     return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS
 
 
-def spread_words(seeds: int, arms: int, bars: bool = False) -> str:
-    """What a figure shows of so many seeds; ``bars``: of points, not of lines."""
+def spread_words(seeds: int, lines: int) -> str:
+    """What a figure shows of so many seeds; lines: those of its arms, 0 where it shows points with bars."""
     if seeds == 1:
         return "1 seed"
-    interval = f"{'bar' if bars else 'band'}: 95 % interval of the mean"
-    shown = interval if has_bands(seeds, arms) else "faint: every seed"
+    interval = f"{'band' if lines else 'bar'}: 95 % interval of the mean"
+    shown = interval if has_bands(seeds, lines) else "faint: every seed"
     return f"mean of {seeds} seeds, {shown}"
