@@ -141,7 +141,7 @@ def test_the_figure_of_the_training_and_the_steps_to_a_threshold(tmp_path):
     assert "| no_gamma | 280 ± 0 | 2 of 3 | 280, 280, never |" in re.sub(" +", " ", page)
     again = load(tmp_path)
     assert again.validations == VALIDATED and (tmp_path / "curves.csv").read_text().count("\n") == 1 + len(VALIDATED)
-    axes = curve_figure(again, "scale cpu").axes[0]
+    axes = curve_figure(again).axes[0]
     drawn = {
         (float(x), float(y)) for line in axes.lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
     }
@@ -167,7 +167,7 @@ def test_of_many_seeds_the_figure_shows_shares_of_runs(unsaved_figures, tmp_path
             for seed in range(count)
         }
         render(make_plan(config=config, runs=runs, seeds=range(count)), make_frame(), tmp_path, validations=values)
-        lines = curve_figure(load(tmp_path), "scale cpu").axes[0].lines
+        lines = curve_figure(load(tmp_path)).axes[0].lines
         assert len(lines) == (2 if count == 11 else 2 * (2 * count + 2))
         shares = "share of runs that have reached" in (tmp_path / "README.md").read_text()
         assert shares == (count == 11)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ def _style():
 
 
 def line_figure(plan, frame):
-    return figures.line_figure(relative(Results.from_frame(plan, frame)), "scale cpu")
+    return figures.line_figure(relative(Results.from_frame(plan, frame)))
 
 
 def line_axes(plan, frame):
@@ -38,7 +39,7 @@ def line_axes(plan, frame):
 
 
 def state_figure(plan, frame):
-    return figures.state_figure(Results.from_frame(plan, frame), plan.state_x, "scale cpu")
+    return figures.state_figure(Results.from_frame(plan, frame), plan.state_x)
 
 
 def legend_texts(figure):
@@ -101,7 +102,7 @@ def test_the_figure_of_a_column_keeps_half_its_width_for_the_data(xs):
     names = {arm: f"{arm}, a name of quite some length" for arm in ARMS}
     config = ReportConfig(x_label="tokens of noise between the facts of a story")
     plan = make_plan(xs=xs, labels=names, config=config, expect=[])
-    figure = figures.line_figure(Results.from_frame(plan, make_frame(xs=xs)), "", COLUMN)
+    figure = figures.line_figure(Results.from_frame(plan, make_frame(xs=xs)), COLUMN)
     figure.draw_without_rendering()
     axes = figure.axes[0]
     assert axes.bbox.width > 0.5 * figure.bbox.width
@@ -134,7 +135,7 @@ def check_legends(figure):
 def test_the_figure_of_times(frame, labels):
     """Seconds on a logarithmic axis with plain numbers, without chance and training length."""
     plan = make_plan(config=ReportConfig(time="seconds", chance=0.5, identity=True))
-    figure = figures.line_figure(Results.from_frame(plan, frame).of_time("seconds"), "scale cpu")
+    figure = figures.line_figure(Results.from_frame(plan, frame).of_time("seconds"))
     figure.draw_without_rendering()
     axes = figure.axes[0]
     assert axes.get_ylabel() == "seconds per context" and axes.get_yscale() == "log"
@@ -359,13 +360,28 @@ def test_the_state_figure_shows_the_chosen_x_in_the_looks_of_the_first():
     assert "armt: unknown state" in texts and "rmt_r, grows" in texts and "rmt" in texts
 
 
-def test_the_state_figure_tells_of_bars():
-    """Lines have a band, points of the same report a bar; what is incomplete says so in both."""
-    plan, frame = state_case(STATES, LAST, seeds=FIVE)
-    results, status = Results.from_frame(plan, frame), "scale cpu · mean of 5 seeds, band: 95 % interval · INCOMPLETE"
-    texts = [text.get_text() for text in figures.state_figure(results, plan.state_x, status).axes[0].texts]
-    shown = next(text for text in texts if "scale cpu" in text).replace("\n", " ")
-    assert shown.endswith("scale cpu · mean of 5 seeds, bar: 95 % interval of the mean · INCOMPLETE")
+def told_below_title(figure):
+    (shown,) = (text for note in figure.axes[0].texts if "scale cpu" in (text := note.get_text()))
+    return shown.replace("\n", " ")
+
+
+def test_figures_say_what_they_show_of_the_seeds_and_what_is_missing():
+    """Lines have a band, points of the same report a bar; a figure of which runs are missing says so."""
+    plan, frame = state_case({arm: STATES[arm] for arm in ("armt", "rmt")}, LAST, seeds=FIVE)
+    whole, part = (Results.from_frame(plan, rows) for rows in (frame, frame[1:]))
+    line, state = (f"mean of 5 seeds, {look}: 95 % interval of the mean" for look in ("band", "bar"))
+    assert told_below_title(figures.line_figure(whole)) == f"scale cpu · {line}"
+    assert told_below_title(figures.line_figure(part)) == f"scale cpu · {line} · INCOMPLETE"
+    at = f"scale cpu · {plan.x_label}: 500"
+    assert told_below_title(figures.state_figure(whole, 500)) == f"{at} · {state}"
+    assert told_below_title(figures.state_figure(part, 500)) == f"{at} · {state} · INCOMPLETE"
+    config = replace(plan.config, curves=True)
+    trained = replace(part, plan=replace(plan, config=config), validations={("armt", "exact_match", 10, 0): 0.5})
+    figure = figures.curve_figure(trained)
+    assert told_below_title(figure) == "scale cpu · every run by itself · INCOMPLETE"
+    modified = replace(part, plan=replace(plan, evidence="toy", modified=["train.steps"]))
+    figure = figures.time_figure(replace(modified, summaries={("armt", "seconds", 500.0): (1.0, 0.1)}))
+    assert told_below_title(figure).startswith("scale cpu (toy), modified · mean ± standard deviation of 5 seeds")
 
 
 def test_axes_speak_in_words():
@@ -373,7 +389,7 @@ def test_axes_speak_in_words():
     axes = line_axes(make_plan(title="Gamma keeps rewrites apart", labels=labels), make_frame())
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("key-value pairs written", "exact match")
     texts = {text.get_text() for text in axes.texts}
-    assert {"Gamma keeps rewrites apart", "with the correction", "without it", "scale cpu"} <= texts
+    assert {"Gamma keeps rewrites apart", "with the correction", "without it"} <= texts
     assert "armt_ablation_gamma" in {text.get_text() for text in line_axes(make_plan(), make_frame()).texts}
     assert [t.get_text() for t in axes.get_xticklabels()] == ["50", "100", "200", "500"]
     assert axes.get_ylim() == (-0.03, 1.04)
@@ -539,7 +555,7 @@ def test_a_figure_relative_to_an_arm():
     assert results.values("b", None, 50) == [12, 24, 36] and relative(shown).plan.config.relative_to == "a"
     share = make_plan(["a", "b"], expect=[], config=ReportConfig(relative_to="a"))
     near = make_frame(["a", "b"], value=lambda arm, seed, x: 0.5 + 0.1 * (arm == "b"))
-    axes = figures.line_figure(relative(Results.from_frame(share, near)), "").axes[0]
+    axes = figures.line_figure(relative(Results.from_frame(share, near))).axes[0]
     assert axes.get_ylim()[1] > 20  # per cent, not the shares from 0 to 1 that are compared
     by_zero = Results.from_frame(make_plan(["c", "b"], config=ReportConfig(y="perplexity", relative_to="c")), frame)
     assert not relative(by_zero).cells

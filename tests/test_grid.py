@@ -478,7 +478,7 @@ def test_the_figure_against_a_rate():
     results = pointed(
         [{"train.lr": 2e-3}, {"train.lr": 1e-3}, {"train.lr": 4e-3}], [(0.4, 0.6), (0.2, 0.3), (None, None)]
     )
-    (axes,) = grid_figure(results, "scale cpu").axes
+    (axes,) = grid_figure(results).axes
     (line,) = lines_of(axes)
     assert line.get_xdata() == pytest.approx([-3, -2.69897]) and line.get_ydata() == pytest.approx([0.25, 0.5])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.001", "0.002", "0.004"]
@@ -491,7 +491,7 @@ def test_the_figure_against_several_keys():
     """A panel for each: the best that the other keys allow, of words in the order of the grid."""
     settings = [{"train.lr": lr, "model.gamma": g} for lr in (0.1, 1.0) for g in ("raw", "off")]
     results = pointed(settings, [(4.0, 5.0), (3.0, 6.0), (2.0, 9.0), (8.0, 1.0)], "loss")
-    left, right = grid_figure(results, "scale cpu").axes
+    left, right = grid_figure(results).axes
     assert lines_of(left)[0].get_ydata() == pytest.approx([4.0, 1.5])
     assert lines_of(right)[0].get_ydata() == pytest.approx([3.5, 2.0])
     assert [tick.get_text() for tick in right.get_xticklabels()] == ["raw", "off"] and right.get_xlabel() == "gamma"
@@ -513,7 +513,7 @@ def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
     results.plan.runs.append({"arm": "a", "seed": 0, "steps": 5, "stage_steps": [5], "stages": 3})
     render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
     assert "5 (5; stopped at stage 1 of 3)" in (tmp_path / "README.md").read_text()
-    (axes,) = grid_figure(results, "scale cpu").axes
+    (axes,) = grid_figure(results).axes
     assert lines_of(axes)[0].get_ydata() == pytest.approx([0.8, 0.5])
 
 
@@ -521,7 +521,7 @@ def test_points_are_compared_over_the_seeds_that_choose(tmp_path, monkeypatch):
     """The others have trained the chosen point alone; they are dots, and their tests count."""
     monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})
     results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.1), (0.25, None)], tune_seeds=[0])
-    (axes,) = grid_figure(results, "scale cpu").axes
+    (axes,) = grid_figure(results).axes
     assert lines_of(axes)[0].get_ydata() == pytest.approx([0.9, 0.25])
     found = render(results.plan, make_frame(["a", "b"], [0, 1], [2, 4], value=lambda *args: 0.5), tmp_path)
     assert "| a | 0.001 | 0.900 | 0.500 ± 0.000 |" in re.sub(" +", " ", found.table)
@@ -531,10 +531,10 @@ def test_points_are_compared_over_the_seeds_that_choose(tmp_path, monkeypatch):
 def test_runs_that_broke_down_are_marked(select, edge):
     """At the edge of the worst values, how many of an arm; the status says what the sign means."""
     results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.1), (0.25, None)], select=select)
-    assert not crosses(grid_figure(results, "scale cpu"))
+    assert not crosses(grid_figure(results))
     for run in results.plan.grid[2:]:
         run |= {"status": "failed", "valid": None, "valid_loss": None, "test": []}
-    mark, status = crosses(grid_figure(results, "scale cpu"))
+    mark, status = crosses(grid_figure(results))
     assert mark.get_text() == "2 ×" and mark.xy == (math.log10(2e-3), edge)
     assert status.get_text().endswith("rings: chosen; ×: broke down")
 

@@ -169,7 +169,7 @@ def test_they_are_saved_and_shown(tmp_path):
     assert "12 ± 0.1" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "figure.png").is_file() and not (tmp_path / "state.png").exists()
     assert not (tmp_path / "time.png").exists()  # the figure shows them
-    axes = time_figure(results, "scale cpu · mean of 3 seeds").axes[0]
+    axes = time_figure(results).axes[0]
     assert "scale cpu · mean ± standard deviation of 3 seeds" in [text.get_text() for text in axes.texts]
     lines = [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"]
     bars = [path.vertices[:, 1].tolist() for bars in axes.collections for path in bars.get_paths()]

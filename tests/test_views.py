@@ -146,7 +146,7 @@ def along(view, layers, **names):
 
 
 def panels(results):
-    (figure,) = memory_figures(results, "scale cpu").values()
+    (figure,) = memory_figures(results).values()
     assert isinstance(figure, Figure)
     return figure, [axes for axes in figure.axes if axes.get_lines()]
 
@@ -177,7 +177,7 @@ def test_numbers_that_were_kept_give_the_same_figure_and_file():
     again = {tuple(name.split("/")): of for name, of in unpack(kept).items()}
     again = {(view, name, arm, int(seed)): of for (view, name, arm, seed), of in again.items()}
     assert memory_npz(again) == kept
-    first, second = (saved(memory_figures(replace(results, memory=of), ""), ["png"]) for of in (results.memory, again))
+    first, second = (saved(memory_figures(replace(results, memory=of)), ["png"]) for of in (results.memory, again))
     assert first == second and len(first["memory_norm.png"]) > 10_000
 
 
@@ -233,14 +233,14 @@ def test_answers_by_the_depth_of_the_fact():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gamma"]
     assert list(axes.get_lines()[-1].get_ydata()) == [0.5, 0.5, 0.5, 1, 1]
     assert unknown_runs(results, "depth") == {"no_gamma": [0, 1]}
-    assert known_views(replace(results, scores={})) == [] and memory_figures(replace(results, scores={}), "") == {}
+    assert known_views(replace(results, scores={})) == [] and memory_figures(replace(results, scores={})) == {}
 
 
 def test_only_the_first_seed_of_a_map_is_expected():
     matrix = np.array([[0.0, -2.0], [1.0, 0.0]], np.float32)
     results = Results(plan_of("map"), {}, memory={("map", "A", "gamma", 0): matrix})
     assert unknown_runs(results, "map") == {"no_gamma": [0]}
-    (figure,) = memory_figures(results, "scale cpu").values()
+    (figure,) = memory_figures(results).values()
     (image,) = figure.axes[0].get_images()
     assert np.array_equal(image.get_array(), matrix / 2) and "largest entry 2" in figure.axes[0].get_title()
 

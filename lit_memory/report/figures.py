@@ -14,7 +14,7 @@ from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves, draw_reached, shows_shares
 from lit_memory.report.grid import broke_down, draw_grid, swept
 from lit_memory.report.labels import MINIMIZED, balanced, short
-from lit_memory.report.names import Drawn, Name, head, lay_out, legend, name_ends, thin_ticks
+from lit_memory.report.names import Drawn, Name, below_title, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
 from lit_memory.report.series import RELATIVE, draw_bar, draw_spread, relative, series_of, show_values
@@ -46,78 +46,84 @@ OPTIONAL = tuple(
 """Files that only some reports have."""
 
 
-def draw(results: Results, status: str) -> dict[str, bytes]:
-    """figure.png and figure.pdf of the results, and state.*, time.*, curves.*, grid.* and memory_* if it has them;
-    ``status`` stands below the title. Of a claim about times, the figure shows these, and there is no time.*."""
+def draw(results: Results) -> dict[str, bytes]:
+    """figure.png and figure.pdf of the results, and state.*, time.*, curves.*, grid.* and memory_* if it has them. Of a
+    claim about times, the figure shows these, and there is no time.*."""
     from matplotlib import style
 
     plan = results.plan
     with style.context(["default", STYLE]):
         lines = time_figure if plan.about_time else metric_figure
-        figures = {"figure": lines(results, status)}
+        figures = {"figure": lines(results)}
         if plan.state_x is not None:
-            figures["state"] = state_figure(results, plan.state_x, status)
+            figures["state"] = state_figure(results, plan.state_x)
         if plan.times_apart:
-            figures["time"] = time_figure(results, status)
+            figures["time"] = time_figure(results)
         if results.learning:
-            figures["curves"] = curve_figure(results, status)
+            figures["curves"] = curve_figure(results)
         if plan.grid:
-            figures["grid"] = grid_figure(results, status)
-        figures |= memory_figures(results, status)
-        column = {"figure_column": lines(results, status, COLUMN)}
+            figures["grid"] = grid_figure(results)
+        figures |= memory_figures(results)
+        column = {"figure_column": lines(results, COLUMN)}
         return saved(figures) | saved(column, METADATA.keys() & {"pdf"})
 
 
-def line_figure(results: Results, status: str, width: float = WIDTH) -> Any:
+def line_figure(results: Results, width: float = WIDTH) -> Any:
     """The ``Figure`` of y against x, ``width`` inches wide; of a test with a single x, one row per arm."""
-    if len(results.plan.x_values) == 1:
+    plan = results.plan
+    single = len(plan.x_values) == 1
+    words = spread_words(len(plan.seeds), 0 if single else len(plan.arms))
+    if results.summaries:
+        words = f"mean ± standard deviation of {len(plan.seeds)} seeds"
+    if single:
         row = 0.3 if width > COLUMN else 0.4
-        return _figure(_draw_rows, results, status, width, 1.0 + row * len(results.plan.arms))
-    return _figure(_draw_lines, results, status, width)
+        return _figure(_draw_rows, results, [words], width, 1.0 + row * len(plan.arms))
+    return _figure(_draw_lines, results, [words], width)
 
 
-def state_figure(results: Results, x: float, status: str) -> Any:
+def state_figure(results: Results, x: float) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
-    scale, *others = status.split(" · ")
-    told = [f"{results.plan.x_label}: {short(x)}", scale, spread_words(len(results.plan.seeds), 0)]
-    return _figure(partial(draw_states, x=x), results, " · ".join([*told, *others[1:]]))
+    words = [f"{results.plan.x_label}: {short(x)}", spread_words(len(results.plan.seeds), 0)]
+    return _figure(partial(draw_states, x=x), results, words)
 
 
-def metric_figure(results: Results, status: str, width: float = WIDTH) -> Any:
+def metric_figure(results: Results, width: float = WIDTH) -> Any:
     """The ``Figure`` of y against x, as ``report.relative_to`` asks for it."""
-    return line_figure(relative(results), status, width)
+    return line_figure(relative(results), width)
 
 
-def time_figure(results: Results, status: str, width: float = WIDTH) -> Any:
+def time_figure(results: Results, width: float = WIDTH) -> Any:
     """The ``Figure`` of the times against x."""
-    told = f"mean ± standard deviation of {len(results.plan.seeds)} seeds"
-    status = " · ".join([status.split(" · ")[0], told]) if results.summaries else status
-    return line_figure(results.of_time(results.plan.config.time), status, width)
+    return line_figure(results.of_time(results.plan.config.time), width)
 
 
-def curve_figure(results: Results, status: str) -> Any:
+def curve_figure(results: Results) -> Any:
     """The ``Figure`` of a metric along the training, every run by itself, or the share of runs that have reached the
     threshold."""
-    plan, scale = results.plan, status.split(" · ")[0]
+    plan = results.plan
     if shows_shares(plan):
         told = f"{len(plan.seeds)} runs an arm; steps count from the start, what is reached is of the last stage"
-        return _figure(draw_reached, results, f"{scale} · {told}")
+        return _figure(draw_reached, results, [told])
     staged = any(plan.last_stage(arm, seed) for arm in plan.arms for seed in plan.seeds)
     bold = "; bold: on the whole task, after easier stages" if staged else ""
-    return _figure(draw_curves, results, f"{scale} · every run by itself{bold}")
+    return _figure(draw_curves, results, [f"every run by itself{bold}"])
 
 
-def grid_figure(results: Results, status: str) -> Any:
+def grid_figure(results: Results) -> Any:
     """The ``Figure`` of the last validation against what was tuned."""
     chosen_by = "the seeds that choose" if results.plan.tune_seeds else "seeds"
     seeds = f"mean over {chosen_by}, dots: every seed; " if len(results.plan.seeds) > 1 else ""
     others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
     lost = "; ×: broke down" if any(map(broke_down, results.plan.grid)) else ""
-    return _figure(draw_grid, results, f"{status.split(' · ')[0]} · {others}{seeds}rings: chosen{lost}")
+    return _figure(draw_grid, results, [f"{others}{seeds}rings: chosen{lost}"])
 
 
 def _figure(
-    draw_data: Callable[[Any, Results], Drawn], results: Results, status: str, width: float = WIDTH, height=HEIGHT
+    draw_data: Callable[[Any, Results], Drawn],
+    results: Results,
+    words: Collection[str],
+    width: float = WIDTH,
+    height: float = HEIGHT,
 ) -> Any:
     """A figure with what all of them share around the data: title, names at the ends of lines or a legend."""
     from matplotlib.figure import Figure
@@ -127,7 +133,8 @@ def _figure(
     drawn = draw_data(axes, results)
     if not (results.cells or results.summaries):
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-    top = 0.0 if width == COLUMN else head(figure, results.plan.heading, status)  # a paper has a caption
+    # a paper has a caption
+    top = 0.0 if width == COLUMN else head(figure, results.plan.heading, below_title(results, *words))
     lay_out(figure, top)
     names = [*drawn.ends, *drawn.references]
     at_ends = width > COLUMN and len(drawn.ends) == len(drawn.handles) and name_ends(axes, names)

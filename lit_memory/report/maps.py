@@ -15,7 +15,7 @@ HOPS = ("o", "s", "^", "D")
 """Marker of every hop."""
 
 
-def matrices(results: Results, view: str, status: str) -> Any:
+def matrices(results: Results, view: str) -> Any:
     """A heat map per arm, in the colours from minus to plus its largest entry."""
     arms, seed = shown_arms(results, view, "A"), results.plan.seeds[0]
     figure, grid = arm_panels(results, arms, 2.3)
@@ -29,10 +29,10 @@ def matrices(results: Results, view: str, status: str) -> Any:
     grid[0].set_ylabel("feature of a key", fontsize=SMALL)
     bar = figure.colorbar(image, ax=grid, shrink=0.8, pad=0.01)
     bar.set_label("share of the largest entry", fontsize=SMALL)
-    return finished(figure, [], results.plan.heading, f"{status.splitlines()[0]}\nseed {seed}")
+    return finished(figure, [], results, view, [f"seed {seed}"])
 
 
-def hops(results: Results, view: str, status: str) -> Any:
+def hops(results: Results, view: str) -> Any:
     """The lines of every sample in a row, with those that its hops retrieve."""
     arms, seed = shown_arms(results, view, "retrieved"), results.plan.seeds[0]
     figure, grid = arm_panels(results, arms, 2.3)
@@ -56,8 +56,7 @@ def hops(results: Results, view: str, status: str) -> Any:
     grid[0].set_ylabel("test context", fontsize=SMALL)
     for name, handle in handles.items():
         handle.set_label(name)
-    words = f"{status.splitlines()[0]}\nseed {seed}"
-    return finished(figure, list(handles.values()), results.plan.heading, words)
+    return finished(figure, list(handles.values()), results, view, [f"seed {seed}"])
 
 
 def draw_lines(axes: Any, rows: Any, columns: list[list[float]], look: dict[str, Any]) -> Any:

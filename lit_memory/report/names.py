@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lit_memory.report.labels import balanced
+from lit_memory.report.results import Results
 from lit_memory.report.style import GREY, SMALL, TITLE
+from lit_memory.report.verdict import INCOMPLETE
 
 LINE = 1.25 * SMALL
 """Points from one line of text to the next."""
@@ -36,6 +38,13 @@ class Drawn(NamedTuple):
     """Of lines that are no arm."""
     paper: bool = False
     """Whether there are values of the paper."""
+
+
+def below_title(results: Results, *words: str) -> str:
+    """The line below the title: the scale, ``words`` on what the figure shows, and whether runs are missing."""
+    plan = results.plan
+    scale = plan.setting.replace("`", "") + (", modified" if plan.modified else "")
+    return " · ".join([scale, *words, *[INCOMPLETE] * bool(results.missing())])
 
 
 def head(figure: Any, title: str, status: str) -> float:

@@ -33,7 +33,6 @@ from lit_memory.report.saved import (
     validations_csv,
 )
 from lit_memory.report.sheet import sheet
-from lit_memory.report.style import spread_words
 from lit_memory.report.tables import csv_table, main_table, ranking
 from lit_memory.report.verdict import COMPARISON, INCOMPLETE, NOT_CHECKED, conclude, exploratory, judge
 from lit_memory.util import files
@@ -82,7 +81,7 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
         "verdict.json": _verdict_json(plan, report),
         "table.tex": latex_table(results),
     }
-    contents = draw(results, _status(plan, report)) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
+    contents = draw(results) | ({SCORES: scores_npz(results.scores)} if results.scores else {})
     texts |= {VALIDATIONS: validations_csv(results.validations)} if results.validations else {}
     contents |= {MEMORY: memory_npz(results.memory)} if results.memory else {}
     texts |= {GRID: grid_csv(plan)} if plan.grid else {}
@@ -99,14 +98,6 @@ def _scope(plan: ReportPlan) -> str:
     if plan.paper_x is None or plan.paper_x <= tested:
         return ""
     return f", tested up to {count(tested)} (paper: {count(plan.paper_x)})"
-
-
-def _status(plan: ReportPlan, report: Report) -> str:
-    """The line below the title of a figure."""
-    evidence, modified = f" ({plan.evidence})" if plan.evidence else "", ", modified" if plan.modified else ""
-    scale = f"scale {plan.scale}{evidence}{modified}"
-    spread = spread_words(len(plan.seeds), len(plan.arms) if len(plan.x_values) > 1 else 0)
-    return " · ".join([scale, spread, *[INCOMPLETE] * (report.verdict == INCOMPLETE)])
 
 
 def _verdict_json(plan: ReportPlan, report: Report) -> str:

@@ -6,17 +6,17 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_log
 from lit_memory.report.labels import short
-from lit_memory.report.names import head, lay_out, legend
+from lit_memory.report.names import below_title, head, lay_out, legend
 from lit_memory.report.results import Results
 from lit_memory.report.series import Series, draw_spread, show_values
-from lit_memory.report.style import DPI, GREY, REFERENCE, SMALL, WIDTH, looks
+from lit_memory.report.style import DPI, GREY, REFERENCE, SMALL, WIDTH, looks, spread_words
 from lit_memory.report.verdict import mean
 from lit_memory.util.names import load
 from lit_memory.util.views import VIEWS
 
 SEGMENT = "segment"
 """The name of the places along a context; all others are shown."""
-TRAINED = " · dashed: training length"
+TRAINED = "dashed: training length"
 ROW = 1.9
 """Inches of a row of panels."""
 MARKS = 6
@@ -39,13 +39,9 @@ WORDS = {
 """Name of what lies along a context -> the label of its axis, in the order of the panels."""
 
 
-def memory_figures(results: Results, status: str) -> dict[str, Any]:
-    """Name of a file -> ``Figure``, of every view that is known of some arm. status: the line below the title."""
-    status += TRAINED if trained_segments(results) else ""
-    return {
-        f"memory_{view}": load(VIEWS[view].drawn)(results, view, f"{VIEWS[view].words}\n{status}")
-        for view in known_views(results)
-    }
+def memory_figures(results: Results) -> dict[str, Any]:
+    """Name of a file -> ``Figure``, of every view that is known of some arm."""
+    return {f"memory_{view}": load(VIEWS[view].drawn)(results, view) for view in known_views(results)}
 
 
 def known_views(results: Results) -> list[str]:
@@ -75,22 +71,22 @@ def unknown_runs(results: Results, view: str) -> dict[str, list[int]]:
     return found
 
 
-def norm(results: Results, view: str, status: str) -> Any:
+def norm(results: Results, view: str) -> Any:
     """Norms along the context."""
-    return along(results, view, status, show_norms)
+    return along(results, view, show_norms)
 
 
-def overlap(results: Results, view: str, status: str) -> Any:
+def overlap(results: Results, view: str) -> Any:
     """Cosines along the context."""
-    return along(results, view, status, show_shares)
+    return along(results, view, show_shares)
 
 
-def gates(results: Results, view: str, status: str) -> Any:
+def gates(results: Results, view: str) -> Any:
     """Gates along the context."""
-    return along(results, view, status, show_gates)
+    return along(results, view, show_gates)
 
 
-def depth(results: Results, view: str, status: str) -> Any:
+def depth(results: Results, view: str) -> Any:
     """The metric of the report by the depth of the fact, in fifths of the context."""
     plan, handles = results.plan, []
     figure, ((axes,),) = panels(1, 1)
@@ -100,14 +96,14 @@ def depth(results: Results, view: str, status: str) -> Any:
             series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds, [None] * 5)
             draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series, len(plan.arms))
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
-    status = status.partition(TRAINED)[0]
+    words = [spread_words(len(plan.seeds), len(plan.arms))]
     if plan.config.chance is not None:
         axes.axhline(plan.config.chance, **REFERENCE)
-        status += f" · dashed: chance {plan.config.chance:.3g}"
+        words.append(f"dashed: chance {plan.config.chance:.3g}")
     axes.set_xticks(DEPTHS, [f"{x - 10:.0f} to {x + 10:.0f}" for x in DEPTHS])
     axes.set_xlabel("place of the fact, % of the context before it")
     show_values(axes.yaxis, plan)
-    return finished(figure, handles, plan.heading, status)
+    return finished(figure, handles, results, view, words)
 
 
 def by_depth(results: Results, arm: str, seed: int) -> list[float]:
@@ -126,7 +122,7 @@ def scored(results: Results, arm: str, seed: int) -> Any:
     return None if x is None else results.scores.get((arm, results.plan.config.y, float(x[0]), seed))
 
 
-def along(results: Results, view: str, status: str, show: Callable[[Any], None]) -> Any:
+def along(results: Results, view: str, show: Callable[[Any], None]) -> Any:
     """What lies along the context: a row of panels for each name, a column for each layer that is shown.
 
     show: sets range and scale of the y axis that a row shares.
@@ -146,7 +142,9 @@ def along(results: Results, view: str, status: str, show: Callable[[Any], None])
     for axes in grid[-1]:
         axes.set_xlabel("segments read", fontsize=SMALL)
     show_segments(grid[-1][0], results)
-    return finished(figure, list(handles.values()), results.plan.heading, status)
+    spread = spread_words(len(results.plan.seeds), len(results.plan.arms))
+    words = [spread, TRAINED] if trained_segments(results) else [spread]
+    return finished(figure, list(handles.values()), results, view, words)
 
 
 def layers_shown(depths: Sequence[int]) -> dict[str, Callable[[int], int]]:
@@ -243,10 +241,10 @@ def show_gates(axes: Any) -> None:
         axes.set_ylim(bottom=0)
 
 
-def finished(figure: Any, handles: Sequence[Any], title: str, status: str) -> Any:
-    """The figure with its title above and the names of its arms below."""
+def finished(figure: Any, handles: Sequence[Any], results: Results, view: str, words: Sequence[str]) -> Any:
+    """The figure with its title and what it shows above, and the names of its arms below."""
     height = figure.get_figheight()
-    top = head(figure, title, status)
+    top = head(figure, results.plan.heading, f"{VIEWS[view].words}\n{below_title(results, *words)}")
     lay_out(figure, top)
     legend(figure, handles, height + top)
     lay_out(figure, top)
