@@ -2,15 +2,18 @@
 
 import ast
 import dataclasses
+import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from lit_memory.plan.claims import check_lines, conditions, parse
+from lit_memory.plan.claims import alternatives, check_lines, conditions, parse
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse as parse_file
 from lit_memory.plan.measured import check_requirement
-from lit_memory.report.statistics import Evidence
+from lit_memory.report.fold import Fold
+from lit_memory.report.statistics import Draws, Evidence
 from lit_memory.report.verdict import (
     COMPARISON,
     INCOMPLETE,
@@ -182,12 +185,75 @@ def test_the_verdict_of_all_lines(lines, verdict, each):
         ("0.2 < a[1] <= min(b[1], c[1])", ["0.2 < a[1]", "a[1] <= b[1]", "a[1] <= c[1]"]),
         ("min(a[1], b[1]) >= max(c[1], 2)", ["c[1] <= a[1]", "2 <= a[1]", "c[1] <= b[1]", "2 <= b[1]"]),
         ("max(a[1], b[1]) > min(c[1], 2)", ["min(c[1], 2) < max(a[1], b[1])"]),
-        ("-min(a[1], b[1]) < 1", ["-min(a[1], b[1]) < 1"]),
+        ("-min(a[1], b[1]) < 1", ["-a[1] < 1", "-b[1] < 1"]),
+        (
+            "a[1] - max(b[1], c[1]) > 2 * min(b[1], 3)",
+            ["2 * min(b[1], 3) < a[1] - b[1]", "2 * min(b[1], 3) < a[1] - c[1]"],
+        ),
+        ("max(min(a[1], b[1]), c[1]) > 1", ["1 < max(a[1], c[1])", "1 < max(b[1], c[1])"]),
+        ("a[1] / max(b[1], c[1]) > abs(min(a[1], b[1]))", ["abs(min(a[1], b[1])) < a[1] / max(b[1], c[1])"]),
     ],
 )
 def test_the_conditions_of_a_line(line, parts):
     """Their terms in another order say the same."""
     assert sorted(map(ast.unparse, conditions(parse(line)))) == sorted(parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "ways"),
+    [
+        ("a[1] - b[1] > 0.5", ["0.5 < a[1] - b[1]"]),
+        ("1 < max(a[1], b[1]) <= c[1]", ["1 < a[1], max(a[1], b[1]) <= c[1]", "1 < b[1], max(a[1], b[1]) <= c[1]"]),
+        ("a[1] - min(b[1], c[1]) > 0.5", ["0.5 < a[1] - b[1]", "0.5 < a[1] - c[1]"]),
+        ("min(a[1], b[1]) / 2 < 1 + c[1]", ["a[1] / 2 < 1 + c[1]", "b[1] / 2 < 1 + c[1]"]),
+        ("max(min(a[1], b[1]), c[1]) > 1", ["1 < min(a[1], b[1])", "1 < c[1]"]),
+    ],
+)
+def test_the_alternatives_of_a_line(line, ways):
+    found = [", ".join(map(ast.unparse, way)) for way in alternatives(parse(line))]
+    assert sorted(found) == sorted(ways)
+
+
+def test_a_line_is_its_worst_condition_and_its_best_alternative():
+    """In every draw, for lines at random."""
+    rng, xs = np.random.default_rng(0), [1.0]
+    values = {arm: list(rng.normal(0.5, 0.1, 4)) for arm in "abc"}
+    fold = Fold(Draws(Evidence(lambda arm, metric, x: values[arm], xs, 4), 50))
+
+    def term(depth):
+        kind = rng.integers(6) if depth else 5
+        parts = [term(depth - 1) for _ in range(2)] if kind < 5 else []
+        texts = ["min({}, {})", "max({}, {})", "({} - {})", "({} + 0.5 * {})", "(-{} + {} / 2)"]
+        return texts[kind].format(*parts) if kind < 5 else rng.choice(["a[1]", "b[1]", "c[1]", "0.5"])
+
+    for _ in range(100):
+        line = f"{term(3)} > {term(2)} - a[1]"
+        margin = fold.line_margin(parse(line[:400]))
+        assert margin.whole.draws == pytest.approx(np.min([m.draws for m in margin.conditions], axis=0), abs=2e-6), line
+        assert margin.whole.draws == pytest.approx(np.max([m.draws for m in margin.alternatives], axis=0), abs=2e-6), (
+            line
+        )
+
+
+def test_sides_that_differ_by_rounding_are_equal():
+    """Results are means in single precision: they hold where equality does, and decide nothing."""
+    single = {arm: {50: [float(np.float32(value))] * 3} for arm, value in {"a": 0.9, "b": 0.7, "c": 0.8}.items()}
+    lines = {
+        "expect": ["a[50] - c[50] >= 0.1", "b[50] > 0.7"],
+        "requires": ["a[50] >= 0.9"],
+        "verify": ["b[50] <= 0.7"],
+    }
+    claims = judge(lines, evidence(single))
+    assert [claim.verdict for claim in claims] == [INCONCLUSIVE, INCONCLUSIVE, REPRODUCED, REPRODUCED]
+    assert [claim.reason for claim in claims[:2]] == ["both sides are equal in every draw"] * 2
+    assert claims[2].numbers == "0.900 >= 0.9 ✓"
+
+
+def test_a_property_that_is_no_number_refutes_nothing():
+    cells = {"a": {50: [0.9, 0.91, 0.92]}, "b": {50: [math.nan, 1.0, 1.0]}}
+    verdict, reason = conclude(judge({"expect": ["a[50] > 0.5"], "verify": ["b[50] <= 1"]}, evidence(cells)), [])
+    assert verdict == INCONCLUSIVE
+    assert reason == "What should hold by construction cannot be judged: `b[50] <= 1` (a result is not a number)."
 
 
 def test_a_verdict_names_the_requirement_that_does_not_bar_it():

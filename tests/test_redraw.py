@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 import yaml
 from report_data import make_frame, make_plan
@@ -13,15 +14,19 @@ from lit_memory import report
 from lit_memory.cli import main
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report.figures import time_figure
-from lit_memory.report.latex import escaped, latex_table
+from lit_memory.report.latex import best_arm, escaped, latex_table
 from lit_memory.report.redraw import redraw_all
 from lit_memory.report.render import render
 from lit_memory.report.results import Results
 from lit_memory.report.saved import plan_json, scores_npz
 from lit_memory.report.statistics import Draws, Margin
+from lit_memory.report.tables import ranking
 from lit_memory.report.verdict import judge
 
-pytestmark = pytest.mark.usefixtures("unsaved_figures")
+pytestmark = [
+    pytest.mark.usefixtures("unsaved_figures"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # MLflow's own use of SQLAlchemy
+]
 FILES = ("README.md", "verdict.json", "report.json", "table.md", "table.tex", "sheet.md", "figure.png")
 LINES = {"expect": ["a[2] - b[2] > 0.2"], "requires": ["a[2] >= 0.5"], "scales": {"cpu": {}}}
 
@@ -38,8 +43,6 @@ def drawn(write, root):
     plan = make_plan(["a", "b"], xs=[2, 4], expect=LINES["expect"], requires=LINES["requires"], experiment="tiny")
     frame = make_frame(["a", "b"], xs=[2, 4], value=lambda arm, seed, x: (0.9 if arm == "a" else 0.3) + seed / 70)
     other = make_frame(["a", "b"], xs=[2, 4], metric="capacity", value=lambda arm, seed, x: 1 / 3 + seed / 7 + x)
-    import pandas
-
     folder = root / "reports" / "tiny"
     render(plan, pandas.concat([frame, other]), folder)
     return write(**LINES), folder
@@ -86,6 +89,56 @@ def test_a_table_stays_as_it_is(drawn, root):
     before = table.read_bytes()
     again(file, root)
     assert table.read_bytes() == before
+
+
+def test_another_metric_for_a_while_loses_nothing(write, root):
+    """Scores and exact values of a metric that figure and lines leave are those of before when they come back."""
+    plan = make_plan(["a", "b"], xs=[2, 4], expect=LINES["expect"], requires=LINES["requires"], experiment="tiny")
+    frame = make_frame(["a", "b"], xs=[2, 4], value=lambda arm, seed, x: (seed + (arm == "a")) / 3)
+    loss = make_frame(["a", "b"], xs=[2, 4], metric="loss", value=lambda arm, seed, x: 1 / 7)
+    answers = {seed: [1.0] * seed + [0.0] * (3 - seed) for seed in range(4)}
+    cells = [(arm, "exact_match", x, seed) for arm in "ab" for x in (2, 4) for seed in range(3)]
+    scores = {cell: answers[cell[3] + (cell[0] == "a")] for cell in cells}
+    folder = root / "reports" / "tiny"
+    render(plan, pandas.concat([frame, loss]), folder, scores=scores)
+    file = write(**LINES)
+    again(file, root)
+    before = contents(folder)
+    for _ in range(2):
+        again(write(**LINES | {"report": {"x": "test_pairs", "y": "loss"}}), root)
+    again(write(**LINES), root)
+    assert contents(folder) == before and "scores.npz" in before
+
+
+def test_a_report_that_the_command_line_changed(write, root, inline, capsys):
+    """It stays without the lines that it cannot answer, and the reports after it are drawn."""
+    file = write(expect=["b[4] > 2", "a[first] >= 0"], requires=["a[2] >= 0"], verify=[])
+    assert main([file, "--root", str(root), "task.test_pairs=[2,3]", "train.steps=2"]) == 0
+    (folder,) = (root / "reports").glob("tiny/*")
+    (_, before, after) = again(file, root)[0]
+    assert before == after == "NOT CHECKED"
+    assert [claim["line"] for claim in json.loads((folder / "verdict.json").read_text())["claims"]] == [
+        "a[first] >= 0",
+        "a[2] >= 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "minimized", "best"),
+    [
+        ("exact_match", [], "a"),
+        ("test_loss", [], "b"),
+        ("steps", [], "b"),
+        ("my_error", [], "a"),
+        ("my_error", ["my_error"], "b"),
+    ],
+)
+def test_the_best_arm_comes_first(metric, minimized, best):
+    """Of metrics where lower is better, those of a task from elsewhere too."""
+    plan = make_plan(["a", "b"], xs=[2], config=ReportConfig(y=metric), expect=[], minimized=minimized)
+    frame = make_frame(["a", "b"], xs=[2], metric=metric, value=lambda arm, seed, x: (arm == "a") + seed / 9)
+    results = Results.from_frame(plan, frame)
+    assert f"1. {best} " in ranking(results) and best_arm(results, Draws(results.evidence), 2) == best
 
 
 def damage(folder):

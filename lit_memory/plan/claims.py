@@ -85,9 +85,19 @@ def check_lines(
             raise ValueError(f"{section}[{i}] {line!r:.90}: {error}") from None
 
 
-def untested(line: str, x_values: Sequence[float]) -> list[str]:
-    """The references of a line to an x that is not tested."""
-    return [str(ref) for ref in refs(parse(line)) if isinstance(ref.x, float) and ref.x not in x_values]
+def untested(line: str, x_values: Sequence[float], planned: Sequence[float]) -> list[str]:
+    """The references of a line to an x that is not tested.
+
+    planned: the x values of the experiment as its file has it, in which "first" and "last" are what the line means.
+    """
+    ends = {"first": 0, "last": -1}
+    gone = []
+    for ref in refs(parse(line)):
+        if isinstance(ref.x, str):
+            gone += [str(ref)] * (x_values[ends[ref.x]] != planned[ends[ref.x]])
+        elif ref.x not in x_values:
+            gone.append(str(ref))
+    return gone
 
 
 def _require(name: str, kind: str, known: Collection[str]) -> None:
@@ -177,19 +187,47 @@ def conditions(tree: ast.Compare) -> list[ast.Compare]:
     """The comparisons of which a line says that all hold: every link of a chain, and of min(a, b) >= c and max(a, b) <=
     c one for each term."""
     found = []
-    for op, (left, right) in zip(tree.ops, itertools.pairwise((tree.left, *tree.comparators)), strict=True):
-        low, high = (left, right) if isinstance(op, ast.Lt | ast.LtE) else (right, left)
-        sign = ast.Lt() if isinstance(op, ast.Lt | ast.Gt) else ast.LtE()
+    for low, sign, high in _links(tree):
         found += [ast.Compare(a, [sign], [b]) for a in _terms(low, "max") for b in _terms(high, "min")]
     return found
 
 
-def _terms(side: ast.expr, function: str) -> list[ast.expr]:
-    """The terms of min or max, if a side is that alone."""
-    match side:
-        case ast.Call(func=ast.Name(id=name), args=args) if name == function:
-            return args
-    return [side]
+def alternatives(tree: ast.Compare) -> list[list[ast.Compare]]:
+    """The sets of comparisons of which a line says that one holds, in all its parts: of max(a, b) >= c and min(a, b) <=
+    c one for each term."""
+    ways = []
+    for low, sign, high in _links(tree):
+        ways.append([ast.Compare(a, [sign], [b]) for a in _terms(low, "min") for b in _terms(high, "max")])
+    return [list(way) for way in itertools.product(*ways)]
+
+
+def _links(tree: ast.Compare) -> Iterator[tuple[ast.expr, ast.cmpop, ast.expr]]:
+    """The links of a chain: the side that is to be lower, < or <=, and the other."""
+    for op, (left, right) in zip(tree.ops, itertools.pairwise((tree.left, *tree.comparators)), strict=True):
+        sign = ast.Lt() if isinstance(op, ast.Lt | ast.Gt) else ast.LtE()
+        yield (left, sign, right) if isinstance(op, ast.Lt | ast.LtE) else (right, sign, left)
+
+
+def _terms(node: ast.expr, name: str) -> list[ast.expr]:
+    """The sums of which a sum is the min or the max (``name``): one for each term of that function, and of the other
+    where a sign turns it. What is divided by a result, or multiplied with one, or within abs, stays as it is."""
+    other = "max" if name == "min" else "min"
+    match node:
+        case ast.Call(func=ast.Name(id="min" | "max" as called), args=args):
+            parts = [_terms(arg, name) for arg in args]
+            if called == name:
+                return list(itertools.chain(*parts))
+            return [ast.Call(node.func, list(terms), []) for terms in itertools.product(*parts)]
+        case ast.UnaryOp(op=sign, operand=operand):
+            return [ast.UnaryOp(sign, term) for term in _terms(operand, other)]
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            rights = _terms(right, other if isinstance(op, ast.Sub) else name)
+            return [ast.BinOp(a, op, b) for a in _terms(left, name) for b in rights]
+        case ast.BinOp(left=ast.Constant() as factor, op=ast.Mult() as op, right=right):
+            return [ast.BinOp(factor, op, term) for term in _terms(right, name)]
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div() as op, right=ast.Constant() as factor):
+            return [ast.BinOp(term, op, factor) for term in _terms(left, name)]
+    return [node]
 
 
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:

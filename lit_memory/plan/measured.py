@@ -81,25 +81,43 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     specs: the changed plan. changed: the keys of the changes. Raises ConfigError.
     """
     values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
+    judged, plan = any(getattr(experiment, section) for section in KINDS), experiment.plan()
+    planned = x_values(experiment, plan) if any("task" in key.split(".") for key in changed) else values
     for section in KINDS:
         try:
-            gone = {line: untested(line, values) for line in getattr(experiment, section)}
+            gone = {line: untested(line, values, planned) for line in getattr(experiment, section)}
         except ValueError:
             return experiment  # check_report says which line is wrong
         lines[section] = [line for line, absent in gone.items() if not absent]
         reasons += [f"`{line}` ({', '.join(absent)} is not tested)" for line, absent in gone.items() if absent]
-    report, judged = experiment.report, any(getattr(experiment, section) for section in KINDS)
+    report = experiment.report
     if type(report.state_x) is int and report.state_x not in values:
         report = replace(report, state_x=None)
-    if judged and {"train", "train.steps", "train.stages"} & set(changed):
-        before, after = most_steps(experiment.plan()), most_steps(specs)
-        reasons += [f"trained for {after:,} steps in place of {before:,}"] * (after < before)
+    if judged:
+        reasons += shortened(plan, specs)
     return replace(experiment, report=report, unchecked=reasons, **lines)
 
 
-def most_steps(specs: Sequence[RunSpec]) -> int:
-    """Optimizer steps of the longest run."""
-    return max(sum(stage["steps"] for stage in spec.stages) for spec in specs)
+def shortened(before: Sequence[RunSpec], after: Sequence[RunSpec]) -> list[str]:
+    """Which arms take fewer optimizer steps than before, in words; those with the same numbers together."""
+    found: dict[tuple[int, int], list[str]] = {}
+    planned = most_steps(before)
+    for arm, steps in most_steps(after).items():
+        if steps < planned.get(arm, steps):
+            found.setdefault((steps, planned[arm]), []).append(arm)
+    every = len(most_steps(after))
+    return [
+        f"{'' if len(arms) == every else ', '.join(arms) + ' '}trained for {steps:,} steps in place of {most:,}"
+        for (steps, most), arms in found.items()
+    ]
+
+
+def most_steps(specs: Sequence[RunSpec]) -> dict[str, int]:
+    """Arm -> the optimizer steps of its longest run."""
+    found: dict[str, int] = {}
+    for spec in specs:
+        found[spec.arm] = max(found.get(spec.arm, 0), sum(stage["steps"] for stage in spec.stages))
+    return found
 
 
 def metrics(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> list[str]:

@@ -113,7 +113,7 @@ def steps_to_threshold(results: Results, arm: str) -> dict[int, float | None]:
     """Seed -> the step at which its last stage first validates the report's threshold; None if it never does."""
     plan, given = results.plan, results.plan.config.threshold
     threshold = nan if given is None else given  # nothing reaches NaN
-    less = next(metric for _, metric, _, _ in results.learning) in MINIMIZED
+    less = plan.less_is_better(next(metric for _, metric, _, _ in results.learning))
     begins = {seed: plan.last_stage(arm, seed) for seed in plan.seeds}
     good: dict[int, list[float]] = {seed: [] for seed in plan.seeds}
     for (of, _, step, seed), value in results.learning.items():

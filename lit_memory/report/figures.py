@@ -13,7 +13,7 @@ from typing import Any
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves, draw_reached, shows_shares
 from lit_memory.report.grid import broke_down, draw_grid, swept
-from lit_memory.report.labels import MINIMIZED, balanced, short
+from lit_memory.report.labels import balanced, short
 from lit_memory.report.names import Drawn, Name, below_title, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
@@ -182,7 +182,8 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
     if config.chance is not None and (config.chance > 0 or not config.log_y):
         axes.axhline(config.chance, **REFERENCE)
         drawn.references.append(Name(f"chance {config.chance:.3g}", axis.position(xs[-1]), config.chance))
-    cut = _cut_outlier(axes, results, xs) if config.y in {*MINIMIZED, RELATIVE} and not config.log_y else None
+    unbounded = config.y == RELATIVE or plan.less_is_better(config.y)
+    cut = _cut_outlier(axes, results, xs) if unbounded and not config.log_y else None
     set_x_axis(axes, axis, xs, train_x)
     if train_x is not None:
         _draw_vertical(axes, axis.position(train_x), f"trained on up to {short(train_x)}")

@@ -4,12 +4,15 @@ import ast
 import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_memory.plan.claims import ARITHMETIC, COMPARE, Ref, calls, reference, refs
-from lit_memory.report.statistics import Draws, Margin
+from lit_memory.plan.claims import ARITHMETIC, COMPARE, Ref, alternatives, calls, conditions, reference, refs
+from lit_memory.report.statistics import Draws, LineMargin, Margin
+
+ROUNDING = 1e-6
+"""Share of the largest number of a line up to which two sides are equal: results are kept in single precision."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,36 @@ class Fold(ast.NodeTransformer):
                 return np.min(values, axis=0) if name == "min" else np.max(values, axis=0)
         raise TypeError(f"{type(node).__name__} passed the parser")
 
-    def margin(self, tree: ast.Compare) -> Margin:
-        """By how much a line holds, as measured and in every draw."""
+    def line_margin(self, tree: ast.Compare) -> LineMargin:
+        """By how much a line holds, and its conditions and alternatives."""
+        each = [self.margin([part]) for part in conditions(tree)]
+        ways = [self.margin(way) for way in alternatives(tree)]
+        return LineMargin(self.margin([tree]), each, ways)
+
+    def margin(self, trees: Sequence[ast.Compare]) -> Margin:
+        """By how much all of some comparisons hold, as measured and in every draw."""
         import numpy as np
 
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            sides = [self.value(node) for node in (tree.left, *tree.comparators)]
-            pairs = zip(tree.ops, itertools.pairwise(sides), strict=True)
-            gaps = [b - a if isinstance(op, ast.Lt | ast.LtE) else a - b for op, (a, b) in pairs]
-            margins = np.min(np.broadcast_arrays(*gaps), axis=0)
+            every = np.empty(1 + self.drawn.count)  # a comparison of numbers has no draws
+            gaps = np.broadcast_arrays(every, *(gap for tree in trees for gap in self._gaps(tree)))
+            margins = np.min(gaps[1:], axis=0)
         return Margin(float(margins[0]), margins[1:], self.drawn.evidence.seeds)
+
+    def _gaps(self, tree: ast.Compare) -> Iterator[Any]:
+        """By how much every link of a chain holds; 0 where its sides are equal but for the rounding of what was
+        measured, which is in single precision."""
+        import numpy as np
+
+        sides = [self.value(node) for node in (tree.left, *tree.comparators)]
+        least = ROUNDING * max(abs(measured(value)) for value in [*sides, *self._measured(tree)])
+        for op, (a, b) in zip(tree.ops, itertools.pairwise(sides), strict=True):
+            gap = b - a if isinstance(op, ast.Lt | ast.LtE) else a - b
+            yield np.where(abs(gap) <= least, 0.0, gap)
+
+    def _measured(self, tree: ast.Compare) -> list[float]:
+        """The measured values that a line names."""
+        return [measured(self.value(node)) for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
 
     def text(self, side: ast.expr) -> str:
         """``0.998 - 0.412 = 0.586``, or the number alone where there is nothing to compute."""
@@ -129,7 +152,7 @@ def used(tree: ast.Compare, fold: Fold) -> list[Ref]:
 
 def digits_of(sides: Sequence[float]) -> int:
     """Decimals with which sides that differ look different: 3, 6 or 9."""
-    gaps = [abs(a - b) for a, b in itertools.pairwise(sides) if a != b]
+    gaps = [abs(a - b) for a, b in itertools.pairwise(sides) if abs(a - b) > ROUNDING * max(abs(a), abs(b))]
     return next((digits for digits in (3, 6) if not any(gap < 2 * 10**-digits for gap in gaps)), 9)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis
 from lit_memory.report.curves import curve_config
-from lit_memory.report.labels import MINIMIZED, label, mean_std, seeds_shown, short
+from lit_memory.report.labels import label, mean_std, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
 from lit_memory.report.plan import ReportPlan
@@ -175,7 +175,7 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
 
 def _mark_lost(axes: Any, plan: ReportPlan, x: float, times: int, row: int, color: Any) -> None:
     """Write at x, in the row so far from the edge of the worst values, how many runs broke down."""
-    edge, inwards = (1.0, -1) if plan.select in MINIMIZED else (0.0, 1)
+    edge, inwards = (1.0, -1) if plan.less_is_better(plan.select) else (0.0, 1)
     axes.annotate(
         f"{times} ×",
         (x, edge),
@@ -211,7 +211,7 @@ def _place(places: Sequence[tuple[Any, float]], value: Any) -> float:
 
 def _best_of_seeds(plan: ReportPlan, runs: Sequence[Mapping[str, Any]], key: str, value: Any) -> dict[int, float]:
     """Seed -> the best validation of the points with this value of a key."""
-    best, found = min if plan.select in MINIMIZED else max, dict[int, float]()
+    best, found = min if plan.less_is_better(plan.select) else max, dict[int, float]()
     for run in runs:
         if run["settings"][key] == value:
             found[run["seed"]] = best(found.get(run["seed"], run["valid"]), run["valid"])

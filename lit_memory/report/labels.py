@@ -44,6 +44,9 @@ MINIMIZED = {
     "season_mae",
     "linear_mse",
     "linear_mae",
+    "steps",
+    "later_steps",
+    "steps_to",
 }
 """Metrics where lower is better; the tasks have them too, but a report imports no task."""
 
@@ -51,6 +54,16 @@ MINIMIZED = {
 def label(name: str, words: str = "") -> str:
     """The axis label of a field or metric: ``words`` if given, else an entry of ``LABELS``, else the name in words."""
     return words or LABELS.get(name, name.replace("_", " "))
+
+
+def decimals(value: float | None) -> str:
+    """A value as table.csv has it."""
+    return "" if value is None else f"{value:.6f}"
+
+
+def rounded(value: float) -> float:
+    """A value as it is read from table.csv."""
+    return float(decimals(value))
 
 
 def balanced(text: str, width: int) -> str:

@@ -1,7 +1,7 @@
 """table.tex: the table of a report for a paper, in the style of booktabs, with the best arm of a column in bold where
 intervals separate it from all others."""
 
-from lit_memory.report.labels import MINIMIZED, mean_std, short
+from lit_memory.report.labels import mean_std, short
 from lit_memory.report.results import Results
 from lit_memory.report.statistics import DRAWS, LEVEL, Draws, Margin, holm
 from lit_memory.report.tables import shown_columns
@@ -53,7 +53,7 @@ def best_arm(results: Results, drawn: Draws, x: float) -> str | None:
     arms = [arm for arm in plan.arms if len(results.values(arm, None, x)) == len(plan.seeds)]
     if len(arms) < 2 or len(plan.seeds) < 2:
         return None
-    sign = -1.0 if plan.config.y in MINIMIZED else 1.0
+    sign = -1.0 if plan.less_is_better(plan.config.y) else 1.0
     best = max(arms, key=lambda arm: sign * mean(results.values(arm, None, x)))
     means = {arm: sign * drawn.mean(arm, None, x) for arm in arms}
     ahead = [means[best] - means[arm] for arm in arms if arm != best]

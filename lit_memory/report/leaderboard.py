@@ -12,7 +12,7 @@ from typing import Any
 from lit_memory.plan.sections import STEP
 from lit_memory.report.cards import Card
 from lit_memory.report.charts import Chart, rounded, shown_look, shown_series, state_ticks
-from lit_memory.report.labels import MINIMIZED, SHARES, count, short
+from lit_memory.report.labels import SHARES, count, short
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
 from lit_memory.report.series import series_of
@@ -46,7 +46,7 @@ class Row:
     @property
     def metric(self) -> str:
         """``exact match``, with a remark if less is better."""
-        return f"{self.plan.y_label}{' (less is better)' if self.plan.config.y in MINIMIZED else ''}"
+        return f"{self.plan.y_label}{' (less is better)' if self.plan.less_is_better(self.plan.config.y) else ''}"
 
     @property
     def lengths(self) -> str:

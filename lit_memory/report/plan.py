@@ -5,7 +5,7 @@ from typing import Any
 
 from lit_memory.plan.claims import KINDS, parse, refs
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report.labels import label
+from lit_memory.report.labels import MINIMIZED, label
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class ReportPlan:
     ``report.memory``), samples (of the test, one number per x), threads, steps, most_steps (that it may take, with
     those of the runs it starts from), stage_steps, stages (planned, of a run that stopped before the last), broke_down
     (the steps after which its training did), seconds."""
+    minimized: list[str] = field(default_factory=list)
+    """Metrics of tasks from elsewhere where lower is better, see ``less_is_better``."""
     select: str = ""
     """Metric of the last validation by which the points of a grid were chosen."""
     tune_seeds: list[int] = field(default_factory=list)
@@ -116,6 +118,10 @@ class ReportPlan:
     def architectures(self) -> list[str]:
         """The architecture of every arm, "" where it is not known."""
         return [self.models.get(arm, "") for arm in self.arms]
+
+    def less_is_better(self, metric: str) -> bool:
+        """Whether lower is better, of a test or of a validation."""
+        return metric.removeprefix("test_") in {*MINIMIZED, *self.minimized}
 
     def last_stage(self, arm: str, seed: int) -> int:
         """Steps of a run before the last stage; all of them if it stopped earlier, and 0 if they are not known."""

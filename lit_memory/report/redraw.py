@@ -57,13 +57,18 @@ def redraw(folder: Path, experiment: Experiment) -> Report:
 
 
 def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
-    """A plan with what the file says now. Raises ConfigError for lines and figures that its numbers do not serve."""
+    """A plan with what the file says now, without the lines that the command line had left without an answer. Raises
+    ConfigError for lines and figures that its numbers do not serve."""
     check_requirement(scaled)
     section = "report"
     try:
         now = stated(scaled)
         gone = {arm: label for arm, label in plan.labels.items() if arm not in scaled.arms}
-        plan = replace(plan, **now | {"labels": gone | now["labels"]})
+        now |= {"labels": gone | now["labels"]}
+        if plan.unchecked:
+            kept = {line for lines in plan.lines.values() for line in lines}
+            now |= {section: [line for line in now[section] if line in kept] for section in KINDS}
+        plan = replace(plan, **now)
         for section, lines in plan.lines.items():
             check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)
     except ValueError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.sections import STEP, TIMES
-from lit_memory.report.labels import seeds_shown, short
+from lit_memory.report.labels import rounded, seeds_shown, short
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.scores import kept_scores
 from lit_memory.report.statistics import Evidence
@@ -66,7 +66,8 @@ class Results:
     @classmethod
     def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
         """Read a long DataFrame (arm, seed, x, metric, value) and the ``scores`` of its samples; what is outside the
-        plan is ignored. Raises ValueError for two values of one cell, and for scores that are not those of theirs."""
+        plan is ignored, and what is not judged is kept as table.csv has it. Raises ValueError for two values of one
+        cell, and for scores that are not those of theirs."""
         cells: dict[Cell, float] = {}
         for arm, seed, x, metric, value in frame[["arm", "seed", "x", "metric", "value"]].itertuples(index=False):
             if arm not in plan.arms or seed not in plan.seeds or x not in plan.x_values:
@@ -74,8 +75,8 @@ class Results:
             cell = (arm, metric, float(x), int(seed))
             if cell in cells:
                 raise ValueError(f"two finished runs of arm {arm}, seed {seed} both report {metric} at x={x:g}")
-            cells[cell] = float(value)
-        return cls.of(plan, cells, scores or {})
+            cells[cell] = float(value) if metric in {*plan.judged, *TIMES} else rounded(float(value))
+        return cls.of(plan, cells, {cell: found for cell, found in (scores or {}).items() if cell[1] in plan.judged})
 
     @classmethod
     def of(
@@ -85,8 +86,8 @@ class Results:
         scores: Mapping[Cell, Any],
         validations: Mapping[Cell, float] | None = None,
     ) -> "Results":
-        """With those of the ``scores`` that belong to a cell and are used. Raises ValueError for wrong ones."""
-        return cls(plan, cells, kept_scores(plan.judged, cells, scores) if scores else {}, validations or {})
+        """With those of the ``scores`` that belong to a cell. Raises ValueError for wrong ones."""
+        return cls(plan, cells, kept_scores(cells, scores) if scores else {}, validations or {})
 
     @property
     def metrics(self) -> list[str]:

@@ -18,11 +18,11 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TIMES, ReportConfig
+from lit_memory.report.labels import rounded
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Cell, Column, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
-from lit_memory.report.tables import decimals
 from lit_memory.util.checks import first_line, nearest
 from lit_memory.util.provenance import PROJECT
 
@@ -35,13 +35,13 @@ DAMAGED = (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZip
 
 def plan_json(results: Results) -> str:
     """report.json: the plan, with the values that table.csv does not have exactly."""
-    judged, cells = results.plan.judged, sorted(results.cells.items())
-    exact = [(cell, value) for cell, value in cells if cell[1] in judged and float(decimals(value)) != value]
+    cells = sorted(results.cells.items())
+    exact = [(cell, value) for cell, value in cells if cell[1] not in TIMES and rounded(value) != value]
     times = [(cell, value) for cell, value in cells if cell[1] in TIMES]
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
     summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
     content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
-    for name in ("unchecked", "stops"):
+    for name in ("unchecked", "stops", "minimized"):
         if not content[name]:
             del content[name]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
 """scores.npz: the scores of the samples of tests, one array per name; the same scores give the same bytes."""
 
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 NAME = "scores.npz"
@@ -35,8 +35,8 @@ def close(scores: Any, value: float) -> bool:
     return bool(np.isclose(float(np.mean(scores)), value, rtol=1e-5, atol=1e-5, equal_nan=True))
 
 
-def kept_scores(judged: Collection[str], cells: Mapping[Any, float], scores: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The scores of (arm, metric, x, seed), of the metrics that figure and lines use, to ``BITS``.
+def kept_scores(cells: Mapping[Any, float], scores: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The scores of (arm, metric, x, seed), to ``BITS``.
 
     Raises ValueError for scores that cannot be those of their cell.
     """
@@ -45,7 +45,7 @@ def kept_scores(judged: Collection[str], cells: Mapping[Any, float], scores: Map
     kept = {}
     for (arm, metric, x, seed), given in scores.items():
         cell = (arm, metric, float(x), int(seed))
-        if metric not in judged or cell not in cells:
+        if cell not in cells:
             continue
         found, value = np.asarray(given, dtype=np.float64), cells[cell]
         name = f"scores of arm {arm}, seed {seed}, {metric} at x={x:g}"

@@ -1,9 +1,10 @@
 """How sure the difference of a line is: a hierarchical bootstrap, the interval from it, and Holm's correction.
 
 A draw picks as many seeds as there are, with replacement, the same for all arms and x, as a plan has one list of seeds:
-arms are compared within seeds. Of every picked seed it picks the samples of its test, with replacement, the same for
-all arms and metrics of one test; where the scores of the samples are not known, it picks seeds alone. Of old times even
-the seeds are not known, but their mean and standard deviation: a draw takes a normal one, as if arms were not paired.
+arms are compared within seeds. It picks the samples of a test, with replacement, the same for all arms, metrics and
+seeds, as all of them read the same test: what its samples leave open, more seeds do not settle. Where the scores of the
+samples are not known, it picks seeds alone. Of old times even the seeds are not known, but their mean and standard
+deviation: a draw takes a normal one, as if arms were not paired.
 
 The interval is the wider, at each end, of two:
     (a) the percentiles of the draws at level Phi(-sqrt(n / (n - 1)) t) instead of alpha / 2
@@ -31,8 +32,6 @@ LEVEL = 0.05
 POWER = 0.8
 GENERATOR = 23
 """Seed of all draws: the same results have the same intervals."""
-MOST_PATTERNS = 100
-"""Different rows of scores up to which they are counted instead of picked one by one."""
 BLOCK = 500_000
 """Samples that are picked at a time."""
 Column = tuple[str, str]
@@ -74,9 +73,7 @@ class Draws:
         self._tables: dict[float, dict[Column, Any]] = {}
         bits = PCG64(GENERATOR).random_raw(n * count).reshape(n, count)
         self._picks = (bits % n).astype(np.int64)
-        # The k-th pick of a draw reads the samples k steps further on: a seed picked twice has two resamples of them.
-        steps = np.arange(n)[:, None] * max(1, RESAMPLES // n)
-        self._turns = (np.arange(count)[None, :] + steps) % RESAMPLES
+        self._turns = np.arange(count)[None, :] % RESAMPLES
 
     def seeds(self, arm: str, metric: str | None, x: float) -> Any:
         """(seeds, 1 + count): the measured values, then those of every draw."""
@@ -123,51 +120,27 @@ class Draws:
         return self._tables[x].get((arm, metric or self.evidence.metric))
 
     def _resampled(self, x: float) -> dict[Column, Any]:
-        """The tables of all columns with scores at ``x``. Those of one seed and equally many samples share the picks,
-        as they have read the same test, whatever order the columns come in.
-
-        Scores of 0 and 1 have few different rows, of which it is counted how often each is picked. Others are picked
-        for all seeds at once: no draw reads two seeds at the same place of their tables.
-        """
+        """The tables of all columns with scores at ``x``. Those of equally many samples share the picks, as they have
+        read the same test, whatever order the columns come in."""
         import numpy as np
         from numpy.random import PCG64, Generator
 
         scores, place = dict(sorted(self.evidence.scores(x).items())), list(self.evidence.x_values).index(x)
         tables = {column: np.empty((self.evidence.seeds, RESAMPLES)) for column in scores}
-        picked: dict[int, list[tuple[Column, int]]] = {}
-        for seed in range(self.evidence.seeds):
-            sizes: dict[int, list[Column]] = {}
-            for column, of_seeds in scores.items():
-                sizes.setdefault(len(of_seeds[seed]), []).append(column)
-            for size, columns in sizes.items():
-                stacked = np.stack([scores[column][seed] for column in columns], axis=1)
-                means = counted_means(stacked, Generator(PCG64([GENERATOR, place, seed, size])))
-                if means is None:
-                    picked.setdefault(size, []).extend((column, seed) for column in columns)
-                else:
-                    for column, of_column in zip(columns, means.T, strict=True):
-                        tables[column][seed] = of_column
-        for size, cells in picked.items():
+        sizes: dict[int, list[tuple[Column, int]]] = {}
+        for column, of_seeds in scores.items():
+            for seed, of_seed in enumerate(of_seeds):
+                sizes.setdefault(len(of_seed), []).append((column, seed))
+        for size, cells in sizes.items():
             stacked = np.stack([scores[column][seed] for column, seed in cells], axis=1)
-            means = picked_means(stacked, Generator(PCG64([GENERATOR, place, size])))
+            means = resampled_means(stacked, Generator(PCG64([GENERATOR, place, size])))
             for (column, seed), of_column in zip(cells, means.T, strict=True):
                 tables[column][seed] = of_column
         return tables
 
 
-def counted_means(scores: Any, rng: Any) -> Any | None:
-    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement. How often each of
-    the different rows is picked is multinomial; None where there are many of them."""
-    import numpy as np
-
-    patterns, counts = np.unique(scores, axis=0, return_counts=True)
-    if len(patterns) > MOST_PATTERNS:
-        return None
-    return rng.multinomial(len(scores), counts / len(scores), size=RESAMPLES) @ patterns / len(scores)
-
-
-def picked_means(scores: Any, rng: Any) -> Any:
-    """The same for any scores, whose samples are picked one by one."""
+def resampled_means(scores: Any, rng: Any) -> Any:
+    """(samples, columns) -> (RESAMPLES, columns): means of as many samples, picked with replacement."""
     import numpy as np
 
     count = len(scores)
@@ -182,7 +155,7 @@ def picked_means(scores: Any, rng: Any) -> Any:
 
 @dataclass(frozen=True)
 class Margin:
-    """By how much a line holds: left - right in the direction of its sign."""
+    """By how much something holds: left - right in the direction of its sign."""
 
     estimate: float
     draws: Any
@@ -229,6 +202,46 @@ class Margin:
     def detectable(self, level: float) -> float:
         """The margin that four in five such experiments would have told from 0."""
         return (student_t(1 - level / 2, self.seeds) + student_t(POWER, self.seeds)) * self.error
+
+
+@dataclass(frozen=True)
+class LineMargin:
+    """By how much a line holds, whose min and max take the luckiest or unluckiest of several noisy results.
+
+    That choice is biased, and the more results there are, the more. So what a line says is decided by margins without
+    that choice, and the level is shared among them: a line fails if one of its conditions does, and holds if one of its
+    alternatives does.
+    """
+
+    whole: Margin
+    conditions: Sequence[Margin]
+    """Of the comparisons of which all must hold: the whole is the smallest of them."""
+    alternatives: Sequence[Margin]
+    """Of the sets of comparisons of which one must hold: the whole is the largest of them."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return all(margin.known for margin in (self.whole, *self.conditions, *self.alternatives))
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of a margin of 0: the smallest of those that decide, times their number where it is corrected."""
+        positive = self.whole.estimate > 0
+        margins = self.alternatives if positive else self.conditions
+        found = [margin.p_value for margin in margins if (margin.estimate > 0) == positive]
+        return min(1.0, min(found, default=1.0) / share_of(margins)) if self.known else 1.0
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """The interval of confidence 1 - level."""
+        lows = [margin.interval(level * share_of(self.alternatives))[0] for margin in self.alternatives]
+        highs = [margin.interval(level * share_of(self.conditions))[1] for margin in self.conditions]
+        return max(lows), min(highs)
+
+
+def share_of(margins: Sequence[Margin]) -> float:
+    """What each of some margins has of a level: one or two have all of it, as they can be wrong on one side alone."""
+    return min(1.0, 2 / len(margins))
 
 
 def student_t(share: float, seeds: int) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from lit_memory.plan.sections import STEP
-from lit_memory.report.labels import MINIMIZED, count, mean_std, short
+from lit_memory.report.labels import count, decimals, mean_std, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
@@ -34,11 +34,6 @@ def csv_table(results: Results) -> str:
     return file.getvalue()
 
 
-def decimals(value: float | None) -> str:
-    """A value as table.csv has it."""
-    return "" if value is None else f"{value:.6f}"
-
-
 def main_table(results: Results) -> str:
     """table.md: the metric of the figure, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
@@ -60,7 +55,7 @@ def ranking(results: Results) -> str:
     """The arms by the metric of the figure at the last tested value, the best first, in a sentence."""
     plan, last = results.plan, results.plan.x_values[-1]
     values = {arm: mean(results.values(arm, None, last)) for arm in plan.arms}
-    sign = 1 if plan.config.y in MINIMIZED else -1
+    sign = 1 if plan.less_is_better(plan.config.y) else -1
     order = sorted(plan.arms, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
     shown = ", ".join(f"{i}. {plan.shown(arm)} {values[arm]:.3g}" for i, arm in enumerate(order, 1))
     return f"By {plan.y_label} at {short(last)}, mean over seeds: {shown}."

@@ -2,7 +2,7 @@
 
 A line of ``expect`` is decided where the interval of its margin (see ``statistics``) lies on one side of 0, at the
 level of Holm's correction over all lines of ``expect``. A requirement and a verified property hold by the mean over
-seeds. A comparison with NaN does not hold, and decides no claim. A requirement that fails bars the lines about its
+seeds. A comparison with NaN does not hold, and decides nothing. A requirement that fails bars the lines about its
 arms, and all lines where it is about what no line names; a claim is refuted by any line that is not barred.
 """
 
@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lit_memory.plan.claims import COMPARE, KINDS, Ref, calls, conditions, parse, refs
+from lit_memory.plan.claims import KINDS, Ref, calls, conditions, parse, refs
 from lit_memory.report.fold import Fold, digits_of, in_numbers, measured, used
-from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, Margin, holm
+from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, LineMargin, holm
 
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
 """Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
@@ -23,6 +23,7 @@ INCONCLUSIVE, INCOMPLETE = "INCONCLUSIVE", "INCOMPLETE"
 NOT_CHECKED, COMPARISON = "NOT CHECKED", "COMPARISON"
 """Of a run that the command line changed so that it cannot answer the claims; of an experiment that has none."""
 VERDICTS = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, INCOMPLETE)
+NO_NUMBER = "a result is not a number"
 NOT_JUDGED = "NOT JUDGED"
 """Of a line of ``expect`` that a requirement bars."""
 SIGNS = {REPRODUCED: "✓", NOT_REPRODUCED: "✗", INCONCLUSIVE: "?"}
@@ -95,7 +96,7 @@ def judge(
     complete = [claim for claim in found["expect"] if claim.verdict != INCOMPLETE]
     if complete:
         drawn = Draws(evidence, draws)
-        margins = [Fold(drawn).margin(parse(claim.line)) for claim in complete]
+        margins = [Fold(drawn).line_margin(parse(claim.line)) for claim in complete]
         levels = holm([margin.p_value for margin in margins], level)
         decided = [_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)]
         barred = _barred(complete, found["requires"], evidence)
@@ -119,16 +120,13 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     numbers = f"{in_numbers(tree, replace(fold, digits=digits_of(sides)))} {SIGNS[verdict]}"
     if (least := min(finished.values())) < evidence.seeds:
         verdict, numbers = INCOMPLETE, f"{numbers} so far ({least} of {evidence.seeds} seeds)"
-    return Claim(line, verdict, numbers, kind, holds, sides, fold.margin(tree).estimate)
+    return Claim(line, verdict, numbers, kind, holds, sides, fold.margin([tree]).estimate)
 
 
 def _failing(tree: ast.Compare, fold: Fold) -> list[ast.Compare]:
     """The conditions of a line that do not hold by the mean over seeds."""
-    return [
-        part
-        for part in conditions(tree)
-        if not COMPARE[type(part.ops[0])][1](*(measured(fold.value(node)) for node in (part.left, *part.comparators)))
-    ]
+    parts = [(part, fold.margin([part]).estimate) for part in conditions(tree)]
+    return [part for part, gap in parts if not (gap > 0 or (gap == 0 and isinstance(part.ops[0], ast.LtE)))]
 
 
 def _barred(claims: Sequence[Claim], requirements: Sequence[Claim], evidence: Evidence) -> set[str]:
@@ -160,6 +158,9 @@ def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequenc
     if not claims:
         return COMPARISON, ""
     found = {kind: [c for c in claims if c.kind == kind and c.verdict != REPRODUCED] for kind in KINDS.values()}
+    unknown = [replace(claim, reason=NO_NUMBER) for claim in found["property"] if math.isnan(claim.margin)]
+    if unknown:
+        return INCONCLUSIVE, _told(unknown, "what should hold by construction cannot be judged")
     if found["property"]:
         return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")
     if refuted := [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]:
@@ -180,16 +181,16 @@ def _told(claims: Sequence[Claim], what: str) -> str:
     return f"{what[0].upper()}{what[1:]}: {', '.join(lines)}."
 
 
-def _decided(claim: Claim, margin: Margin, level: float, drawn: Draws) -> Claim:
+def _decided(claim: Claim, margin: LineMargin, level: float, drawn: Draws) -> Claim:
     """A claim of which all results are there, with its interval and what follows from it."""
     numbers = claim.numbers.rstrip("".join(SIGNS.values()))
     if not margin.known:
-        reason = "one seed has no interval" if margin.seeds < 2 else "a result is not a number, so there is no interval"
+        reason = f"{NO_NUMBER}, so there is no interval" if drawn.evidence.seeds > 1 else "one seed has no interval"
         return replace(claim, verdict=INCONCLUSIVE, numbers=numbers + SIGNS[INCONCLUSIVE], reason=reason)
     tree = parse(claim.line)
     low, high = margin.interval(level)
     strict = any(isinstance(op, ast.Lt | ast.Gt) for op in tree.ops)
-    verdict, reason, detectable = INCONCLUSIVE, "", margin.detectable(level)
+    verdict, reason, detectable = INCONCLUSIVE, "", margin.whole.detectable(level)
     if low == high == 0:
         reason = "both sides are equal in every draw"
         if any(calls(tree, "reach")):

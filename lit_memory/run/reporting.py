@@ -14,7 +14,7 @@ from lit_memory.plan.merging import split_arm
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
-from lit_memory.report.labels import seeds_shown
+from lit_memory.report.labels import MINIMIZED, seeds_shown
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.redraw import stated
 from lit_memory.report.render import write
@@ -105,6 +105,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         seeds=e.seeds,
         x_values=values,
         stops=stops(e, sweep.specs),
+        minimized=minimized(sweep.specs),
         select=selection.metric,
         tune_seeds=e.tune_seeds,
         grid=grid_facts(work, shown, selection, {} if rows is None else tested(rows, e.report.y, values)),
@@ -115,6 +116,12 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         command=command(sweep),
         provenance=origin(work.finished),
     )
+
+
+def minimized(specs: Sequence[RunSpec]) -> list[str]:
+    """The metrics of the tasks where lower is better, of those that reports do not know by name."""
+    tasks = [load_class("task", spec.task["name"]) for spec in specs]
+    return sorted({metric for task in tasks for metric in task.minimized_metrics} - MINIMIZED)
 
 
 def architecture(model: Mapping[str, Any]) -> str:
