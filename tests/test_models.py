@@ -165,6 +165,22 @@ def test_sliding_window(build, tokens):
     assert not torch.allclose(unroll(build("transformer", window=6), ids, 4).hidden_BTD, full, atol=1e-3)
 
 
+@pytest.mark.parametrize(("name", "size"), [("transformer", "window"), ("xl", "mem_len")])
+@pytest.mark.parametrize("count", [2, 4, 7, 12])
+def test_padding_takes_no_place_in_a_window(build, name, size, count):
+    """A short segment and its padding leave what the segment alone leaves: the next tokens see its last ones, at their
+    distance."""
+    model = build(name, **{size: count})
+    ids = torch.arange(1, 13)[None] % model.config.vocab_size
+    state = model.step(model.init_state(1), ids[:, :5])[1]
+    alone = model.step(model.step(state, ids[:, 5:8])[1], ids[:, 8:])[0]
+    padded, mask = F.pad(ids[:, 5:8], (0, 3)), torch.tensor([[True] * 3 + [False] * 3])
+    _, state = model.step(state, padded, mask)
+    seen = model.step(state, ids[:, 8:])[0]
+    assert torch.allclose(seen, alone, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(seen, model.step(model.init_state(1), ids[:, 8:])[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("window", [0, 1, 3, 8])
 def test_window_slow_twin(build, tokens, window):
     """A window equals one full pass in which each token sees its segment and the ``window`` tokens before the

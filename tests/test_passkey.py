@@ -168,17 +168,18 @@ def test_rouge_equals_the_naive_one():
 
 
 def test_recall_and_exact_match():
-    """A number counts wherever it is said; exact match wants it, EOS and nothing else but a full stop."""
+    """A number counts wherever it is said; exact match wants it, and then EOS or the full stop of a
+    line, whatever is written behind that."""
     task = make(digits=3)
-    batch, tokenizer = task.batch(0, "test", 0, 5), task.tokenizer
+    batch, tokenizer = task.batch(0, "test", 0, 6), task.tokenizer
     answers = [tails[0][1] for tails in tails_of(task, batch)]
-    said = torch.full((5, task.new_tokens), tokenizer.pad_id)
-    texts = [answers[0], f"the key is {answers[1]}.", answers[2][:-2], answers[3], f"{answers[4]}."]
-    for row, text, end in zip(said, texts, [True, True, True, False, True], strict=True):
+    said = torch.full((6, task.new_tokens), tokenizer.pad_id)
+    texts = [answers[0], f"the key is {answers[1]}.", answers[2][:-2], answers[3], f"{answers[4]}.", f"{answers[5]}. 9"]
+    for row, text, end in zip(said, texts, [True, True, True, False, True, False], strict=True):
         ids = [*tokenizer.encode(text).tolist(), *[tokenizer.eos_id] * end]
         row[: len(ids)] = torch.tensor(ids)
     scores = task.score_text(said, batch)
-    assert scores["recall"].tolist() == [1, 1, 0, 1, 1] and scores["exact_match"].tolist() == [1, 0, 0, 0, 1]
+    assert scores["recall"].tolist() == [1, 1, 0, 1, 1, 1] and scores["exact_match"].tolist() == [1, 0, 0, 0, 1, 1]
 
 
 def test_blind_solver():

@@ -108,7 +108,11 @@ def test_errors_by_hand(table):
 def test_naive_forecasts():
     past = torch.arange(30.0)[None]
     assert repeat_last(past, 3).tolist() == [[29, 29, 29]]
-    assert repeat_day(past, 26).tolist() == [[*range(6, 30), 6, 7]]
+    assert repeat_day(past, 26, 24).tolist() == [[*range(6, 30), 6, 7]]
+    days = {source: TimeSeries.Config(source).day for source in ("seasons", "ETTh1", "ETTm2")}
+    assert days == {"seasons": 24, "ETTh1": 24, "ETTm2": 96}
+    with pytest.raises(ValueError, match=r"lookback=48: expected a multiple of patch=8 of at least 96, a day"):
+        TimeSeries.Config("ETTm1", lookback=48)
 
 
 @pytest.mark.parametrize("center", [True, False])

@@ -41,9 +41,9 @@ class LitMemory(Reads, Optimized, OnDevices):
 
     lr: Learning rate of AdamW.
     weight_decay: Weight decay of AdamW, on all weights that the model does not exempt.
-    schedule: "constant", "linear" or "cosine"; the last two fall to ``final_lr`` times lr at the last step.
+    schedule: "constant", "linear" or "cosine"; the last two fall to ``final_lr`` times lr after the last step.
     warmup: Steps of a linear warm-up; below 1, a share of the steps (``max_steps`` of the Trainer, or a stage's).
-    final_lr: Learning rate at the last step, as a share of lr.
+    final_lr: Learning rate after the last step, as a share of lr.
     frozen: Parts of the model that keep their weights, "encoder" or "decoder.tokens"; None: no part.
     bptt: Segments that gradients cross; None: all.
     unroll_schedule: Order of computation, see ``unroll``.

@@ -7,8 +7,9 @@ def relative_rate(step: int, first_step: int, steps: float, schedule: str, warmu
     """Learning rate of a step, as a share of the largest one.
 
     step: counted from the start of the run. first_step, steps: of the present stage, or of the whole run.
-    schedule: "constant", or "linear" or "cosine", which fall to ``final_lr`` over the stage. warmup: steps of the run
-    in which the rate grows; below 1, a share of the steps of every stage.
+    schedule: "constant", or "linear" or "cosine", which fall from 1 at the first step of the stage to ``final_lr``
+    after its last. warmup: steps of the run in which the rate grows, times what the schedule has; below 1, a share of
+    the steps of every stage.
     Raises ValueError where a share of the steps is wanted and ``steps`` is infinite.
     """
     if math.isinf(steps) and (schedule != "constant" or 0 < warmup < 1):

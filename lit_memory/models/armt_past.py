@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.models.attention import attention_mask, rotate
+from lit_memory.models.parts import newest_keys
 
 
 class PastState(NamedTuple):
@@ -49,7 +50,7 @@ def attend(
     attention, past = block.attention, state[2:]
     if len(rows_BRD) > len(state.z_BK):  # several samples in a row read one state
         past = [x.repeat_interleave(len(rows_BRD) // len(state.z_BK), dim=0) for x in past]
-    tokens = slice(front, rows_BRD.shape[1] - behind)
+    tokens, padded = slice(front, rows_BRD.shape[1] - behind), mask_BT is not None
     if mask_BT is None:
         mask_BT = rows_BRD.new_ones(rows_BRD[:, tokens].shape[:2], dtype=torch.bool)
     q, k, v = attention.heads(attention.qkv(block.norm1(rows_BRD)))
@@ -61,11 +62,9 @@ def attend(
     kept, batch = state.real_BP.shape[1], len(state.z_BK)
     if batch < len(rows_BRD):
         return rows_BRD, state
-    k, v = (
-        torch.cat([old, new[:, :, tokens].to(old.dtype)], dim=2)[:, :, -kept:]
-        for old, new in zip(past, (k, v), strict=False)
-    )
-    return rows_BRD, state._replace(k_BGPK=k, v_BGPK=v, real_BP=torch.cat([past[2], mask_BT], dim=1)[:, -kept:])
+    k, v = (torch.cat([old, new[:, :, tokens].to(old.dtype)], dim=2) for old, new in zip(past, (k, v), strict=False))
+    k, v, real_BP = newest_keys(k, v, torch.cat([past[2], mask_BT], dim=1), kept, padded)
+    return rows_BRD, state._replace(k_BGPK=k, v_BGPK=v, real_BP=real_BP)
 
 
 def sees_past(real_BP: Tensor, tokens: int, front: int, behind: int) -> Tensor:

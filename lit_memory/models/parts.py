@@ -102,3 +102,19 @@ def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:
         return window_BSC[:, window_BSC.shape[1] - count :].clone()  # a view would keep the whole segment alive
     rows_BC = mask_BT.sum(1, keepdim=True) + torch.arange(count, device=mask_BT.device)
     return window_BSC.gather(1, rows_BC.unsqueeze(-1).expand(-1, -1, window_BSC.shape[2]))
+
+
+def newest(mask_BS: Tensor, count: int) -> Tensor:
+    """The columns (B, count) of the last real ones in their order; where there are fewer, others stand before them."""
+    return mask_BS.byte().argsort(dim=1, stable=True)[:, mask_BS.shape[1] - count :]
+
+
+def newest_keys(
+    k_BGSK: Tensor, v_BGSK: Tensor, mask_BS: Tensor, count: int, padded: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and mask of the last ``count`` real columns. padded: whether some of the last may not be real."""
+    if not padded:
+        return k_BGSK[:, :, -count:], v_BGSK[:, :, -count:], mask_BS[:, -count:]
+    columns_BW = newest(mask_BS, count)
+    k, v = (t.take_along_dim(columns_BW[:, None, :, None], dim=2) for t in (k_BGSK, v_BGSK))
+    return k, v, mask_BS.take_along_dim(columns_BW, dim=1)

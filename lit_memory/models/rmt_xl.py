@@ -83,6 +83,8 @@ class RMTXL(SeparateWrite, TokenMemory):
         return hidden_BTD, self.written(state, rows_BRD[:, end:], caches) if write else state
 
     def advance(self, state, ids_BT, mask_BT=None):
+        if self.training and self.config.dropout:  # fewer rows would draw other numbers
+            return self.step(state, ids_BT, mask_BT)[1]
         return self.written(state, *self.rows(state, ids_BT, mask_BT, True, self.front))
 
     def rows(

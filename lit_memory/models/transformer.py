@@ -5,7 +5,7 @@ Reference: github.com/RodkinIvan/associative-recurrent-memory-transformer at aa1
 
 Deviations
 1. Keys keep their true distance to the queries. (The reference gives cached and current tokens the same positions from
-   the second segment on.) A window that covers the sequence is full causal attention.
+   the second segment on.) A window that covers the sequence is full causal attention. Padding takes no place in it.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
 Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from lit_memory.models.attention import attention_mask, rotary_table, turn
 from lit_memory.models.decoder import BackboneConfig, Block, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
+from lit_memory.models.parts import newest_keys
 from lit_memory.recurrence import LayerRecurrent, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError
 
@@ -50,13 +51,11 @@ class WindowLayer(nn.Module):
         mask_BS = torch.cat([state.mask_BW, now_BT], dim=1)
         past = (state.k_BGWK.to(rows_BTD.dtype), state.v_BGWK.to(rows_BTD.dtype))
         rows_BTD, k, v = self.block.attend(rows_BTD, attention_mask(mask_BS, rows_BTD.shape[1]), past)
-        return rows_BTD, self.kept(k, v, mask_BS, state) if write else state
-
-    def kept(self, k_BGSK: Tensor, v_BGSK: Tensor, mask_BS: Tensor, state: WindowState) -> WindowState:
-        """The state after all keys and values up to now."""
-        k, v = (t[:, :, -self.window :].to(state.k_BGWK.dtype) for t in (k_BGSK, v_BGSK))
-        new = WindowState(k, v, mask_BS[:, -self.window :])
-        return WindowState(new.k_BGWK.detach(), new.v_BGWK.detach(), new.mask_BW) if self.detach else new
+        if not write:
+            return rows_BTD, state
+        k, v, mask_BW = newest_keys(k, v, mask_BS, self.window, padded=mask_BT is not None)
+        k, v = (t.to(state.k_BGWK.dtype) for t in (k, v))
+        return rows_BTD, WindowState(k.detach(), v.detach(), mask_BW) if self.detach else WindowState(k, v, mask_BW)
 
 
 class Transformer(SeparateWrite, KeyValueCache, LayerRecurrent):

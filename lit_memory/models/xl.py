@@ -18,7 +18,7 @@ The plain window of cached keys with rotary positions is ``transformer`` with it
 
 Deviations
 1. The cache has W rows from the start, and a mask of those that are real; the reference's grows to W. The values are
-   the same.
+   the same. Padding takes no place in it.
 2. The softmax is over the whole vocabulary unless there are ``cutoffs``. Then it is torch's adaptive softmax, whose
    clusters have the full width, as in the reference for 267,735 words, but own weights (reference: those of the
    embeddings).
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from lit_memory.models import xl_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import embedding
-from lit_memory.models.parts import Dropout
+from lit_memory.models.parts import Dropout, newest
 from lit_memory.models.relative import blend, by_distance, probabilities, score, sinusoids, weight_first
 from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError, at_least, check_layers
@@ -136,14 +136,18 @@ class XLLayer(nn.Module):
         all_BSD = torch.cat([state.rows_BWD.to(rows_BTD.dtype), rows_BTD], dim=1)
         last_BTD = rows_BTD if last is None else rows_BTD[:, rows_BTD.shape[1] - last :]
         out_BTD = self.block(last_BTD, all_BSD, attention_mask(mask_BS, last_BTD.shape[1]))
-        return out_BTD, self.cached(rows_BTD[:, tokens], state, now_BT[:, tokens]) if write else state
+        kept_BT = None if mask_BT is None else mask_BT[:, tokens]
+        return out_BTD, self.cached(rows_BTD[:, tokens], state, kept_BT) if write else state
 
     def cached(self, rows_BTD: Tensor, state: XLState, mask_BT: Tensor | None = None) -> XLState:
         """The cache with these rows as the newest."""
         count, old = rows_BTD.shape[1], state.rows_BWD
-        mask_BT = rows_BTD.new_ones(rows_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
-        rows_BWD = torch.cat([old, (rows_BTD.detach() if self.detach else rows_BTD).to(old.dtype)], dim=1)
-        return XLState(rows_BWD[:, count:], torch.cat([state.mask_BW, mask_BT], dim=1)[:, count:])
+        rows_BSD = torch.cat([old, (rows_BTD.detach() if self.detach else rows_BTD).to(old.dtype)], dim=1)
+        if mask_BT is None:
+            return XLState(rows_BSD[:, count:], nn.functional.pad(state.mask_BW, (0, count), value=True)[:, count:])
+        mask_BS = torch.cat([state.mask_BW, mask_BT], dim=1)
+        columns_BW = newest(mask_BS, old.shape[1])  # padding takes no place
+        return XLState(rows_BSD.take_along_dim(columns_BW.unsqueeze(-1), dim=1), mask_BS.take_along_dim(columns_BW, 1))
 
 
 class AdaptiveHead(LossHead, nn.AdaptiveLogSoftmaxWithLoss):

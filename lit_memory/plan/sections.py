@@ -52,7 +52,8 @@ class TrainConfig:
     weight_decay: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate of every stage, from lr to final_lr * lr: along a line (the reference's, over twice the steps, is
-    final_lr 0.5), or along half a cosine."""
+    final_lr 0.5 but that it falls from the end of the warm-up on, and so is up to a twentieth higher), or along half a
+    cosine."""
     final_lr: float = 0.5
     warmup: float = 0
     """Warm-up of the learning rate. From 1 on: steps at the start of the run. Below 1: the share of every stage's

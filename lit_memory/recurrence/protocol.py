@@ -186,7 +186,8 @@ class SeparateWrite(SegmentRecurrent):
     """A model that writes a segment at less cost than ``step``, if its hidden states are not needed."""
 
     def advance(self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None) -> State:
-        """The state after one segment: that of ``step``, up to rounding, with its gradients."""
+        """The state after one segment: that of ``step``, up to rounding, with its gradients. With dropout it may draw
+        other numbers, as it reads fewer rows."""
         raise NotImplementedError
 
 

@@ -38,6 +38,8 @@ class Task:
     """Metrics for which less is better."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Further metrics that ``summarize`` adds to a test."""
+    tells_answers: ClassVar[bool] = True
+    """Whether the ids have the targets at their places, so that later tokens see them."""
     visible: ClassVar[tuple[str, ...]] = ()
     """The views (``util.views.VIEWS``) that a report can ask for: "depth" of samples that tell it in ``Batch.meta``."""
 

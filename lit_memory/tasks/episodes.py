@@ -65,9 +65,10 @@ class EpisodeConfig(TextConfig):
     """Auxiliary lines per training sample in layout "lines": sentences of books outside the context, for models that
     learn to write lines (published: about one)."""
     mentioned: list[str] = added([])
-    """Noun phrases, such as "the library", whose words the test has and no sample of the training. In layout "lines"
-    every other auxiliary line is a sentence that mentions one and tells nothing, or a fact about others
-    (``extras.py``); in layout "text" a training sample has a further tail, such a sentence from its first token on."""
+    """Noun phrases, such as "the library", that the test has as places of the story and no sample of the training; the
+    sentences of books may have their words. In layout "lines" every other auxiliary line is a sentence that mentions
+    one and tells nothing, or a fact about others (``extras.py``); in layout "text" a training sample has a further
+    tail, such a sentence from its first token on."""
     test_tokens: list[int] = field(default_factory=list)
     """Values of ``tokens`` in the test; default: ``tokens``."""
 

@@ -5,20 +5,18 @@ Paper:     Arora, Eyuboglu et al. 2023, Zoology: measuring and improving recall 
 Reference: github.com/HazyResearch/zoology at 0c59e619, ``zoology/data/associative_recall.py``, and
     ``experiments/iclr24_zoology_figure2`` (its settings).
 
-    pairs 2, length 16      2 8 4 7   0 0 4 7 0 0 0 0 0 0 2 8
-                            k v k v       q v             q v     scored at the values behind queries
+    pairs 2, length 16      2 8 4 7   0 0 4 0 0 0 0 0 0 0 2 0
+                            k v k v       q 7             q 8     scored behind queries, where filler stands
 
 Keys, values and the filler (token 0) are different tokens. Every pair is written once, side by side at the beginning,
-and asked once. The rest is slots of two tokens, a query and its value, or filler. The slots of the queries are drawn
+and asked once. The rest is slots of two tokens, a query and filler, or filler alone. The slots of the queries are drawn
 without replacement, slot g with a weight of g^(exponent - 1): most queries come soon, as words of a text are repeated.
 
     published (figure 2)    length 64, 128, 256, 512 with 4, 8, 16, 64 pairs; vocabulary 8,192; 100,000 training samples
 
 Deviations
-1. The value stands behind its query, as in a text; the reference has filler there, and scores the token that follows
-   the query all the same. As no key is asked twice, no answer can be had from it.
-2. Samples are drawn on the fly, with a random stream for each split (reference: 100,000 samples, 64 times each).
-3. ``segment_len`` cuts the sequence for models with a memory of segments. Ours.
+1. Samples are drawn on the fly, with a random stream for each split (reference: 100,000 samples, 64 times each).
+2. ``segment_len`` cuts the sequence for models with a memory of segments. Ours.
 
 Shape suffixes: B batch, N pairs, T tokens, S slots.
 """
@@ -41,6 +39,7 @@ class MQAR(Task):
     """
 
     metrics = ("accuracy",)
+    tells_answers = False
 
     @dataclass
     class Config:
@@ -94,8 +93,8 @@ class MQAR(Task):
         rest = torch.zeros(size, slots, 2, dtype=torch.long)
         if c.filler == "random":
             rest = torch.randint(c.vocabulary, rest.shape, generator=rng)
+        rest[:, :, 0].scatter_(1, asked_BN, keys_BN)  # no answer stands behind: it would rule out those of other keys
         pairs = torch.stack([keys_BN, values_BN], dim=2)
-        rest.scatter_(1, asked_BN.unsqueeze(-1).expand_as(pairs), pairs)
         ids_BT = torch.cat([pairs, rest], dim=1).flatten(1)
         targets_BT = torch.full_like(ids_BT, -100)
         targets_BT.scatter_(1, 2 * (c.pairs + asked_BN) + 1, values_BN)

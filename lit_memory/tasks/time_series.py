@@ -29,6 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from stat import S_IFREG
 from typing import ClassVar, NamedTuple, Self
 
@@ -42,9 +43,6 @@ from lit_memory.tasks.time_series_sets import ETT, load_series
 from lit_memory.text.corpus import SPLITS
 from lit_memory.util.checks import FieldError, at_least, nearest
 from lit_memory.util.inputs import missing
-
-DAY = 24
-"""Rows per season of the naive forecast."""
 
 
 class TimeSeries(FiniteSplits, ContinuousTokens):
@@ -80,12 +78,16 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
         def __post_init__(self) -> None:
             at_least(1, self, "horizon", "patch", "lookback")
             at_least(0, self, "segment_len")
-            if self.lookback % self.patch or self.lookback < DAY:
-                raise FieldError(
-                    "lookback", self.lookback, f"expected a multiple of patch={self.patch} of at least {DAY}, a day"
-                )
+            if self.lookback % self.patch or self.lookback < self.day:
+                expected = f"expected a multiple of patch={self.patch} of at least {self.day}, a day"
+                raise FieldError("lookback", self.lookback, expected)
             if self.source not in ("seasons", *ETT) and (why := missing(self.source, S_IFREG)):
                 raise FieldError("source", self.source, f"{why}; {nearest(self.source, ['seasons', *ETT])}")
+
+        @property
+        def day(self) -> int:
+            """Rows of a day, the season of the naive forecast; 24, as of hours, where it is not known."""
+            return ETT.get(Path(self.source).stem, 24)
 
     @property
     def material(self) -> str:
@@ -165,7 +167,7 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
         forecasts = {
             "": predicted_BT[:, -1],
             "repeat_": repeat_last(past_BR, self.config.horizon),
-            "season_": repeat_day(past_BR, self.config.horizon),
+            "season_": repeat_day(past_BR, self.config.horizon, self.config.day),
             "linear_": self.linear(past_BR),
         }
         errors = {name: forecast_BH - future_BH for name, forecast_BH in forecasts.items()}
@@ -197,9 +199,9 @@ def repeat_last(past_BR: Tensor, horizon: int) -> Tensor:
     return past_BR[:, -1:].expand(-1, horizon)
 
 
-def repeat_day(past_BR: Tensor, horizon: int) -> Tensor:
-    """Forecast (B, H) that repeats the last ``DAY`` numbers."""
-    return past_BR[:, -DAY:][:, torch.arange(horizon, device=past_BR.device) % DAY]
+def repeat_day(past_BR: Tensor, horizon: int, day: int) -> Tensor:
+    """Forecast (B, H) that repeats the last ``day`` numbers."""
+    return past_BR[:, -day:][:, torch.arange(horizon, device=past_BR.device) % day]
 
 
 class Part(NamedTuple):

@@ -24,8 +24,8 @@ Deviations
 6. ``keys`` "one_hot" and "gaussian" use the lines themselves as the key memory: a slot per line, as in arXiv
    2407.01437.
 7. ``prefix_tokens`` counts tokens (published: the first words of a sentence).
-8. ``distinct`` keeps repeated lines once. What one-hot keys read is the same; with other keys a line counts once,
-   however often it was read.
+8. ``distinct`` keeps repeated lines once. What one-hot keys read is the same, unless lines that begin with the same
+   ``prefix_tokens`` end differently; then, and with other keys, a line counts once, however often it was read.
 
 Shape suffixes: B batch, T tokens, N lines, Q questions, X lines of a batch, C width of a latent, E latent and key, K
 slots.

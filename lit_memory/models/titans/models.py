@@ -23,7 +23,8 @@ Deviations
    for attention only.
 3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j has
    the position of token j.
-4. MAC's queries for h have no convolution, which would be a second one over other rows.
+4. MAC's queries for h have no convolution, which would be a second one over other rows. What they recall, and P, are
+   normalised before attention as its other rows are, so that the size of a recall is lost.
 5. With ``per_chunk_gates`` a chunk has the gates of its first token, which is causal; the paper leaves it open.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what
    one pass does.
