@@ -511,6 +511,21 @@ def test_groups_equal_sequential(grouped, tokens, options):
     agrees(grouped, ids, 1e-10, **options)
 
 
+@pytest.mark.parametrize(("weights", "precision"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_groups_with_a_state_of_another_precision(grouped, tokens, weights, precision, masked):
+    """A state is of the type that was asked for, whatever that of the weights; in single precision to its rounding."""
+    model, ids = grouped.to(weights), tokens(3, 4 * N)
+    mask = torch.arange(4 * N) < torch.tensor([[4 * N], [2 * N], [N + 2]]) if masked else None
+    fast, slow = (
+        unroll(model, ids, N, mask_BT=mask, state=model.init_state(3, dtype=precision), schedule=schedule)
+        for schedule in ("auto", "sequential")
+    )
+    real = slice(None) if mask is None else mask
+    assert close(fast.hidden_BTD[real], slow.hidden_BTD[real], 1e-4) and close(fast.state, slow.state, 1e-4)
+    assert {t.dtype for t in state_tensors(fast.state) if t.is_floating_point()} <= {precision}
+
+
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.usefixtures("way")
 def test_groups_in_single_precision(build, tokens, name):

@@ -23,7 +23,7 @@ from lit_memory.models.armt_cell import Cell, Given, Shape
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.plain import modules_of
 from lit_memory.models.rows_by_hand import finished, weights_of
-from lit_memory.recurrence import detach
+from lit_memory.recurrence import detach, select_state
 
 CHUNK, CHUNK_FLOATS = 16, 5 << 22
 """Segments of a chunk for the compiled loops, and floats of A that these hold on the way back: 80 MiB in fp32.
@@ -148,6 +148,8 @@ def read_layer(
     keep: int,
 ) -> tuple[Tensor, AssociativeState]:
     """``LayerMajor.read_layer`` for a layer of ARMT."""
+    if state.A_BKD.dtype != rows_SBRD.dtype:
+        return one_by_one(layer, rows_SBRD, state, mask_SBT, cuts, keep)
     c, total, done = layer.config, len(rows_SBRD), []
     masks = Masks.of(rows_SBRD, mask_SBT, c.memory_tokens)
     loops = compiled.applies(state.A_BKD) and total * state.A_BKD.numel() >= WORTH
@@ -170,3 +172,16 @@ def finish_rows(layer: Any, x_BTD: Tensor, qkv_BTHP: Tensor, mask_BT: Tensor | N
     q, k, v = qkv_BTHP.transpose(1, 2).split([c.heads, kv_heads, kv_heads], dim=1)
     mask = None if mask_BT is None else attention_mask(mask_BT, mask_BT.shape[1])
     return finished(block, x_BTD, block.attention.attended(q, k, v, mask), c)
+
+
+def one_by_one(
+    layer: Any, rows_SBRD: Tensor, state: AssociativeState, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int
+) -> tuple[Tensor, AssociativeState]:
+    """``read_layer`` by the layer itself, for a state in another precision than the rows."""
+    found = []
+    for s, rows_BRD in enumerate(rows_SBRD):
+        state, mask_BT = detach(state) if s in cuts else state, None if mask_SBT is None else mask_SBT[s]
+        rows_BRD, new = layer(rows_BRD, state, mask_BT)
+        state = new if mask_BT is None else select_state(mask_BT.any(1), new, state)
+        found.append(rows_BRD)
+    return rows_SBRD[:0] if not keep else torch.stack(found[-keep:]), state
