@@ -68,15 +68,15 @@ class Results:
         """Read a long DataFrame (arm, seed, x, metric, value) and the ``scores`` of its samples; what is outside the
         plan is ignored, and what is not judged is kept as table.csv has it. Raises ValueError for two values of one
         cell, and for scores that are not those of theirs."""
-        cells: dict[Cell, float] = {}
+        cells, judged = dict[Cell, float](), plan.judged
         for arm, seed, x, metric, value in frame[["arm", "seed", "x", "metric", "value"]].itertuples(index=False):
             if arm not in plan.arms or seed not in plan.seeds or x not in plan.x_values:
                 continue
             cell = (arm, metric, float(x), int(seed))
             if cell in cells:
                 raise ValueError(f"two finished runs of arm {arm}, seed {seed} both report {metric} at x={x:g}")
-            cells[cell] = float(value) if metric in {*plan.judged, *TIMES} else rounded(float(value))
-        return cls.of(plan, cells, {cell: found for cell, found in (scores or {}).items() if cell[1] in plan.judged})
+            cells[cell] = float(value) if metric in judged or metric in TIMES else rounded(float(value))
+        return cls.of(plan, cells, {cell: found for cell, found in (scores or {}).items() if cell[1] in judged})
 
     @classmethod
     def of(
