@@ -81,8 +81,9 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     specs: the changed plan. changed: the keys of the changes. Raises ConfigError.
     """
     values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
-    judged, plan = any(getattr(experiment, section) for section in KINDS), experiment.plan()
-    planned = x_values(experiment, plan) if any("task" in key.split(".") for key in changed) else values
+    judged = any(getattr(experiment, section) for section in KINDS)
+    moved = judged and any(key.startswith("task") for key in changed)
+    planned = x_values(experiment, experiment.plan()) if moved else values
     for section in KINDS:
         try:
             gone = {line: untested(line, values, planned) for line in getattr(experiment, section)}
@@ -93,21 +94,20 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     report = experiment.report
     if type(report.state_x) is int and report.state_x not in values:
         report = replace(report, state_x=None)
-    if judged:
-        reasons += shortened(plan, specs)
+    if judged and {"train", "train.steps", "train.stages"} & set(changed):
+        reasons += shortened(experiment.plan(), specs)
     return replace(experiment, report=report, unchecked=reasons, **lines)
 
 
 def shortened(before: Sequence[RunSpec], after: Sequence[RunSpec]) -> list[str]:
     """Which arms take fewer optimizer steps than before, in words; those with the same numbers together."""
     found: dict[tuple[int, int], list[str]] = {}
-    planned = most_steps(before)
-    for arm, steps in most_steps(after).items():
+    planned, left = most_steps(before), most_steps(after)
+    for arm, steps in left.items():
         if steps < planned.get(arm, steps):
             found.setdefault((steps, planned[arm]), []).append(arm)
-    every = len(most_steps(after))
     return [
-        f"{'' if len(arms) == every else ', '.join(arms) + ' '}trained for {steps:,} steps in place of {most:,}"
+        f"{'' if len(arms) == len(left) else ', '.join(arms) + ' '}trained for {steps:,} steps in place of {most:,}"
         for (steps, most), arms in found.items()
     ]
 

@@ -91,9 +91,9 @@ class Fold(ast.NodeTransformer):
 
     def line_margin(self, tree: ast.Compare) -> LineMargin:
         """By how much a line holds, and its conditions and alternatives."""
-        each = [self.margin([part]) for part in conditions(tree)]
-        ways = [self.margin(way) for way in alternatives(tree)]
-        return LineMargin(self.margin([tree]), each, ways)
+        whole, parts, ways = self.margin([tree]), conditions(tree), alternatives(tree)
+        each = [self.margin([part]) for part in parts] if len(parts) > 1 else [whole]
+        return LineMargin(whole, each, [self.margin(way) for way in ways] if len(ways) > 1 else [whole])
 
     def margin(self, trees: Sequence[ast.Compare]) -> Margin:
         """By how much all of some comparisons hold, as measured and in every draw."""

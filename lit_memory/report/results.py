@@ -151,8 +151,8 @@ class Results:
     def _missing(self, arm: str, seed: int) -> str | None:
         """What is missing of a seed of an arm: "" for all of it, None for nothing."""
         tested = self.plan.tested(arm)
-        known = [self.summary(arm, None, x) or (arm, self.plan.config.y, float(x), seed) in self.cells for x in tested]
-        absent = [x for x, is_known in zip(tested, known, strict=True) if not is_known]
+        cells = {x: (arm, self.plan.config.y, float(x), seed) for x in tested}
+        absent = [x for x, cell in cells.items() if cell not in self.cells and not self.summary(arm, None, x)]
         of_seed = [run for run in self.plan.grid if (run["arm"], run["seed"]) == (arm, seed)]
         left = [run["status"] for run in of_seed if run["status"] not in ("finished", "failed")]
         if not absent:

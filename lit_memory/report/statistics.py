@@ -71,6 +71,7 @@ class Draws:
 
         self.evidence, self.count, n = evidence, count, evidence.seeds
         self._tables: dict[float, dict[Column, Any]] = {}
+        self._means: dict[tuple[str, str | None, float], Any] = {}
         bits = PCG64(GENERATOR).random_raw(n * count).reshape(n, count)
         self._picks = (bits % n).astype(np.int64)
         self._turns = np.arange(count)[None, :] % RESAMPLES
@@ -87,7 +88,13 @@ class Draws:
         return np.concatenate([values[:, None], drawn], axis=1)
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
-        """(1 + count,): means over seeds. One seed after the other, so that equal values have equal means."""
+        """(1 + count,): means over seeds, drawn once, as the conditions of a line name the same results."""
+        if (arm, metric, x) not in self._means:
+            self._means[arm, metric, x] = self._mean(arm, metric, x)
+        return self._means[arm, metric, x]
+
+    def _mean(self, arm: str, metric: str | None, x: float) -> Any:
+        """One seed after the other, so that equal values have equal means."""
         if told := self.evidence.summary(arm, metric, x):
             return self._normal(*told, f"{arm}/{metric}/{x:.17g}")
         values = self.seeds(arm, metric, x)
