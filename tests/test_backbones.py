@@ -1,4 +1,5 @@
-"""Blocks of Qwen3 and of Gemma 1 to 3, all their differences at once, in every architecture around a decoder.
+"""Blocks of GPT-J, and those of Qwen3 and of Gemma 1 to 3, all their differences at once, in every architecture around
+a decoder.
 
 Their parity with Hugging Face is in test_interop.py.
 """
@@ -16,24 +17,29 @@ from lit_memory.recurrence.generate import pack
 BLOCKS = {"family": "gemma", "qk_norm": True, "head_dim": 6, "heads": 4, "kv_heads": 2, "rotary_fraction": None}
 BLOCKS |= {"query_scale": 0.6, "score_cap": 2.0, "logit_cap": 3.0, "post_norms": True, "rotary_bases": [10.0, 500.0]}
 BLOCKS |= {"span": 20}
+FAMILIES = {"gptj": {"family": "gptj"}, "gemma": BLOCKS}
 N = 5
 
 
-def make(name):
-    """A tiny model in fp64 with all of it, whose norms of queries and keys are not 1."""
-    model = build_model(name, {k: v for k, v in TINY.items() if k != "rotary_fraction"}, **BLOCKS)
+def make(name, family="gemma"):
+    """A tiny model in fp64 with all of it, whose norms of queries and keys, and whose biases, are not what they are at
+    first."""
+    model = build_model(name, {k: v for k, v in TINY.items() if k != "rotary_fraction"}, **FAMILIES[family])
     for part_name, part in model.named_parameters():
         if "q_norm" in part_name or "k_norm" in part_name:
             part.data.normal_(1.0, 0.3)
+        elif part_name == "decoder.head.bias":
+            part.data.normal_(0.0, 0.3)
     return model
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", WRAPPING)
 @torch.no_grad()
-def test_pieces_are_the_whole(name, tokens):
+def test_pieces_are_the_whole(name, family, tokens):
     """Read with a cache of keys and values, piece by piece, a text gives what it gives in whole segments; the state
     as well. And no later token changes an earlier one."""
-    model, ids = make(name), tokens(2, 3 * N)
+    model, ids = make(name, family), tokens(2, 3 * N)
     whole = unroll(model, ids, N)
     first, position = read_prompts(model, pack(ids[:, :7]), N, last=False)
     second, position = read_on(model, position, ids[:, 7:9])
@@ -45,10 +51,11 @@ def test_pieces_are_the_whole(name, tokens):
     assert not changed[:7].any() and changed[7]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", [n for n in WRAPPING if isinstance(build_model(n), LayerMajor)])
-def test_layer_by_layer_is_segment_by_segment(name, tokens):
+def test_layer_by_layer_is_segment_by_segment(name, family, tokens):
     """Where no backward pass by hand knows these blocks, ``auto`` reads in order; the results are the same."""
-    model, ids, found = make(name), tokens(2, 4 * N), []
+    model, ids, found = make(name, family), tokens(2, 4 * N), []
     for schedule in ("sequential", "auto"):
         model.zero_grad()
         out = unroll(model, ids, N, schedule=schedule)
@@ -57,7 +64,8 @@ def test_layer_by_layer_is_segment_by_segment(name, tokens):
     assert len(found[0]) == len(found[1])
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
     if name == "armt":
-        with pytest.raises(ValueError, match=r"blocks \(gemma, head_dim, .*, rotary_bases\) have no backward pass by"):
+        words = {"gptj": "gptj", "gemma": "gemma, head_dim, .*, rotary_bases"}[family]
+        with pytest.raises(ValueError, match=rf"blocks \({words}\) have no backward pass by"):
             unroll(model, ids, N, schedule="layer")
 
 

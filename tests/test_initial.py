@@ -119,6 +119,30 @@ def test_an_encoder_fills_its_sizes(tmp_path):
     assert found["family"] == "gpt2" and found["positions"] == 20
 
 
+def test_memreasoner_around_a_tiny_gptj(llama, tmp_path, monkeypatch):
+    """memreasoner_gptj with folders of its formats in place of six billion parameters: planned, loaded, trained on."""
+    decoder, (bert, _) = make_decoder(tmp_path), make_bert(tmp_path)
+    hugging_face("gptj").float().save_pretrained(decoder)
+    theirs = load_huggingface(decoder)
+    tree = yaml.safe_load((PROJECT / "experiments" / "memreasoner_gptj.yaml").read_text())
+    model, task, train = (tree["base"][section] for section in ("model", "task", "train"))
+    model |= {"layers": 2, "width": 16, "heads": 2, "latent_width": 8, "slots": 8, "rotary_fraction": 0.75}
+    model |= {"encoder_layers": 2, "encoder_width": 12, "encoder_heads": 3}
+    task |= {"tokenizer": str(llama), "vocab_size": 23, "haystack": "noise", "test_tokens": [0]}
+    train |= {"accelerator": "cpu", "precision": "32-true"}
+    tree["arms"]["pretrained"]["train.init"] = {"decoder": str(decoder), "encoder": str(bert)}
+    tree["seeds"] = [0]
+    pretrained, one, two = parse(tree, "tiny.yaml").at().plan()
+    assert pretrained.model["family"] == "gptj" and {one.start.key, two.start.key} == {pretrained.key}
+    module, data = build(pretrained)
+    weights = module.model.decoder.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in theirs.decoder.state_dict().items())
+    monkeypatch.setattr(module, "log", lambda *args, **options: None)  # there is no trainer
+    loss = module.training_step(data.task.batch(0, "train", 0, 2), 0)
+    loss.backward()
+    assert loss.isfinite() and module.model.decoder.head.bias.grad.abs().sum() > 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("inline", "unsaved_figures")
 def test_the_whole_command(llama, root, tmp_path, capsys):

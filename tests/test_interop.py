@@ -26,6 +26,7 @@ NAMES = ["armt_gpt2_clip_s10", "armt_gpt2_off_s11", "armt_neox_clip_s10", "armt_
 NAMES += ["rmt_gpt2_s12", "rmt_neox_s13", "prmt_gpt2_s14", "prmt_neox_s14"]
 BACKBONES = {
     "gpt2": "model.transformer.h",
+    "gptj": "model.transformer.h",
     "neox": "model.gpt_neox.layers",
     "llama": "model.model.layers",
     "qwen2": "model.model.layers",
@@ -54,6 +55,7 @@ def hugging_face(backbone, **settings):
 
     model_class, config_class, defaults = {
         "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, {"n_positions": 20}),
+        "gptj": (hf.GPTJForCausalLM, hf.GPTJConfig, {"n_positions": 20, "rotary_dim": 6}),
         "neox": (hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, {"intermediate_size": 64}),
         "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, {"intermediate_size": 40, "num_key_value_heads": 1}),
         "qwen2": (
@@ -117,6 +119,7 @@ def exact(monkeypatch):
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm, Gemma2RotaryEmbedding
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm, Gemma3RotaryEmbedding
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+    from transformers.models.gptj.modeling_gptj import GPTJRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
@@ -143,6 +146,12 @@ def exact(monkeypatch):
         angle = (position_ids[..., None].double() * frequency).repeat(1, 1, 2)
         return angle.cos(), angle.sin()
 
+    def pairs(self, x, position_ids):
+        frequency = 10_000 ** (-torch.arange(0, self.pos_embd_dim, 2).double() / self.pos_embd_dim)
+        angle = position_ids[..., None].double() * frequency
+        return angle.sin(), angle.cos()
+
+    monkeypatch.setattr(GPTJRotaryEmbedding, "forward", pairs)
     monkeypatch.setattr(Gemma3RotaryEmbedding, "forward", table3)
     softmax = torch.nn.functional.softmax  # theirs is computed in fp32
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
@@ -227,6 +236,9 @@ SETTINGS = [
         "gpt2",
         {"n_inner": 32, "layer_norm_epsilon": 1e-2, "num_hidden_layers": 3, "activation_function": "gelu_pytorch_tanh"},
     ),
+    ("gptj", {}),
+    ("gptj", {"num_attention_heads": 4, "rotary_dim": 4, "n_inner": 40, "layer_norm_epsilon": 1e-2}),
+    ("gptj", {"num_attention_heads": 1, "rotary_dim": 10, "num_hidden_layers": 3, "tie_word_embeddings": True}),
     ("neox", {"rotary_pct": 0.25}),
     ("neox", {"rotary_pct": 1.0, "num_attention_heads": 4, "tie_word_embeddings": True}),
     ("neox", {"rotary_pct": 0.5, "num_attention_heads": 1, "layer_norm_eps": 1e-2}),
@@ -412,7 +424,7 @@ def test_folders(tmp_path):
 def test_reference_is_strict(arch, backbone):
     weights, layer = reference_weights(arch, backbone), f"{BACKBONES[backbone]}.1"
     optional = {"memory"} if arch == "prmt" else set()  # never used
-    optional |= {"model.lm_head.weight"} if backbone != "neox" else set()  # tied
+    optional |= {"model.lm_head.weight"} if backbone not in ("gptj", "neox") else set()  # tied
     for name, tensor in weights.items():
         without = {other: t for other, t in weights.items() if other != name}
         if name in optional:
@@ -480,7 +492,7 @@ def test_flags_reach_the_configuration():
     refused(ValueError, ("gamma", "off"), load, weights, gamma="of")
     refused(ValueError, ("width=16", "leave it out"), load, weights, width=16)
     refused(ValueError, ("amrt", "armt"), load, weights, arch="amrt")
-    refused(ValueError, ("gpt3", "gpt2"), load, weights, backbone="gpt3")
+    refused(ValueError, ("gpt-2", "gpt2"), load, weights, backbone="gpt-2")
     refused(ValueError, "state_dict: no weights", load, {})
 
 
@@ -499,6 +511,7 @@ def test_precision_and_tying():
 
 OTHER = {  # settings with which Hugging Face computes something else
     "gpt2": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True},
+    "gptj": {"activation_function": "gelu", "rotary_dim": 7, "resid_pdrop": 0.5},
     "neox": {"use_parallel_residual": False, "hidden_act": "gelu_fast", "attention_bias": False, "hidden_dropout": 0.5},
     "llama": {"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "attention_dropout": 0.5},
     "qwen2": {"hidden_act": "gelu", "use_sliding_window": True, "attention_dropout": 0.5},
@@ -537,7 +550,7 @@ def test_huggingface_flags():
     refused(TypeError, ("dict", "load_reference"), load_huggingface, theirs.state_dict())
     refused(
         ValueError,
-        ("bert", "gpt2, gpt_neox, llama, qwen2"),
+        ("bert", "gpt2, gptj, gpt_neox, llama, qwen2"),
         load_huggingface,
         SimpleNamespace(config=SimpleNamespace(model_type="bert"), state_dict=dict),
     )

@@ -210,14 +210,15 @@ def test_bert_becomes_the_encoder(tmp_path, name, old):
             assert torch.equal(tensor, model.state_dict()[key].float()), key
 
 
-def test_a_llama_with_an_encoder(tmp_path):
+@pytest.mark.parametrize(("family", "ff_mult"), [("llama", 2.5), ("gptj", 4.0)])
+def test_other_decoders_with_an_encoder(family, ff_mult, tmp_path):
     """The feed-forwards of the encoder are BERT's, whatever the decoder's are."""
     (bert, _), decoder = make_bert(tmp_path), make_decoder(tmp_path)
-    folder = _folder(tmp_path, "llama")
+    folder = _folder(tmp_path, family)
     for path in decoder.glob("tokenizer*"):
         path.rename(folder / path.name)
     model = load_class("model", "memreasoner").from_pretrained(folder, encoder=bert, latent_width=8)
-    assert model.config.ff_mult == 2.5 and model.encoder.layers[0].up.weight.shape == (48, 12)
+    assert model.config.ff_mult == ff_mult and model.encoder.layers[0].up.weight.shape == (48, 12)
 
 
 def test_wrong_encoders(tmp_path):
@@ -343,7 +344,7 @@ BOTH = [  # (what happens to a folder, error, words)
     (lambda f: (f / "config.json").unlink(), FileNotFoundError, ("config.json", "save_pretrained")),
     (lambda f: (f / "config.json").write_text("{"), ValueError, ("config.json", "save_pretrained")),
     (lambda f: (f / "config.json").write_text("[]"), ValueError, ("config.json", "list", "object")),
-    (lambda f: _edit(f, model_type="bert"), ValueError, ("model_type='bert'", "gpt2, gpt_neox, llama, qwen2")),
+    (lambda f: _edit(f, model_type="bert"), ValueError, ("model_type='bert'", "gpt2, gptj, gpt_neox, llama")),
     (lambda f: _edit(f, model_type=None), ValueError, "model_type=None"),
     (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "model.safetensors"),
     (lambda f: (f / "model.safetensors").write_bytes(b""), ValueError, ("model.safetensors", "cannot be read")),

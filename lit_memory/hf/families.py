@@ -56,6 +56,13 @@ FAMILIES = {
             "scale_attn_by_inverse_layer_idx": (False,),
         },
     ),
+    "gptj": Family(
+        model_type="gptj",
+        name="gptj",
+        norm_eps="layer_norm_epsilon",
+        dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        settings={"activation_function": ("gelu_new", "gelu_pytorch_tanh")},
+    ),
     "neox": Family(
         model_type="gpt_neox",
         name="gpt_neox",
@@ -112,6 +119,8 @@ def decoder_settings(config: Any, family: Family, dropout: float | None) -> dict
     elif rope := getattr(config, "rope_parameters", None):
         settings["rotary_base"] = float(_rope_number(rope, "rope_theta", None, math.inf))
         settings["rotary_fraction"] = _rope_number(rope, "partial_rotary_factor", 1.0, 1.0)
+    elif family.name == "gptj":
+        settings["rotary_fraction"] = _rotary_fraction(config)
     head_dim = getattr(config, "head_dim", None)
     usual = head_dim is None or head_dim * config.num_attention_heads == config.hidden_size
     settings["head_dim"] = None if usual else head_dim
@@ -188,6 +197,14 @@ def check_width(config: Any, family: Family, weights: Mapping[str, Tensor]) -> N
     if queries is not None and head_dim is not None and head_dim * heads not in (width, len(queries)):
         expected = f"expected {len(queries)} / {heads} heads, as in the weights; check them"
         raise FieldError("head_dim", head_dim, expected)
+
+
+def _rotary_fraction(config: Any) -> float:
+    """The share of a head that GPT-J rotates. Raises FieldError for a number of channels that it cannot."""
+    head, dims = config.hidden_size // config.num_attention_heads, config.rotary_dim
+    if not fits(dims, int) or dims % 2 or not 0 < dims <= head:
+        raise FieldError("rotary_dim", dims, f"expected an even number from 2 to {head}, the width of a head")
+    return dims / head
 
 
 def _rope_number(rope: Mapping[str, Any], name: str, default: float | None, most: float) -> float:

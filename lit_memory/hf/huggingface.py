@@ -1,4 +1,4 @@
-"""Models of Hugging Face's GPT-2, GPT-NeoX, Llama, Qwen2 and 3, Gemma 1 to 3 and Mamba into ours.
+"""Models of Hugging Face's GPT-2, GPT-J, GPT-NeoX, Llama, Qwen2 and 3, Gemma 1 to 3 and Mamba into ours.
 
 Reference: Hugging Face transformers 5.
 """

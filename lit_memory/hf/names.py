@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_memory.models.backbone import GATED
+from lit_memory.models.backbone import GATED, UNBIASED
 
 HEAD = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
+"""GPT-J's."""
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of the causal-mask and rotary buffers of old checkpoints."""
 OUTER = {
@@ -24,6 +26,7 @@ OUTER = {
         "norm": "transformer.ln_f",
         "layers": "transformer.h",
     },
+    "gptj": {"tokens": "transformer.wte", "norm": "transformer.ln_f", "layers": "transformer.h"},
     "gpt_neox": {"tokens": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "layers": "gpt_neox.layers"},
     "llama": {"tokens": "model.embed_tokens", "norm": "model.norm", "layers": "model.layers"},
 }
@@ -37,6 +40,14 @@ INNER = {
         "norm2": ["ln_2"],
         "up": ["mlp.c_fc"],
         "down": ["mlp.c_proj"],
+    },
+    "gptj": {
+        "norm1": ["ln_1"],
+        "attention.qkv": ["attn.q_proj", "attn.k_proj", "attn.v_proj"],
+        "attention.out": ["attn.out_proj"],
+        "norm2": ["ln_1"],
+        "up": ["mlp.fc_in"],
+        "down": ["mlp.fc_out"],
     },
     "gpt_neox": {
         "norm1": ["input_layernorm"],
@@ -129,7 +140,8 @@ def block_names(family: str, weights: Collection[str], prefix: str = "") -> dict
             continue
         names[f"{ours}.weight"] = [f"{prefix}{name}.weight" for name in theirs]
         biases = [f"{prefix}{name}.bias" for name in theirs]
-        if family not in GATED or (ours == "attention.qkv" and any(name in weights for name in biases)):
+        unbiased = family in (UNBIASED if ours.startswith("attention.") else GATED)
+        if not unbiased or (ours == "attention.qkv" and any(name in weights for name in biases)):
             names[f"{ours}.bias"] = biases
     return names
 
@@ -143,6 +155,8 @@ def weight_names(family: str, layers: int, weights: Collection[str], layout: Lay
     outer = OUTER[family]
     names = {f"decoder.{ours}.weight": [f"{theirs}.weight"] for ours, theirs in outer.items() if ours != "layers"}
     names["decoder.head.weight"] = [HEAD]
+    if family == "gptj":
+        names["decoder.head.bias"] = [HEAD_BIAS]
     if family not in GATED:
         names["decoder.norm.bias"] = [f"{outer['norm']}.bias"]
     for i in range(layers):
@@ -156,8 +170,13 @@ def weight_names(family: str, layers: int, weights: Collection[str], layout: Lay
     return names
 
 
-def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor:
-    """Our weight, whose name ends with ``ours``, from Hugging Face's."""
+def convert(tensors: list[Tensor], ours: str, family: str, heads: int, rotary_dims: int = 0) -> Tensor:
+    """Our weight, whose name ends with ``ours``, from Hugging Face's.
+
+    rotary_dims: channels of a head that are rotated, for GPT-J.
+    """
+    if family == "gptj" and "attention.qkv" in ours:
+        tensors = [*(_unpaired(rows, heads, rotary_dims) for rows in tensors[:2]), tensors[2]]
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if family == "gpt2" and ours.endswith(CONV1D):
         tensor = tensor.mT
@@ -166,6 +185,13 @@ def convert(tensors: list[Tensor], ours: str, family: str, heads: int) -> Tensor
     if family == "gpt_neox" and "attention.qkv" in ours:  # heads are interleaved: (H, 3, K, ...)
         tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return tensor.contiguous()
+
+
+def _unpaired(rows: Tensor, heads: int, dims: int) -> Tensor:
+    """Rows of queries or keys whose first ``dims`` channels of a head are pairs side by side; ours are ``dims`` / 2
+    apart."""
+    turned, rest = rows.unflatten(0, (heads, -1)).split([dims, rows.shape[0] // heads - dims], dim=1)
+    return torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
 
 
 def canonical_weights(weights: Any, stem: str) -> dict[str, Tensor]:
@@ -186,7 +212,7 @@ def canonical_weights(weights: Any, stem: str) -> dict[str, Tensor]:
             continue
         key = re.sub(rf"^(memory_cell\.)?(model\.)*({stem}\.)?", "", name)
         key = key.replace("embed_out.", "lm_head.")  # NeoX's head in files and before transformers 5
-        if key not in (HEAD, "memory", "sink"):
+        if key not in (HEAD, HEAD_BIAS, "memory", "sink"):
             key = f"{stem}.{key}"
         if key in canonical:
             raise ValueError(f"two weights are named {key}: expected one, with or without a prefix; drop the other")

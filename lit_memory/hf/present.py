@@ -36,7 +36,7 @@ SETTINGS = {
 """Settings of config.json that a memory follows from."""
 WINDOW_SETTINGS = {"segment_size": int, "use_sink": bool}
 """Those of the sliding window."""
-BASES = [family.model_type for family in FAMILIES.values() if family.model_type != "gpt2"]
+BASES = [family.model_type for family in FAMILIES.values() if family.model_type not in ("gpt2", "gptj")]
 SCALED_INPUTS, UNSCALED_SINCE = ("gemma", "gemma2"), (5, 4)
 """Decoders that scaled all their inputs, memory tokens included, before this version of transformers."""
 

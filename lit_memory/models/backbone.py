@@ -6,10 +6,14 @@ from typing import Literal
 from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
 from lit_memory.util.fields import added
 
-ROTATED = {"gpt2": 0.0, "gpt_neox": 0.25, "llama": 1.0, "gemma": 1.0}
+ROTATED = {"gpt2": 0.0, "gptj": 0.25, "gpt_neox": 0.25, "llama": 1.0, "gemma": 1.0}
 """Family -> the share of a head that is rotated by default."""
 GATED = ("llama", "gemma")
 """Families with gated feed-forwards, RMS norms, and no biases but those of ``qkv_bias``."""
+UNBIASED = ("gptj", *GATED)
+"""Families whose attention has no biases but those of ``qkv_bias``."""
+PARALLEL = ("gptj", "gpt_neox")
+"""Families that add attention and feed-forward to the same input."""
 TIED = ("gpt2", "gemma")
 """Families whose head is the token embedding by default."""
 
@@ -18,7 +22,7 @@ TIED = ("gpt2", "gemma")
 class BackboneConfig:
     """Sizes of the decoder. Defaults: the tiny GPT-NeoX of the ARMT paper's associative retrieval (spec 1)."""
 
-    family: Literal["gpt2", "gpt_neox", "llama", "gemma"] = "gpt_neox"
+    family: Literal["gpt2", "gptj", "gpt_neox", "llama", "gemma"] = "gpt_neox"
     vocab_size: int = 0
     """Number of token ids; 0 takes the task's."""
     inputs: int = added(0)
@@ -31,7 +35,8 @@ class BackboneConfig:
     head_dim: int | None = added(None)
     """Channels of a head; default: width / heads."""
     qkv_bias: bool | None = None
-    """Biases of queries, keys and values; default: yes, but no for llama (Qwen2 has them) and gemma."""
+    """Biases of queries, keys and values; default: yes for gpt2 and gpt_neox, no for the others (Qwen2 has
+    them)."""
     qk_norm: bool = added(False)
     """RMS norms of the queries and of the keys of every head, before their rotation (Qwen3, Gemma 3)."""
     query_scale: float | None = added(None)
@@ -51,7 +56,7 @@ class BackboneConfig:
     wrap_pos: bool = False
     """Tokens start at position 0, and memory rows have own rows of the table, behind ``positions`` (gpt2 only)."""
     rotary_fraction: float | None = None
-    """Fraction of each head that is rotated (not gpt2); default: 1/4 for gpt_neox, 1 for llama and gemma."""
+    """Fraction of each head that is rotated (not gpt2); default: 1/4 for gptj and gpt_neox, 1 for llama and gemma."""
     rotary_base: float = 10_000.0
     """Channel pair i of n turns by rotary_base^(-i/n) per position ("rope_theta"; not gpt2)."""
     rotary_bases: list[float] = added([])
@@ -104,7 +109,7 @@ class BackboneConfig:
     def special(self) -> list[str]:
         """What its blocks have beyond those of GPT-2, GPT-NeoX, Llama and Qwen2."""
         names = ("head_dim", "qk_norm", "query_scale", "score_cap", "post_norms", "span", "rotary_bases")
-        return ["gemma"] * (self.family == "gemma") + [name for name in names if getattr(self, name)]
+        return [self.family] * (self.family in ("gptj", "gemma")) + [name for name in names if getattr(self, name)]
 
     @property
     def ff_width(self) -> int:

@@ -1,9 +1,10 @@
-"""One causal decoder for the GPT-2, GPT-NeoX, Llama and Gemma families, the backbone of every transformer here.
+"""One causal decoder for GPT-2, GPT-J, GPT-NeoX, Llama and Gemma, the backbone of every transformer here.
 
-Papers:    Radford et al. 2019 (GPT-2); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX); Touvron et al. 2023, arXiv
-           2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped queries); Yang et al. 2024, arXiv
-           2407.10671 (Qwen2: a Llama with ``qkv_bias``), and 2025, arXiv 2505.09388 (Qwen3: one with ``qk_norm``);
-           Gemma Team 2024, arXiv 2403.08295 (Gemma), 2408.00118 (Gemma 2) and 2025, 2503.19786 (Gemma 3, its text).
+Papers:    Radford et al. 2019 (GPT-2); Wang and Komatsuzaki 2021 (GPT-J); Black et al. 2022, arXiv 2204.06745
+           (GPT-NeoX); Touvron et al. 2023, arXiv 2302.13971 (Llama); Ainslie et al. 2023, arXiv 2305.13245 (grouped
+           queries); Yang et al. 2024, arXiv 2407.10671 (Qwen2: a Llama with ``qkv_bias``), and 2025, arXiv 2505.09388
+           (Qwen3: one with ``qk_norm``); Gemma Team 2024, arXiv 2403.08295 (Gemma), 2408.00118 (Gemma 2) and 2025,
+           2503.19786 (Gemma 3, its text).
 Reference: the Hugging Face implementations; ``lit_memory/hf`` imports their weights.
 
 Deviations
@@ -17,6 +18,8 @@ Deviations
    would matter.
 6. ``dropout`` acts on embeddings, attention weights and both branches in all families (Hugging Face's Llama: attention
    only).
+7. GPT-J's rotated channels come in the order of the other families; the import permutes the rows of queries and keys.
+   Its one norm a layer, ``norm1`` and ``norm2`` here, is computed for attention and feed-forward each.
 
 Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K
 head width, V vocabulary.
@@ -31,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_memory.models.attention import attention_mask, last_rows, rotate, split_heads
-from lit_memory.models.backbone import GATED, TIED, BackboneConfig
+from lit_memory.models.backbone import GATED, PARALLEL, TIED, UNBIASED, BackboneConfig
 from lit_memory.util.checks import FieldError
 
 
@@ -50,7 +53,7 @@ class Attention(nn.Module):
             config.score_cap,
             config.span,
         )
-        biased = config.family not in GATED
+        biased = config.family not in UNBIASED
         self.qkv = nn.Linear(config.width, sum(self.rows), biased if config.qkv_bias is None else config.qkv_bias)
         self.out = nn.Linear(self.rows[0], config.width, biased)
         self.q_norm, self.k_norm = (
@@ -123,7 +126,7 @@ def capped_attention(cap: float) -> Callable[..., Tensor]:
 
 
 TANH = partial(nn.GELU, "tanh")
-ACTIVATIONS = {"gpt2": TANH, "gpt_neox": nn.GELU, "llama": nn.SiLU, "gemma": TANH}
+ACTIVATIONS = {"gpt2": TANH, "gptj": TANH, "gpt_neox": nn.GELU, "llama": nn.SiLU, "gemma": TANH}
 
 
 def norm(config: BackboneConfig) -> nn.Module:
@@ -134,16 +137,17 @@ def norm(config: BackboneConfig) -> nn.Module:
 class Block(nn.Module):
     """Pre-norm transformer layer: attention, then the feed-forward.
 
-    GPT-NeoX adds both to the same input. Llama's and Gemma's feed-forwards are gated.
+    GPT-NeoX and GPT-J add both to the same input, GPT-J after the same norm. Llama's and Gemma's feed-forwards are
+    gated.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.parallel = config.family == "gpt_neox"
+        self.parallel = config.family in PARALLEL
         gated = config.family in GATED
         self.norm1 = norm(config)
         self.attention = Attention(config)
-        self.norm2 = norm(config)
+        self.norm2 = self.norm1 if config.family == "gptj" else norm(config)
         self.up = nn.Linear(config.width, config.ff_width, bias=not gated)
         self.activation = ACTIVATIONS[config.family]()
         self.down = nn.Linear(config.ff_width, config.width, bias=not gated)
@@ -221,7 +225,9 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.norm = norm(config)
-        self.head = (Capped if config.logit_cap else nn.Linear)(config.width, config.vocab_size, bias=False)
+        self.head = (Capped if config.logit_cap else nn.Linear)(
+            config.width, config.vocab_size, config.family == "gptj"
+        )
         if isinstance(self.head, Capped):
             self.head.cap = config.logit_cap
         for one, base in zip(self.layers, config.rotary_bases, strict=False):  # none where all have one base
@@ -244,6 +250,8 @@ class Decoder(nn.Module):
                     if linear.bias is not None:
                         nn.init.zeros_(linear.bias)
         nn.init.normal_(self.head.weight, std=self.config.init_std)
+        if self.head.bias is not None:
+            nn.init.zeros_(self.head.bias)
 
     def memory_tokens(self, count: int) -> nn.Parameter:
         """A new parameter (count, D), N(0, s), s the standard deviation of the token embeddings (as the reference)."""

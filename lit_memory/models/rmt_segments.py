@@ -42,7 +42,7 @@ def refusal(model: Any, longest: int) -> str | None:
     if not c.memory_tokens:
         return "it has no memory"
     if c.family == "gpt2" or c.special:
-        return f"its blocks ({', '.join([c.family, *c.special])}) have no backward pass by hand"
+        return f"its blocks ({', '.join(c.special or [c.family])}) have no backward pass by hand"
     if torch.compiler.is_compiling():
         return "a compiler traces the module's own step"
     if longest > LONGEST:
