@@ -1,9 +1,10 @@
-"""Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.models.MODELS`` is
+"""Tiny double-precision models that all tests share. Whatever is registered in ``lit_memory.registry.MODELS`` is
 tested."""
 
 import dataclasses
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -238,11 +239,19 @@ def hostile_checkpoint(tmp_path):
     return write
 
 
+def shared_folder(tmp_path_factory, name: str) -> Path:
+    """A temporary folder of all workers together."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory, request):
     """Tokenizers and tokenized books of the tests lie in one temporary folder; what numba compiles stays for the next
     tests."""
-    folder = tmp_path_factory.mktemp("cache")
+    folder = shared_folder(tmp_path_factory, "cache")
     with pytest.MonkeyPatch.context() as patch:
         if "NUMBA_CACHE_DIR" not in os.environ:
             patch.setenv("NUMBA_CACHE_DIR", str(request.config.cache.mkdir("numba")))
@@ -256,9 +265,7 @@ def _database(tmp_path_factory):
     """An empty MLflow database. Its creation takes seconds: one for all workers."""
     from lit_memory.run.tracking import Tracker
 
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "database"
-    root.mkdir(exist_ok=True)
+    root = shared_folder(tmp_path_factory, "database")
     with FileLock(root / "created.lock"):
         if not (root / "created").exists():
             Tracker(root, f"sqlite:///{root / 'mlflow.db'}")

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -318,12 +317,9 @@ LARGER = [(path, scale) for path, scale in SCALES if scale in ("real", "gpu")]
 
 
 @pytest.mark.parametrize(("path", "scale"), LARGER, ids=[f"{path.stem}-{scale}" for path, scale in LARGER])
-def test_every_task_of_the_larger_scales_has_samples(path, scale, tmp_path_factory, monkeypatch):
+def test_every_task_of_the_larger_scales_has_samples(path, scale, monkeypatch):
     """Of every stage, but where the text is on a hub: how many tokens a question has follows from the text, which
     planning does not read."""
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "materials"
-    monkeypatch.setenv("LIT_MEMORY_ROOT", str(root))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for spec in plan_of(path, scale):

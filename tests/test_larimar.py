@@ -385,6 +385,10 @@ def test_losses_that_are_not_named_are_not_computed(monkeypatch):
     for names in (["memory"], ["keys", "language"]):
         found = model.losses(*lines, names=names)
         assert found.keys() == set(names) and all(torch.equal(found[name], whole[name]) for name in names)
+    encoded, rows = [], model.encode_rows
+    monkeypatch.setattr(model, "encode_rows", lambda ids, real: (encoded.append(ids), rows(ids, real))[1])
+    assert close(model.losses(*lines)["autoencoding"], whole["autoencoding"])
+    assert sum(map(len, encoded)) == len(lines[0].flatten(0, 1).unique(dim=0))  # once for all losses
     monkeypatch.setattr(model, "address", lambda *_: pytest.fail("the memory was read"))
     assert torch.equal(model.losses(*lines, names=["autoencoding"])["autoencoding"], whole["autoencoding"])
 

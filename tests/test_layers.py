@@ -15,6 +15,8 @@ import lit_memory
 
 PACKAGE = Path(lit_memory.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+TEXTS = {file: path.read_text() for file, path in FILES.items()}
+TREES = {file: ast.parse(text) for file, text in TEXTS.items()}
 
 # Part of the package -> the parts that it may import, functions included. A part is a folder, or a file at the root.
 ORDER = {
@@ -156,12 +158,10 @@ def part_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
+IMPORTS = {file: imports(tree) for file, tree in TREES.items()}
 GRAPH = {
-    file: {
-        module_of(name) for name, _ in imports(ast.parse(path.read_text())) if name.partition(".")[0] == "lit_memory"
-    }
-    - {file}
-    for file, path in FILES.items()
+    file: {module_of(name) for name, _ in names if name.partition(".")[0] == "lit_memory"} - {file}
+    for file, names in IMPORTS.items()
 }
 """File -> the files that it imports, inside functions as well."""
 
@@ -197,11 +197,11 @@ def offences(tree: ast.AST, file: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_parts_import_lower_ones_only(file):
-    part = part_of(file)
-    allowed = {part, *ORDER[part].split()}
-    assert {part_of(other) for other in GRAPH[file]} <= allowed, f"{file} imports {GRAPH[file]}"
+def test_parts_import_lower_ones_only():
+    for file, others in GRAPH.items():
+        part = part_of(file)
+        allowed = {part, *ORDER[part].split()}
+        assert {part_of(other) for other in others} <= allowed, f"{file} imports {others}"
 
 
 def test_the_order_is_one():
@@ -229,10 +229,9 @@ def circle(graph, start):
     return []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_import_comes_back(file):
+def test_no_import_comes_back():
     """Files form no circle; a package's ``__init__`` only shows what its files have."""
-    assert not circle(GRAPH, file)
+    assert not [way for file in FILES if (way := circle(GRAPH, file))]
 
 
 def test_a_circle_is_seen():
@@ -240,30 +239,37 @@ def test_a_circle_is_seen():
     assert circle({"a": ["b", "c"], "b": ["c"], "c": []}, "a") == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_packages_from_elsewhere(file):
-    stdlib = set(sys.stdlib_module_names) - (CLOCKS if file.startswith(PURE) else set())
-    found = [(name.partition(".")[0], late) for name, late in imports(ast.parse(FILES[file].read_text()))]
-    at_import = {name for name, late in found if not late} - {"lit_memory"}
-    allowed = stdlib | set(OUTSIDE.get(file, OUTSIDE[part_of(file)]).split())
-    assert at_import <= allowed, f"{file} imports {at_import - allowed}"
-    inside = {name for name, late in found if late} - {"lit_memory"}
-    assert inside <= allowed | set(LATE.get(file, "").split()), f"{file} imports {inside - allowed} inside a function"
+def test_packages_from_elsewhere():
+    for file, names in IMPORTS.items():
+        stdlib = set(sys.stdlib_module_names) - (CLOCKS if file.startswith(PURE) else set())
+        found = [(name.partition(".")[0], late) for name, late in names]
+        at_import = {name for name, late in found if not late} - {"lit_memory"}
+        allowed = stdlib | set(OUTSIDE.get(file, OUTSIDE[part_of(file)]).split())
+        assert at_import <= allowed, f"{file} imports {at_import - allowed}"
+        inside = {name for name, late in found if late} - {"lit_memory"}
+        assert inside <= allowed | set(LATE.get(file, "").split()), f"{file}: {inside - allowed} inside a function"
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_sizes(file):
+def test_sizes():
     """Files of at most 300 lines, functions of at most 40 and lines of at most 120 columns."""
-    text = FILES[file].read_text()
-    assert text.count("\n") <= 300
-    assert max(map(len, text.splitlines()), default=0) <= 120
-    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    assert not [n.name for n in functions if n.end_lineno - n.lineno >= 40]
+    for file, text in TEXTS.items():
+        assert text.count("\n") <= 300, file
+        assert max(map(len, text.splitlines()), default=0) <= 120, file
+        functions = [n for n in ast.walk(TREES[file]) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert not [f"{file}: {n.name}" for n in functions if n.end_lineno - n.lineno >= 40]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_forbidden_constructs(file):
-    assert not offences(ast.parse(FILES[file].read_text()), file)
+def test_forbidden_constructs():
+    assert not [f"{file}:{offence}" for file, tree in TREES.items() for offence in offences(tree, file)]
+
+
+def test_every_file_with_compiled_functions_is_in_their_names():
+    """What numba keeps is called after these files, so that a change of one of them compiles anew."""
+    from lit_memory.memory import kernels
+
+    found = {file for file in FILES if file.startswith("memory/") and "@compiled" in TEXTS[file]}
+    assert found == {f"memory/{name}" for name in kernels.FILES}
+    assert not [file for file in FILES if "@compiled" in TEXTS[file] and file not in found]
 
 
 def test_mlflow_has_one_home():

@@ -151,6 +151,33 @@ def test_auxiliary_lines_are_auto_encoded(cls):
     assert losses.keys() == without.keys() and all(torch.equal(loss, without[name]) for name, loss in losses.items())
 
 
+@pytest.mark.parametrize(("bptt", "again"), [(None, False), (2, True)])
+def test_lines_that_were_read_are_not_encoded_again(bptt, again, monkeypatch):
+    """The same loss and gradients as with every line encoded for the auto-encoding; where gradients are cut between
+    segments, the latents of the memory would not carry them."""
+    batch, found, weights = make_batch(), [], {"autoencoding_loss": 0.5, "support_loss": 1.0}
+
+    def encoded_by(model):
+        sizes, rows = [], model.encode_rows
+        monkeypatch.setattr(model, "encode_rows", lambda ids, real: (sizes.append(len(ids)), rows(ids, real))[1])
+        return sizes
+
+    extra_BNL = torch.randint(1, V, (B, 2, L), generator=torch.Generator().manual_seed(3))
+    batch = replace(batch, auxiliary_lines=(extra_BNL, torch.ones_like(extra_BNL, dtype=torch.bool)))
+    for reuse in (True, False):
+        module = make(**weights, bptt=bptt)
+        sizes = encoded_by(module.model)
+        if not reuse:
+            monkeypatch.setattr(module, "known_latents", lambda *_: None)
+        loss = module.loss(batch)
+        loss.backward()
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append((sum(sizes), loss, grads))
+    (few, loss, grads), (many, slow_loss, slow_grads) = found
+    assert (few == many) is again and close(loss, slow_loss) and len(grads) == len(slow_grads)
+    assert all(close(a, b) for a, b in zip(grads, slow_grads, strict=True))
+
+
 def test_auto_encoding_alone_reads_nothing():
     module, batch = make(answer_loss=0.0, order_loss=0.0, autoencoding_loss=2.0), make_batch()
     expected = make(autoencoding_loss=2.0).losses(batch)["autoencoding"]

@@ -115,10 +115,10 @@ def test_naive_forecasts():
         TimeSeries.Config("ETTm1", lookback=48)
 
 
-@pytest.mark.parametrize("center", [True, False])
-def test_the_linear_forecast_slow_twin(table, center):
+@pytest.mark.parametrize(("center", "lookback", "patch"), [(True, 24, 8), (False, 24, 8), (True, 25, 5)])
+def test_the_linear_forecast_slow_twin(table, center, lookback, patch):
     """It is that of least squares over all windows of the training, and knows the future of a ramp and a wave."""
-    task = make(source=table(200), lookback=24, horizon=3, center=center)
+    task = make(source=table(200), lookback=lookback, patch=patch, horizon=3, center=center)
     batch = task.take("train", range(task.count("train")))
     past, future = batch.ids_BT[:, :-1].flatten(1).double(), batch.targets_BT[:, -1].double()
     past = torch.cat([past, torch.ones(len(past), 1)], dim=1).numpy()

@@ -247,7 +247,9 @@ class LitMemReasoner(LitLines):
         found = {}
         if "autoencoding" in active:
             all_ids_BNT, all_mask_BNT = self.with_auxiliary_lines(batch, ids_BNT, mask_BNT)
-            found["autoencoding"] = self.model.autoencoding(all_ids_BNT.flatten(0, 1), all_mask_BNT.flatten(0, 1))
+            known = self.known_latents(recall, mask_BNT, all_ids_BNT.shape[1])
+            lines = all_ids_BNT.flatten(0, 1), all_mask_BNT.flatten(0, 1)
+            found["autoencoding"] = self.model.autoencoding(*lines, known)
         if support_BH is not None and active & SUPPORT_LOSSES:
             real_BN = mask_BNT.any(-1)
             sample, hop = support_BH.nonzero(as_tuple=True)
@@ -260,3 +262,12 @@ class LitMemReasoner(LitLines):
             if "support_autoencoding" in active:
                 found["support_autoencoding"] = self.model.autoencoding(ids_XT, mask_XT)
         return found
+
+    def known_latents(self, recall: Recall, mask_BNT: Tensor, columns: int) -> tuple[Tensor, Tensor] | None:
+        """The latents (K, C) that the memory has of the written lines, and their indices among all lines of a batch,
+        ``columns`` a sample, of which the written ones come last. None where gradients would not reach the encoder."""
+        if recall.readouts is None or self.hparams["bptt"]:
+            return None
+        real_BN = mask_BNT.any(-1)
+        index_K = F.pad(real_BN, (columns - real_BN.shape[1], 0)).flatten().nonzero().squeeze(1)
+        return index_K, recall.state.lines_BNE[recall.state.real_BN]

@@ -9,7 +9,7 @@ Reference: the code of arXiv 2403.11901 as spec 11 describes it.
 An episode of N latents Z goes into K slots M, and a query z is answered by a latent, with A^+ the pseudo-inverse of A:
 
 (1) W = Z M_0^+      keys of the lines: their coordinates in a base M_0          ``keys``
-(2) M = W^+ Z        write: the least-squares solution of W M = Z (eq. 1)        ``write``
+(2) M = W^+ Z        write: the least-squares solution of W M = Z (eq. 1)        ``slots``, ``write``
 (3) w = z M^+        key of a query                                              ``keys``
 (4) z_r = w M        read (eq. 2)                                                ``read``
 (5) w_k = 1 where k = argmin_j |z - M~_j|, else 0 (eq. 3-4), and its soft form   ``one_hot_keys``, ``gaussian_keys``
@@ -219,17 +219,19 @@ def check(W_BNK: Tensor, Z_BNC: Tensor) -> None:
         )
 
 
-def write(
-    W_BNK: Tensor, Z_BNC: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None
-) -> EpisodicState:
-    """(2): the memory of an episode, from an empty one. The order of the lines does not matter.
+def slots(W_BNK: Tensor, Z_BNC: Tensor, solver: str = "newton", steps: int = 15) -> Tensor:
+    """(2): the slots (B, K, C) of an episode, for a memory that is only read. The order of the lines does not matter.
 
-    W_BNK, Z_BNC: keys and latents. solver, steps, rcond: see ``pinv``.
-    Raises ValueError for a line that is not finite, and where ``pinv`` does.
+    W_BNK, Z_BNC: keys and latents. Raises ValueError for a line that is not finite, and where ``pinv`` does.
     """
     check(W_BNK, Z_BNC)
+    return pinv(W_BNK, solver, steps) @ Z_BNC
+
+
+def write(W_BNK: Tensor, Z_BNC: Tensor, solver: str = "newton", steps: int = 15) -> EpisodicState:
+    """``slots`` and their Gram matrix, for a memory that is revised. Arguments and errors: those of ``slots``."""
     W_64 = W_BNK.double()
-    return EpisodicState(pinv(W_BNK, solver, steps, rcond) @ Z_BNC, W_64.mT @ W_64)
+    return EpisodicState(slots(W_BNK, Z_BNC, solver, steps), W_64.mT @ W_64)
 
 
 def read(state: EpisodicState, W_BQK: Tensor) -> Tensor:

@@ -180,7 +180,7 @@ class TimeSeries(FiniteSplits, ContinuousTokens):
 def linear_map(source: str, lookback: int, horizon: int, center: bool) -> np.ndarray:
     """The linear map (look-back + 1, H) of least squares from every window of the training to its forecast; its last
     row is the intercept."""
-    part = TimeSeries(TimeSeries.Config(source, lookback, horizon)).part("train")
+    part = TimeSeries(TimeSeries.Config(source, lookback, horizon, patch=1)).part("train")
     first, last = part.first - lookback, part.first + part.windows + horizon - 1
     gram, products = np.zeros((lookback + 1, lookback + 1)), np.zeros((lookback + 1, horizon))
     for numbers_R in part.numbers_CR[:, first:last].astype(np.float64):

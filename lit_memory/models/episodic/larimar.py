@@ -182,15 +182,15 @@ class Larimar(LineRecurrent):
             Z_BNC = self.add_noise(Z_BNC, c.write_noise) * real_BN.unsqueeze(-1)
             if c.keys == "gaussian":
                 W_BNK = episodic.gaussian_keys(keys_BNC, keys_BNC, c.bandwidth, real_BN) * real_BN.unsqueeze(-1)
-                memory = episodic.write(W_BNK, Z_BNC, c.solver, c.solver_steps)
+                M_BKC = episodic.slots(W_BNK, Z_BNC, c.solver, c.solver_steps)
                 w_BQK = episodic.gaussian_keys(query_BQC, keys_BNC, c.bandwidth, real_BN)
             else:
                 assert self.M_0 is not None
                 W_BNK = episodic.keys(Z_BNC, self.M_0.to(Z_BNC.dtype).unsqueeze(0), c.solver, c.solver_steps)
-                memory = episodic.write(W_BNK, Z_BNC, c.solver, c.solver_steps)
-                w_BQK = episodic.keys(query_BQC, memory.M_BKC, c.solver, c.solver_steps)
+                M_BKC = episodic.slots(W_BNK, Z_BNC, c.solver, c.solver_steps)
+                w_BQK = episodic.keys(query_BQC, M_BKC, c.solver, c.solver_steps)
             w_BQK = self.add_noise(w_BQK, c.read_noise)
-            return episodic.read(memory, w_BQK), w_BQK
+            return w_BQK @ M_BKC, w_BQK  # (4)
 
     def losses(
         self, ids_BNT: Tensor, mask_BNT: Tensor | None = None, names: Collection[str] = loss_names[1:]
@@ -203,16 +203,18 @@ class Larimar(LineRecurrent):
         mask_BNT: True at real tokens (default: all). A line without any is no line.
         """
         mask_BNT = torch.ones_like(ids_BNT, dtype=torch.bool) if mask_BNT is None else mask_BNT
-        lines, out = (ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1)), {}
+        lines, out, known = (ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1)), {}, None
         if {"memory", "keys"} & set(names):
             lines_BNE, real_BN = self.lines(ids_BNT, mask_BNT), mask_BNT.any(-1)
+            latents_XC = lines_BNE[..., : self.config.latent_width].flatten(0, 1)
+            known = torch.arange(len(latents_XC), device=latents_XC.device), latents_XC
             read_BNC, w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
             if w_BNK is not None:
                 out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
             if "memory" in names:
                 out["memory"] = self.reconstruction(*lines, read_BNC.flatten(0, 1))
         if "autoencoding" in names:
-            out["autoencoding"] = self.autoencoding(*lines)
+            out["autoencoding"] = self.autoencoding(*lines, known)
         if "language" in names:
             zeros_XC = torch.zeros(len(lines[0]), self.config.latent_width, device=ids_BNT.device)
             out["language"] = self.reconstruction(*lines, zeros_XC)

@@ -245,9 +245,22 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
         total = weighted_cross_entropy(self, hidden_SD, torch.cat(targets), weight_S)
         return total / weight_S.sum().clamp(min=1)
 
-    def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor) -> Tensor:
-        """``reconstruction`` of lines from their own latents. Repeated lines are decoded once, except with dropout."""
+    def autoencoding(self, ids_XT: Tensor, mask_XT: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """``reconstruction`` of lines from their own latents. Repeated lines are decoded once, except with dropout.
+
+        known: indices (K,) and latents (K, C) of lines that have been encoded, which is not done again; with dropout
+            all are.
+        """
         if self.training and self.config.dropout:
             return self.reconstruction(ids_XT, mask_XT, self.encode(ids_XT, mask_XT))
-        ids_UT, real_UT, _, counts_U = unique_lines(ids_XT, mask_XT & (ids_XT != self.config.pad_id))
-        return self.reconstruction(ids_UT, real_UT, self.encode_distinct(ids_UT, real_UT), counts_U)
+        ids_UT, real_UT, index_X, counts_U = unique_lines(ids_XT, mask_XT & (ids_XT != self.config.pad_id))
+        if known is None:
+            return self.reconstruction(ids_UT, real_UT, self.encode_distinct(ids_UT, real_UT), counts_U)
+        index_K, latents_KC = known
+        order_K, count = torch.arange(len(index_K), device=index_K.device), len(index_K)
+        first_U = counts_U.new_full(counts_U.shape, count).scatter_reduce(0, index_X[index_K], order_K, "amin")
+        new_U = first_U == count
+        if bool(new_U.any()):
+            latents_KC = torch.cat([latents_KC, self.encode_distinct(ids_UT[new_U], real_UT[new_U])])
+            first_U = torch.where(new_U, count - 1 + new_U.cumsum(0), first_U)
+        return self.reconstruction(ids_UT, real_UT, latents_KC[first_U], counts_U)

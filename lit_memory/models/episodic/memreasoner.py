@@ -182,13 +182,13 @@ class MemReasoner(LineRecurrent):
         ordered_BNC = self.encode_order(Z_BNC, real_BN) * real_BN.unsqueeze(-1)
         written_BNC = self.add_noise(ordered_BNC, c.write_noise) * real_BN.unsqueeze(-1)
         W_BNK = episodic.keys(written_BNC, self.M_0.to(Z_BNC.dtype).unsqueeze(0), c.solver, c.solver_steps)
-        memory = episodic.write(W_BNK, written_BNC, c.solver, c.solver_steps)
-        to_key_BCK = self.W_q.to(Z_BNC.dtype).mT @ episodic.pinv(memory.M_BKC, c.solver, c.solver_steps)
+        M_BKC = episodic.slots(W_BNK, written_BNC, c.solver, c.solver_steps)
+        to_key_BCK = self.W_q.to(Z_BNC.dtype).mT @ episodic.pinv(M_BKC, c.solver, c.solver_steps)
         alpha = c.alpha if self.training or c.test_alpha is None else c.test_alpha
         moving_B11 = torch.ones_like(query_BC[:, :1, None], dtype=torch.bool)
         query_B1C, reads = query_BC.unsqueeze(1), []
         for _ in range(c.hops):
-            read_B1C = episodic.read(memory, self.add_noise(query_B1C @ to_key_BCK, c.read_noise))
+            read_B1C = self.add_noise(query_B1C @ to_key_BCK, c.read_noise) @ M_BKC
             if reads:
                 read_B1C = torch.where(moving_B11, read_B1C, reads[-1])
                 moving_B11 = moving_B11 & ((read_B1C - reads[-1]).norm(dim=-1, keepdim=True) >= c.tolerance)
