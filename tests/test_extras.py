@@ -1,5 +1,6 @@
 """Auxiliary lines and tails that mention phrases: what they say and where they are; samples stay as they are."""
 
+import json
 import re
 
 import numpy as np
@@ -8,12 +9,16 @@ import torch
 from numpy.random import PCG64, Generator
 from test_episodes import make
 
+from lit_memory.plan.experiment import load
+from lit_memory.run.build import build_data
 from lit_memory.tasks.babi.reader import event_of
 from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES
 from lit_memory.tasks.extras import SENTENCES, fact, mention
 from lit_memory.tasks.memreasoner import OTHER_PLACES
 from lit_memory.text.tokenizers import UNKNOWN
+from lit_memory.util.provenance import PROJECT
 
+EXPERIMENTS = PROJECT / "experiments"
 PHRASES = [f"the {place}" for place in OTHER_PLACES.values()]
 FACT = re.compile(r"The .+ (moved to|went to|journeyed to|travelled to|is in) the (.+)\.")
 OF_BABI = re.compile(rf"\b({'|'.join((*ACTORS, *GIVERS, *OBJECTS, *PLACES))})\b")
@@ -113,3 +118,46 @@ def test_no_sample_of_the_training_has_the_other_places(task):
         batch = made.batch(0, split, 0, 32)
         seen = {int(i) for part in (*(ids for ids, _ in batch.context), batch.ids_BT) for i in part.unique()}
         assert bool(seen & others) == (split == "test")
+
+
+MENTIONING = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml") if "task.mentioned" in path.read_text())
+
+
+def said(task, batch):
+    """Everything that a batch has a model read or write, row by row."""
+    parts = [part if isinstance(part, tuple) else (part, torch.ones_like(part)) for part in batch.context]
+    parts += [(batch.ids_BT, torch.ones_like(batch.ids_BT))]
+    rows = [ids[real.bool()].tolist() for part in parts for ids, real in zip(*part, strict=True)]
+    return [task.tokenizer.decode(row) for row in rows] + (texts_of(task, batch) if batch.auxiliary_lines else [])
+
+
+def leaks(training, tested, phrases):
+    """Four words in a row of a sentence that training and test share, with a word of a phrase among them."""
+    named = {word for phrase in phrases for word in phrase.lower().split()} - {"the", "a", "to"}
+
+    def fours(texts):
+        sentences = [sentence for text in texts for sentence in re.split(r"[.?!]|<\w+>", text.lower())]
+        rows = [re.findall(r"[\w']+", sentence) for sentence in sentences]
+        return {tuple(row[i : i + 4]) for row in rows for i in range(len(row) - 3) if named & {*row[i : i + 4]}}
+
+    return fours(training) & fours(tested)
+
+
+@pytest.mark.parametrize("name", MENTIONING)
+def test_no_sentence_of_a_test_leaks_into_the_training(name):
+    """The training has the words of the tests' sentences, and no four of these in a row: neither in its samples, nor in
+    what is beside them. A sentence of the test among them is found."""
+    specs = load(EXPERIMENTS / f"{name}.yaml").at("cpu").plan()
+    specs += [spec.start for spec in specs if spec.start]
+    kinds = {json.dumps([spec.task, spec.stages], sort_keys=True): spec for spec in specs}
+    training, tested, phrases = [], [], set()
+    for spec in kinds.values():
+        task = build_data(spec).task
+        for stage in spec.stages or [{"task": {}}]:
+            told = task.at(**stage["task"])
+            if told.config.mentioned:
+                phrases |= {*told.config.mentioned}
+                training += [text for step in range(4) for text in said(told, told.batch(0, "train", step, 16))]
+        asked = task.test_conditions()[0][1]
+        tested += said(asked, asked.batch(0, "test", 0, 32))
+    assert len(leaks([*training, *tested], tested, phrases)) > 3 and not leaks(training, tested, phrases)
