@@ -18,6 +18,7 @@ from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models import armt_cell, armt_segments, rmt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
+from lit_memory.models.token_recurrent import ReadsAhead
 from lit_memory.recurrence import (
     Grouped,
     LayerMajor,
@@ -509,6 +510,25 @@ def test_groups_equal_sequential(grouped, tokens, options):
         mask[0, 4 * N - 2 : 6 * N] = mask[1, : 2 * N] = mask[2, 10 * N + 1 :] = False
         options["mask_BT"] = mask
     agrees(grouped, ids, 1e-10, **options)
+
+
+OUTPUTS = {"mamba": "out_proj", "rwkv": "channel", "deltanet": "out_proj", "gated_deltanet": "feed_forward"}
+"""Models that read ahead -> the part of a layer that only its rows need."""
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_rows_that_nobody_reads_are_not_computed(build, tokens, name):
+    """Of a context that is read for its memory the top layer computes the state alone; gradients are the same."""
+    assert set(OUTPUTS) == {name for name in MODELS if issubclass(load_class("model", name), ReadsAhead)}
+    found, ids = [], tokens(2, 6 * N)
+    for schedule in ("layer", "sequential"):
+        model, calls = build(name), []
+        model.layers[-1].get_submodule(OUTPUTS[name]).register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        state = unroll(model, ids, N, keep=0, schedule=schedule).state
+        sum(t.square().sum() for t in state_tensors(state)).backward()
+        found.append((state, tuple(p.grad for p in model.parameters() if p.grad is not None), len(calls)))
+    (state, grads, few), (twin, twin_grads, many) = found
+    assert few == 0 < many and same(state, twin, 1e-10) and same(grads, twin_grads, 1e-10)
 
 
 @pytest.mark.parametrize(("weights", "precision"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])

@@ -129,16 +129,24 @@ class DeltaLayer(nn.Module):
             draw_delta_(self.dt_bias)
 
     def forward(self, rows_BTD: Tensor, state: DeltaState, mask_BT: Tensor | None = None, write: bool = True):
-        qkv_BTC, beta_BTH, step_BTH, gate_BTE = self.in_proj(self.norm(rows_BTD)).split(self.sizes, dim=-1)
-        qkv_BTC, conv_BJC = causal_conv(self.conv1d, qkv_BTC, state.conv_BJC, mask_BT)
-        o_BTHV, memory_BHKV = self.recur(F.silu(qkv_BTC), beta_BTH, step_BTH, state.memory_BHKV, mask_BT)
-        o_BTE = self.out_norm(o_BTHV).to(qkv_BTC.dtype).flatten(2)
+        o_BTHV, gate_BTE, new = self.mix(rows_BTD, state, mask_BT)
+        o_BTE = self.out_norm(o_BTHV).to(gate_BTE.dtype).flatten(2)
         if self.config.output_gate:
             o_BTE = o_BTE * F.silu(gate_BTE)
         rows_BTD = rows_BTD + self.out_proj(o_BTE)
         if self.feed_forward is not None:
             rows_BTD = rows_BTD + self.feed_forward(rows_BTD)
-        return rows_BTD, DeltaState(conv_BJC, memory_BHKV) if write else state
+        return rows_BTD, new if write else state
+
+    def advance(self, rows_BTD: Tensor, state: DeltaState) -> DeltaState:
+        return self.mix(rows_BTD, state, None)[2]
+
+    def mix(self, rows_BTD: Tensor, state: DeltaState, mask_BT: Tensor | None) -> tuple[Tensor, Tensor, DeltaState]:
+        """What the memory answers, (B, T, H, V), its gate, and the state after the rows."""
+        qkv_BTC, beta_BTH, step_BTH, gate_BTE = self.in_proj(self.norm(rows_BTD)).split(self.sizes, dim=-1)
+        qkv_BTC, conv_BJC = causal_conv(self.conv1d, qkv_BTC, state.conv_BJC, mask_BT)
+        o_BTHV, memory_BHKV = self.recur(F.silu(qkv_BTC), beta_BTH, step_BTH, state.memory_BHKV, mask_BT)
+        return o_BTHV, gate_BTE, DeltaState(conv_BJC, memory_BHKV)
 
     def recur(
         self, qkv_BTC: Tensor, beta_BTH: Tensor, step_BTH: Tensor, memory_BHKV: Tensor, mask_BT: Tensor | None

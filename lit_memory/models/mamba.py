@@ -83,12 +83,18 @@ class MambaLayer(nn.Module):
         draw_delta_(self.dt_proj.bias)
 
     def forward(self, rows_BTD: Tensor, state: MambaState, mask_BT: Tensor | None = None, write: bool = True):
+        y_BTE, gate_BTE, new = self.mix(rows_BTD, state, mask_BT)
+        return rows_BTD + self.out_proj(y_BTE.to(gate_BTE.dtype) * F.silu(gate_BTE)), new if write else state
+
+    def advance(self, rows_BTD: Tensor, state: MambaState) -> MambaState:
+        return self.mix(rows_BTD, state, None)[2]
+
+    def mix(self, rows_BTD: Tensor, state: MambaState, mask_BT: Tensor | None) -> tuple[Tensor, Tensor, MambaState]:
+        """Outputs of the recurrence, their gate, (B, T, E) each, and the state after the rows."""
         x_BTE, gate_BTE = self.in_proj(self.norm(rows_BTD.to(self.norm.weight.dtype))).chunk(2, dim=-1)
         x_BTE, conv_BJE = causal_conv(self.conv1d, x_BTE, state.conv_BJE, mask_BT)
-        x_BTE = F.silu(x_BTE)
-        y_BTE, ssm_BEN = self.ssm(x_BTE, state.ssm_BEN, mask_BT)
-        rows_BTD = rows_BTD + self.out_proj(y_BTE.to(x_BTE.dtype) * F.silu(gate_BTE))
-        return rows_BTD, MambaState(conv_BJE, ssm_BEN) if write else state
+        y_BTE, ssm_BEN = self.ssm(F.silu(x_BTE), state.ssm_BEN, mask_BT)
+        return y_BTE, gate_BTE, MambaState(conv_BJE, ssm_BEN)
 
     def ssm(self, x_BTE: Tensor, state_BEN: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Algorithm 2 in the state's precision: outputs (B, T, E) and the state after the last token."""

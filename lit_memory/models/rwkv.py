@@ -122,13 +122,21 @@ class RWKVLayer(nn.Module):
                 nn.init.zeros_(linear.weight)
 
     def forward(self, rows_BTD: Tensor, state: RWKVState, mask_BT: Tensor | None = None, write: bool = True):
-        dtype = self.norm1.weight.dtype
-        y_BTD, time_B1D, memory_BHKV = self.time(
-            self.norm1(rows_BTD.to(dtype)), state.time_B1D, state.memory_BHKV, mask_BT
-        )
-        rows_BTD = rows_BTD + y_BTD
-        y_BTD, channel_B1D = self.channel(self.norm2(rows_BTD.to(dtype)), state.channel_B1D, mask_BT)
-        return rows_BTD + y_BTD, RWKVState(time_B1D, channel_B1D, memory_BHKV) if write else state
+        rows_BTD, new = self.mix(rows_BTD, state, mask_BT)
+        x_BTD = self.norm2(rows_BTD.to(self.norm2.weight.dtype))
+        y_BTD, channel_B1D = self.channel(x_BTD, state.channel_B1D, mask_BT)
+        return rows_BTD + y_BTD, new._replace(channel_B1D=channel_B1D) if write else state
+
+    def advance(self, rows_BTD: Tensor, state: RWKVState) -> RWKVState:
+        rows_BTD, new = self.mix(rows_BTD, state, None)
+        last_B1D = self.norm2(rows_BTD[:, -1:].to(self.norm2.weight.dtype))
+        return new._replace(channel_B1D=last_B1D.to(state.channel_B1D.dtype)) if rows_BTD.shape[1] else state
+
+    def mix(self, rows_BTD: Tensor, state: RWKVState, mask_BT: Tensor | None) -> tuple[Tensor, RWKVState]:
+        """Rows with what the time mix adds, and the state after it, which the channel mix completes."""
+        x_BTD = self.norm1(rows_BTD.to(self.norm1.weight.dtype))
+        y_BTD, time_B1D, memory_BHKV = self.time(x_BTD, state.time_B1D, state.memory_BHKV, mask_BT)
+        return rows_BTD + y_BTD, RWKVState(time_B1D, state.channel_B1D, memory_BHKV)
 
 
 class RWKV(Visible, Compiled, ReadsAhead):

@@ -92,6 +92,8 @@ class TokenRecurrent(Divisible, LayerRecurrent):
 class ReadsAhead(TokenRecurrent, LayerMajor):
     """A ``TokenRecurrent`` model of which a layer reads many segments as one sequence.
 
+    ``layer.advance(rows, state)`` is the state that ``layer(rows, state)`` leaves, for rows that nobody reads.
+
     Titans has its own way, as a segment begins a chunk.
     """
 
@@ -103,7 +105,9 @@ class ReadsAhead(TokenRecurrent, LayerMajor):
         for begin, end in pairwise(sorted({0, *cuts, total})):
             state = detach(state) if begin in cuts else state
             rows_BTD = joined(rows_SBRD[begin:end])
-            if mask_SBT is None:
+            if not keep and mask_SBT is None:
+                state = layer.advance(rows_BTD, state)
+            elif mask_SBT is None:
                 rows_BTD, state = layer(rows_BTD, state)
             else:
                 mask_BT = joined(mask_SBT[begin:end])
