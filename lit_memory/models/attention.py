@@ -24,9 +24,10 @@ def rotary_table(
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def rotate(x_BHTK: Tensor, dims: int, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding of the first ``dims`` channels at positions 0..T-1."""
-    return turn(x_BHTK, *rotary_table(x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype))
+def rotate(x_BHTK: Tensor, dims: int, base: float = 10_000.0, first: int = 0) -> Tensor:
+    """Rotary embedding of the first ``dims`` channels at positions first..first+T-1."""
+    cos, sin = rotary_table(first + x_BHTK.shape[-2], dims, base, x_BHTK.device, x_BHTK.dtype)
+    return turn(x_BHTK, cos[first:], sin[first:])
 
 
 def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

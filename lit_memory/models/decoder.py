@@ -81,14 +81,12 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         keys = k
-        if self.rotary:  # cached keys are rotated anew: only differences of positions count
-            old = k.shape[2] - q.shape[2]
-            k = rotate(k, self.rotary, self.base)
-            q = F.pad(q, (0, 0, old, 0)) if old else q
-            q = rotate(q, self.rotary, self.base)[:, :, old:]
         if last is not None:
             q = q[:, :, q.shape[2] - last :]
             mask = last_rows(last, k.shape[2], k.device) if mask is None else mask[..., mask.shape[-2] - last :, :]
+        if self.rotary:  # cached keys are rotated anew: only differences of positions count
+            q = rotate(q, self.rotary, self.base, k.shape[2] - q.shape[2])
+            k = rotate(k, self.rotary, self.base)
         return self.mix(q, k, v, mask), keys, v
 
     def mix(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:

@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
         Every query is used twice: rotated, against the keys of rows, and as it is, against those of the prefix.
         """
-        rotated = rotate(F.pad(q, (0, 0, first, 0)), self.head_width)[:, :, first:]
+        rotated = rotate(q, self.head_width, first=first)
         if prefix_BPD is None:
             return F.scaled_dot_product_attention(rotated, k, v, attn_mask=mask)
         pk, pv = (t.expand(len(q), -1, -1, -1) for t in self.keys_values(prefix_BPD))
