@@ -332,7 +332,7 @@ DATA_FILES = {
     "books without text": (
         {"train.txt": b"\n", "test.txt": b""},
         {"haystack": ""},
-        "FOLDER, split train: no sentence left of min_tokens=10 tokens or more",
+        "FOLDER, split train: no sentence left of 10 tokens or more",
     ),
     "no stories": (
         {},

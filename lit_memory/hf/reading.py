@@ -21,6 +21,8 @@ from torch import Tensor
 from lit_memory.util.checks import LARGEST, MOST_LAYERS, FieldError, fits, nearest
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+SHOWN = 6
+"""Names in a message."""
 STEMS = ("model.safetensors", "pytorch_model.bin")
 """Files with the weights of a folder, in the order of preference; each may be split, with an index."""
 
@@ -46,10 +48,10 @@ def is_bare(folder: Path) -> bool:
     return not (folder / "config.json").is_file() and any((folder / stem).is_file() for stem in STEMS)
 
 
-def preview(names: Iterable[str], limit: int = 6) -> str:
+def preview(names: Iterable[str]) -> str:
     """The first names of a sorted list, and how many more there are."""
     names = sorted(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def look_up(kind: str, name: str, table: Mapping[str, Any]) -> Any:

@@ -28,11 +28,14 @@ def predictions(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
     return outputs_NV.argmax(-1)
 
 
-def predict(model: Any, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-    """``predictions`` from hidden states."""
-    rows = rows_at_once(model)
-    parts = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-    return torch.cat([predictions(model.logits(hidden), targets) for hidden, targets in parts])
+def losses_and_predictions(model: Any, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Every loss and ``predictions`` from hidden states, of which the logits are computed once."""
+    rows, found = rows_at_once(model), []
+    for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
+        outputs = model.logits(hidden)
+        found.append((loss_of(outputs, targets, "none"), predictions(outputs, targets)))
+    losses, predicted = zip(*found, strict=True)
+    return torch.cat(losses), torch.cat(predicted)
 
 
 def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:

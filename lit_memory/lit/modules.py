@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_memory.lit.describe import KeywordSignature, settings
 from lit_memory.lit.devices import OnDevices
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
-from lit_memory.lit.losses import hidden_loss, loss_of, predict, predictions
+from lit_memory.lit.losses import hidden_loss, loss_of, losses_and_predictions, predictions
 from lit_memory.lit.optimized import Optimized
 from lit_memory.lit.plain import AnyBatch, TokenMetrics, as_batch
 from lit_memory.lit.reads import Reads
@@ -184,8 +184,7 @@ class LitMemory(Reads, Optimized, OnDevices):
         if loader not in self.token_metrics:
             self.token_metrics[loader] = TokenMetrics(self.model.config.vocab_size, self.device)
         hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
-        losses_N = hidden_loss(self.model, hidden_ND, targets_N, "none")
-        self.token_metrics[loader].update(losses_N, predict(self.model, hidden_ND, targets_N), targets_N)
+        self.token_metrics[loader].update(*losses_and_predictions(self.model, hidden_ND, targets_N), targets_N)
 
     def log_batch(self, batch: AnyBatch, split: str, loader: int) -> dict[str, Tensor]:
         """Log ``split/metric``, with ``@condition`` for a condition of a test. Returns metric -> the scores of the

@@ -1,9 +1,9 @@
 """What one row reads from the associative memory, or writes to it, compiled by numba. Needs the extra ``fast``.
 
-phi has a feature r_i * r_(i-j) for every pair of channels, of which
-both are positive in one case of four. So a row is kept as the places and values of the features that are not zero, and
-a read, a write, and their gradients touch these rows of the matrix alone, at a quarter of the arithmetic of the
-matrix product. The gradient of a feature that is zero reaches no channel.
+phi has a feature r_i * r_(i-j) for every pair of channels, of which both are positive in one case of four. So a row is
+kept as the places and values of the features that are not zero, and a read, a write, and their gradients touch these
+rows of the matrix alone, at a quarter of the arithmetic of the matrix product. The gradient of a feature that is zero
+reaches no channel.
 
 Arrays are contiguous, in fp32 or fp64, all of one kind. What a function returns it writes into its last arguments.
 

@@ -12,12 +12,10 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory.plan.errors import ConfigError
-from lit_memory.util.checks import field_name, first_line, nearest
+from lit_memory.util.checks import LARGEST, field_name, first_line, nearest
 
 DEEPEST = 20
 """Levels of lists and mappings in a file; a stage's ``until`` is the sixth."""
-LARGEST = 2**31 - 1
-"""Largest number in a file, seeds included."""
 
 
 def too_deep(error: Exception) -> bool:

@@ -24,7 +24,7 @@ class Batch:
     targets_BT: the target id at every scored position, -100 elsewhere. Position p is predicted from position p-1.
     segment_len: tokens per segment if the task fixes it; None: the whole sequence is one segment.
     read_only: the last ``read_only`` segments are read without writing the memory; if positive, they hold all targets.
-    meta: properties of the samples, each of shape (B,), such as the number of pairs.
+    meta: properties of the samples, each of shape (B,) or (B, ...), such as the number of pairs.
     context: segments (b, T) that are read before ``ids_BT``. A tuple, or, for a context too long to hold, an iterable
         that generates its segments once. The samples with the longest context come first: b grows up to B.
     prompt_B: tokens of ``ids_BT`` that an evaluation gives to the model before it generates (``Prompted.score_text``).

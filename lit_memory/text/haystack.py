@@ -157,8 +157,7 @@ def tokenize(
             lengths += map(len, kept)
     if not books:
         raise ValueError(
-            f"{corpus.name}: no sentence left of min_tokens={min_tokens} tokens or more; "
-            "expected longer text, or a smaller min_tokens"
+            f"{corpus.name}: no sentence left of {min_tokens} tokens or more; expected text with longer sentences"
         )
     return np.concatenate(books), np.cumsum(lengths) - lengths
 

@@ -152,7 +152,7 @@ def build_tokenizer(
     name: str,
     corpus: Corpus,
     cache: Path,
-    vocab_size: int = 4096,
+    vocab_size: int = VOCAB_SIZE,
     words: Iterable[str] = (),
     revision: str | None = None,
 ) -> Tokenizer:
