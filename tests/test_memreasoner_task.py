@@ -259,6 +259,33 @@ def test_other_places(config):
     assert answers == set(OTHER_PLACES.values())
 
 
+@pytest.mark.parametrize("layout", ["lines", "text"])
+def test_renamed_places(layout):
+    """Half of the questions of the training are about places of the noise, which are those of no test and named by no
+    phrase; else they are as they were. Validation and test stay the same."""
+    noise = {"haystack": "noise", "tokenizer": "word", "vocab_size": 2048, "books": None}  # which knows the places
+    config = {"task": "qa2", "layout": layout, "apart": 1, **noise}
+    plain, task = make(**config), make(**config, renamed=0.5, mentioned=["the cellar"])
+    stream = list(islice(questions("qa2", 1, "train", 2, 100), 100))
+    found = list(islice(task.with_renamed(iter(stream), np.random.default_rng(0)), 100))
+    changed, seen = 0, set()
+    for old, new in zip(stream, found, strict=True):
+        words, others = (re.findall(r"\w+", " ".join((*q.facts, q.text, q.answer))) for q in (old, new))
+        names = {a: b for a, b in zip(words, others, strict=True) if a in PLACES}
+        changed += names != {a: a for a in names}
+        assert [names.get(word, word) for word in words] == others and len({*names.values()}) == len(names)
+        assert old.support == new.support and new.answer == names[old.answer]
+        seen |= {b for a, b in names.items() if a != b}
+    assert 35 <= changed <= 65 and len(seen) > 30 and not seen & {*PLACES, *OTHER_PLACES.values(), "cellar"}
+    for split in ("train", "valid", "test"):
+        before, after = (list(one.batch(1, split, 2, 8).context) for one in (plain, task))
+        same = len(before) == len(after) and all(map(torch.equal, before[0], after[0]))
+        assert same == (split != "train")
+    for given in ({"renamed": 1.5}, {"renamed": 0.5, "noise": "soft", "tokens": 50}):
+        with pytest.raises(ValueError, match="renamed"):
+            make(**given)
+
+
 def test_the_test_may_ask_another_task():
     """From two hops to one: the training has objects, the test asks for people."""
     task = make(task="qa2", eval_task="qa1")

@@ -108,10 +108,14 @@ def mention(phrase: str, rng: Generator) -> str:
 
 def fact(phrases: Sequence[str], rng: Generator) -> str:
     """A sentence about where somebody is, at a place that no phrase names."""
-    named = {word for phrase in phrases for word in phrase.split()}
-    places = [place for place in common("PLACE", KNOWN) if place not in named]
-    words = {"PERSON": common("PERSON", KNOWN), "PLACE": places}
+    words = {"PERSON": common("PERSON", KNOWN), "PLACE": places_of_noise(phrases)}
     return CLASS.sub(lambda match: pick(words[match[0]], rng), pick(FACTS, rng))
+
+
+def places_of_noise(phrases: Sequence[str]) -> list[str]:
+    """Common places of the noise that no phrase names."""
+    named = {word for phrase in phrases for word in phrase.split()}
+    return [place for place in common("PLACE", KNOWN) if place not in named]
 
 
 def pick(options: Sequence[str], rng: Generator) -> str:

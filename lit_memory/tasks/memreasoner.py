@@ -34,7 +34,7 @@ Shape suffixes: P sentences of soft noise.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -48,6 +48,7 @@ from lit_memory.tasks.babi.reader import Reader, event_of
 from lit_memory.tasks.babi.world import ACTORS, PLACES, Question
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
 from lit_memory.tasks.episodes import CITE, EpisodeConfig, EpisodeSample, EpisodeTask, Texts
+from lit_memory.tasks.extras import places_of_noise
 from lit_memory.tasks.lines import encode_lines
 from lit_memory.tasks.mixins import ReadInOrder
 from lit_memory.tasks.placement import Placement, merge_in_order, place_between
@@ -55,6 +56,7 @@ from lit_memory.text.corpus import check_source
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError
+from lit_memory.util.fields import added
 from lit_memory.util.seeds import mixed_seed
 
 OTHER_PLACES = {
@@ -66,6 +68,8 @@ OTHER_PLACES = {
     "hallway": "gym",
 }
 """Place -> the one that replaces it with ``eval_places: other``."""
+RESERVED = {*PLACES, *OTHER_PLACES.values()}
+"""Places that no question of the training has in place of its own."""
 PLACE = re.compile(rf"\b({'|'.join(PLACES)})\b")
 SOFT_SENTENCES = [
     f"{who} {verb} to the {place}."
@@ -103,10 +107,17 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
         """Questions of the test: those of ``task``, or of another bAbI task."""
         eval_places: Literal["same", "other"] = "same"
         """Places of the test: those of the training, or six others."""
+        renamed: float = added(0.0)
+        """Share of the training's questions whose places are others of the noise, six for each, none of which a test
+        has: from six places alone, a small model learns six answers, and not to write what it has found."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
             check_source("stories", self.stories, (*RULES, SHIPPED_STORIES))
+            if not 0 <= self.renamed <= 1:
+                raise FieldError("renamed", self.renamed, "expected a share from 0 to 1")
+            if self.renamed and self.noise == "soft":
+                raise FieldError("renamed", self.renamed, "expected 0 with noise: soft, which has the six places")
 
     def check_files(self) -> None:
         super().check_files()
@@ -124,7 +135,17 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
         c = self.config
         rng = Generator(PCG64(mixed_seed(seed, f"memreasoner/{split}", step)))
         stream = questions(self.babi_task(split), seed, split, step, size, c.stories)
+        if split == "train" and c.renamed:
+            stream = self.with_renamed(stream, Generator(PCG64(mixed_seed(seed, "renamed/train", step))))
         return [self.plant(*self.next_fitting(stream, split), split, rng) for _ in range(size)]
+
+    def with_renamed(self, stream: Iterator[Question], rng: Generator) -> Iterator[Question]:
+        """Questions of which a share, ``renamed``, is about other places of the noise."""
+        places = [place for place in places_of_noise(self.config.mentioned) if place not in RESERVED]
+        for question in stream:
+            chosen = rng.permutation(places)[: len(PLACES)]
+            new = dict(zip(PLACES, map(str, chosen), strict=True))
+            yield with_places(question, new) if rng.random() < self.config.renamed else question
 
     def prose(self, split: str) -> Haystack:
         return load_noise(self.tokenizer, self.config.haystack, self.config.books, split, True)
@@ -141,7 +162,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
         c = self.config
         for question in islice(stream, TRIES):
             if split == "test" and c.eval_places == "other":
-                question = with_other_places(question)
+                question = with_places(question, OTHER_PLACES)
             if c.empty_lines and not (c.tokens and c.noise == "books"):
                 question = with_empty_facts(question)
             facts = encode_lines(self.tokenizer, question.facts)
@@ -213,14 +234,14 @@ def with_empty_facts(question: Question) -> Question:
     return replace(question, facts=tuple(facts), support=support)
 
 
-def rename_places(text: str) -> str:
-    """The same text with other places."""
-    return PLACE.sub(lambda match: OTHER_PLACES[match[0]], text)
+def rename_places(text: str, places: Mapping[str, str]) -> str:
+    """The same text with other places: those of bAbI -> the others."""
+    return PLACE.sub(lambda match: places[match[0]], text)
 
 
-def with_other_places(question: Question) -> Question:
+def with_places(question: Question, places: Mapping[str, str]) -> Question:
     """The same question with other places."""
-    *facts, text, answer = map(rename_places, (*question.facts, question.text, question.answer))
+    *facts, text, answer = (rename_places(text, places) for text in (*question.facts, question.text, question.answer))
     return replace(question, facts=tuple(facts), text=text, answer=answer)
 
 
@@ -241,5 +262,5 @@ cached_event = lru_cache(maxsize=4096)(event_of)
 @lru_cache(maxsize=8)
 def soft_noise(tokenizer: Tokenizer, other: bool) -> tuple[list[str], list[np.ndarray]]:
     """``SOFT_SENTENCES`` and their tokens; ``other``: with other places."""
-    texts = [rename_places(text) for text in SOFT_SENTENCES] if other else SOFT_SENTENCES
+    texts = [rename_places(text, OTHER_PLACES) for text in SOFT_SENTENCES] if other else SOFT_SENTENCES
     return texts, encode_lines(tokenizer, texts)
