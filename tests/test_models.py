@@ -10,7 +10,7 @@ import typing
 
 import pytest
 import torch
-from conftest import TINY, VOCAB, build_model
+from conftest import TINY, VOCAB, build_model, row
 from torch.nn import functional as F
 
 from lit_memory.hf.huggingface import load_huggingface
@@ -305,11 +305,11 @@ def slow_armt_layer(layer, rows, A, z, m, sequential, eps, nu):
         recalled.append(h + A.T @ q / (z @ q + eps))
     rows = layer.block(torch.stack(recalled)[None])[0]
     first, new_A, new_z = not z.any(), A, z
-    for row in rows[-m:]:
+    for written in rows[-m:]:
         if sequential:
             A, z, first = new_A, new_z, not new_z.any()
-        k, v = slow_phi(layer.to_key.weight @ row, nu), layer.to_value.weight @ row
-        beta = 1 / (1 + torch.exp(-(layer.to_beta.weight @ row + layer.to_beta.bias)))
+        k, v = slow_phi(layer.to_key.weight @ written, nu), layer.to_value.weight @ written
+        beta = 1 / (1 + torch.exp(-(layer.to_beta.weight @ written + layer.to_beta.bias)))
         den = z @ k + eps
         gamma = 1.0 if first else min(max(1 - den.item() / (k @ k + eps).item(), 0.0), 1.0)
         new_A = new_A + beta * k[:, None] * (v - A.T @ k / den)[None, :]
@@ -862,7 +862,7 @@ def test_fp32_follows_fp64(model, tokens):
     assert (out - exact).norm() < 5e-5 * exact.norm()
 
 
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("gradients", [True, row(False)])
 def test_every_tensor_is_on_the_device_of_the_model(model, tokens, gradients, monkeypatch):
     """Forward and backward on a device without numbers, most of whose operations refuse a tensor of the CPU; tables
     that a pass on the CPU has left behind are not taken."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import row
 from test_lit import make_data, make_double
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,8 +55,10 @@ def calls(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("keep", [None, 0, 3])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "masked"),
+    [(None, True), row(None, False), *(row(keep, masked) for keep in (0, 3) for masked in (False, True))],
+)
 def test_replay_slow_twin(model, tokens, calls, keep, masked):
     """Hidden states and the final state, of samples that end at different segments as well."""
     if model.looks_at_numbers:
