@@ -303,6 +303,7 @@ def test_every_scale_plans_and_builds(path, scale):
         and (experiment.expect or experiment.verify)
         and (whole.default_scale == "cpu") != (path in LARGE)
     )
+    assert {spec.train["accelerator"] for spec in specs} == {"cpu" if scale in ("cpu", "real") else "cuda"}
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
     assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)
     differences(specs, plan_of(path, "paper"))
