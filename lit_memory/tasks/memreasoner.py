@@ -29,6 +29,7 @@ Deviations
 5. Stories of the simulator do not repeat (published: 10,000, seen 200 times), so that the supervised share of them
    cannot be memorised. Stories of a folder that do not fit into ``tokens`` are skipped for the next ones, which may
    then repeat.
+6. ``renamed`` is ours: the published models know more words than the answers from their pretraining.
 
 Shape suffixes: P sentences of soft noise.
 """
