@@ -145,7 +145,7 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
         places = [place for place in places_of_noise(self.config.mentioned) if place not in RESERVED]
         for question in stream:
             chosen = rng.permutation(places)[: len(PLACES)]
-            new = dict(zip(PLACES, map(str, chosen), strict=True))
+            new = {old: str(place) for old, place in zip(PLACES, chosen, strict=True)}
             yield with_places(question, new) if rng.random() < self.config.renamed else question
 
     def prose(self, split: str) -> Haystack:
