@@ -143,7 +143,7 @@ def test_wide_vocabularies(tmp_path):
 
 def test_no_sentence_left(tmp_path):
     for options in ({}, {"min_tokens": 1, "without": [["a"]]}):
-        with pytest.raises(ValueError, match=r"^tiny: no sentence left of min_tokens") as caught:
+        with pytest.raises(ValueError, match=r"^tiny: no sentence left of \d+ tokens") as caught:
             build_haystack(corpus("A b c. A d."), WORDS, tmp_path, **options)
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

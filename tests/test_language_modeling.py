@@ -267,8 +267,10 @@ def test_a_loss_in_parts(monkeypatch, reduction):
         )
         loss = losses.hidden_loss(model, hidden_ND, targets_N, reduction)
         loss.square().sum().backward()
-        predicted_N = losses.predict(model, hidden_ND.detach(), targets_N)
-        results.append((loss, hidden_ND.grad, model.table_VV.grad, predicted_N))
+        with torch.no_grad():
+            losses_N, predicted_N = losses.losses_and_predictions(model, hidden_ND, targets_N)
+        assert reduction == "mean" or torch.allclose(losses_N, loss)
+        results.append((loss, hidden_ND.grad, model.table_VV.grad, losses_N, predicted_N))
     assert results[0][0].shape == (() if reduction == "mean" else (11,))
     for whole, parts in zip(*results, strict=True):
         torch.testing.assert_close(whole, parts, atol=1e-12, rtol=1e-12)
