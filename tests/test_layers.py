@@ -267,9 +267,7 @@ def test_every_file_with_compiled_functions_is_in_their_names():
     """What numba keeps is called after these files, so that a change of one of them compiles anew."""
     from lit_memory.memory import kernels
 
-    found = {file for file in FILES if file.startswith("memory/") and "@compiled" in TEXTS[file]}
-    assert found == {f"memory/{name}" for name in kernels.FILES}
-    assert not [file for file in FILES if "@compiled" in TEXTS[file] and file not in found]
+    assert {file for file in FILES if "@compiled" in TEXTS[file]} == {f"memory/{name}" for name in kernels.FILES}
 
 
 def test_mlflow_has_one_home():

@@ -106,8 +106,9 @@ def test_plain_characters():
     [
         ("--list", {"LANG": "C", "PYTHONIOENCODING": "ascii"}),
         ("--list", {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}),
+        ("--list > /dev/full", {}),
+        ("--list 2> /dev/full >&2", {}),
         ("--list | head -1", {}),
-        ("--help 2> /dev/full >&2", {}),
         ("--list >&-", {}),
         ("--help > /dev/full", {}),
     ],

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.families import Family
-from lit_memory.hf.names import CONV1D, HEAD, OUTER, Layout, block_names, convert, weight_names
+from lit_memory.hf.names import CONV1D, HEAD, OUTER, OWN_HEAD, Layout, block_names, convert, weight_names
 from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
-from lit_memory.models.backbone import GATED, PARALLEL
+from lit_memory.models.backbone import GATED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
 from lit_memory.util.checks import FieldError
@@ -63,7 +63,7 @@ def build_model(
 def _tie_head(weights: dict[str, Tensor], family: Family, wanted: bool | None) -> bool:
     """Whether head and token embedding are one weight; if so, ``weights`` gets the head that a file may leave out."""
     tokens = f"{OUTER[family.name]['tokens']}.weight"
-    if tokens not in weights or wanted is False or (wanted is None and family.name in PARALLEL):
+    if tokens not in weights or wanted is False or (wanted is None and family.name in OWN_HEAD):
         return bool(wanted)
     same = torch.equal(weights.setdefault(HEAD, weights[tokens]), weights[tokens])
     if wanted and not same:

@@ -17,6 +17,8 @@ from lit_memory.models.backbone import GATED, UNBIASED
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
 """GPT-J's."""
+OWN_HEAD = ("gptj", "gpt_neox")
+"""Families whose head is its own unless it is said to be the token embedding."""
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of the causal-mask and rotary buffers of old checkpoints."""
 OUTER = {

@@ -21,10 +21,10 @@ from torch import Tensor
 from lit_memory.util.checks import LARGEST, MOST_LAYERS, FieldError, fits, nearest
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-SHOWN = 6
-"""Names in a message."""
 STEMS = ("model.safetensors", "pytorch_model.bin")
 """Files with the weights of a folder, in the order of preference; each may be split, with an index."""
+SHOWN = 6
+"""Names in a message."""
 
 LAYERS = {"num_hidden_layers", "n_layer"}
 HEADS = {"num_attention_heads", "n_head"}

@@ -130,7 +130,7 @@ class RWKVLayer(nn.Module):
     def advance(self, rows_BTD: Tensor, state: RWKVState) -> RWKVState:
         rows_BTD, new = self.mix(rows_BTD, state, None)
         last_B1D = self.norm2(rows_BTD[:, -1:].to(self.norm2.weight.dtype))
-        return new._replace(channel_B1D=last_B1D.to(state.channel_B1D.dtype)) if rows_BTD.shape[1] else state
+        return new._replace(channel_B1D=token_shift(last_B1D, state.channel_B1D, None)[1])
 
     def mix(self, rows_BTD: Tensor, state: RWKVState, mask_BT: Tensor | None) -> tuple[Tensor, RWKVState]:
         """Rows with what the time mix adds, and the state after it, which the channel mix completes."""

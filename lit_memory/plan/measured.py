@@ -83,7 +83,9 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
     judged = any(getattr(experiment, section) for section in KINDS)
     moved = judged and any(key.startswith("task") for key in changed)
-    planned = x_values(experiment, experiment.plan()) if moved else values
+    stepped = judged and not {"train", "train.steps", "train.stages"}.isdisjoint(changed)
+    plan = experiment.plan() if moved or stepped else []
+    planned = x_values(experiment, plan) if moved else values
     for section in KINDS:
         try:
             gone = {line: untested(line, values, planned) for line in getattr(experiment, section)}
@@ -94,8 +96,8 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     report = experiment.report
     if type(report.state_x) is int and report.state_x not in values:
         report = replace(report, state_x=None)
-    if judged and {"train", "train.steps", "train.stages"} & set(changed):
-        reasons += shortened(experiment.plan(), specs)
+    if stepped:
+        reasons += shortened(plan, specs)
     return replace(experiment, report=report, unchecked=reasons, **lines)
 
 
