@@ -5,6 +5,7 @@ Classes are named as text, so that a wrong name in a YAML fails before torch is 
 installed package in the groups ``lit_memory.models`` and ``lit_memory.tasks``.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -252,6 +253,24 @@ def initial_settings(cls: type, init: Any, given: Mapping[str, Any]) -> dict[str
     settings = load("lit_memory.hf.initial:initial_settings")(cls, init)
     load("lit_memory.hf.initial:check_initial")(settings, given, init)
     return settings
+
+
+def check_inherited(settings: Mapping[str, Any], start: Mapping[str, Any]) -> None:
+    """Raise ValueError where a model cannot take over the weights of another one."""
+    if settings != start:
+        _check_inherited(json.dumps(settings), json.dumps(start))
+
+
+@cache
+def _check_inherited(settings: str, start: str) -> None:
+    """``check_inherited`` of sections as JSON: the arms of a plan ask for the same few."""
+    load("lit_memory.models.inherited:check_inherited")(sketch(json.loads(settings)), sketch(json.loads(start)))
+
+
+def inherited(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a model that takes over those of another one, by name (``lit_memory.models.inherited``). Raises
+    ValueError where they do not fit."""
+    return load("lit_memory.models.inherited:inherited")(own, theirs)
 
 
 def weights_of(model: Any, parts: Iterable[str]) -> dict[str, Any]:

@@ -114,6 +114,39 @@ def test_by_chunk_options(depth, options):
     assert torch.allclose(values[0], run(by_chunk, leaves, 3)[0]) == (depth == 1 and "residual" not in options)
 
 
+@pytest.mark.parametrize("momentum", [True, False], ids=["momentum", "plain"])
+@pytest.mark.parametrize("forget", [True, False], ids=["forget", "keep"])
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "network"])
+@pytest.mark.parametrize(("tokens", "chunk"), [(8, 4), (7, 3), (5, 9), (6, 1)])
+def test_exact(momentum, forget, residual, tokens, chunk):
+    """With a surprise of its own for every token a matrix is the same whatever the chunk: values, final state and all
+    outer gradients are those of the rule token by token, and of chunks of one token. Steps are as long as for these."""
+    leaves = draw(1, tokens, momentum, forget, limit=0.9 * chunk)
+    (values, grads), (slow, slow_grads) = (
+        outcome(form, leaves, chunk, exact=True, residual=residual) for form in (by_chunk, by_token)
+    )
+    assert close(values, slow) and close(grads, slow_grads)
+    leaves["limit"] = 0.9
+    assert close(slow, run(by_token, leaves, 1, residual=residual), 1e-12)
+    assert chunk == 1 or not close(values, run(by_chunk, leaves | {"limit": 0.9 * chunk}, chunk, residual=residual))
+
+
+def test_exact_gradients_numerically():
+    """First and second derivatives; gates of exactly 0 and tokens that are not real give what is finite."""
+    leaves = draw(1, 5, samples=1, width=2, limit=2.0)
+    assert torch.autograd.gradcheck(lambda *_: run(by_chunk, leaves, 3, exact=True), flat(leaves))
+    assert torch.autograd.gradgradcheck(lambda *_: run(by_chunk, leaves, 3, exact=True), flat(leaves), fast_mode=True)
+    found, closed = [], torch.tensor([False, True, False, False, True])
+    for zero in (-torch.inf, -1e3):
+        log_keep, log_eta, theta = gates_of(leaves, 3)
+        gates = Gates(log_keep.masked_fill(closed, zero), log_eta.masked_fill(closed.roll(1), zero), theta)
+        state = NeuralState(tuple(leaves["M"]), tuple(leaves["S"]))
+        read = by_chunk(state, leaves["q"], leaves["k"], leaves["v"], gates, 3, exact=True)
+        values = [read.o_XTV, *read.state.M, *read.state.S]
+        found.append([*values, *torch.autograd.grad(weighted(values), flat(leaves))])
+    assert all(t.isfinite().all() for t in found[0]) and close(*found, 1e-12)
+
+
 def by_autograd(leaves, chunk, activation="silu", residual=False):
     """Section 3.1 with autograd's gradients of the inner loss at the weights of the chunk's start; one sample and head
     at a time."""

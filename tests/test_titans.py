@@ -49,6 +49,8 @@ MORE = {
 CASES += [
     ("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}),
     ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu"}),
+    ("lmm", {"exact": True, "memory_depth": 1}),
+    ("mac", {"exact": True, "memory_depth": 1, "memory_heads": 2, "momentum": False, "memory_residual": True}),
 ]
 cases = pytest.mark.parametrize(("name", "flags"), CASES, ids=["-".join([name, *flags]) for name, flags in CASES])
 
@@ -109,15 +111,17 @@ def slow_memory(m, rows, state, causal=True):
     alpha = alpha if c.forget else 0 * alpha
     theta = (
         theta
-        * (1 / c.chunk if c.theta_max is None else c.theta_max)
+        * ((1 if c.exact else 1 / c.chunk) if c.theta_max is None else c.theta_max)
         * (1 if c.half_loss else 2)
         * ((1 - eta) if c.damped and c.momentum else 1)
     )
     q, k, v = (slow_queries(m, x, qkv, part) for part in range(3))
-    outs, new_M, new_S, form = [], [], [], {"activation": c.memory_activation, "residual": c.memory_residual}
+    outs, new_M, new_S = [], [], []
+    form = {"activation": c.memory_activation, "residual": c.memory_residual}
+    rule = {"normalized": c.normalized, "exact": c.exact}
     for h in range(c.memory_heads):
         gates = Gates((1 - alpha[..., h]).log(), eta[..., h].log(), theta[..., h])
-        one = by_token(NeuralState(M[h], S[h]), q[h], k[h], v[h], gates, c.chunk, normalized=c.normalized, **form)
+        one = by_token(NeuralState(M[h], S[h]), q[h], k[h], v[h], gates, c.chunk, **rule, **form)
         outs.append(one.o_XTV if causal else recall(M[h], q[h], **form))
         new_M.append(one.state.M)
         new_S.append(one.state.S)
@@ -317,6 +321,14 @@ def test_elsewhere_a_split_starts_a_new_chunk(build, tokens):
     model, ids = shake(build("lmm")), tokens(2, 12)
     (a, _), (b, _) = read(model, ids, [12]), read(model, ids, [4, 8])
     assert torch.allclose(a[:, :4], b[:, :4], rtol=1e-12) and not torch.allclose(a[:, 5:], b[:, 5:], atol=1e-6)
+
+
+def test_exact_is_a_chunk_of_one_token(build, tokens):
+    """With ``exact`` any chunk and any cut give what chunks of one token do, under the same longest step."""
+    ids, flags = tokens(2, 12), {"memory_depth": 1}
+    expected = read(shake(build("lmm", chunk=1, **flags)), ids, [12])
+    for chunk, cut in ((1, [12]), (5, [12]), (5, [1, 7, 4]), (64, [2, 10])):
+        assert same(read(shake(build("lmm", chunk=chunk, exact=True, **flags)), ids, cut), expected)
 
 
 @pytest.mark.parametrize("name", ["mag", "mal"])
@@ -572,6 +584,7 @@ def test_what_is_diagnosed():
     [
         ("lmm", {"memory_depth": 0}, "memory_depth=0: expected at least 1"),
         ("lmm", {"chunk": 0}, "chunk=0: expected at least 1"),
+        ("lmm", {"exact": True}, "exact=True: expected memory_depth 1 and no per_chunk_gates with it, or false"),
         ("mac", {"window": 0}, "window=0: expected at least 1"),
         ("mac", {"heads": 16}, "heads=16: expected heads of an even width"),
         (

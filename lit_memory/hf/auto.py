@@ -18,10 +18,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lit_memory.hf.adapters import MemoryTokens
 from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
-from lit_memory.hf.reading import preview
 from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
 from lit_memory.registry import MODELS, load_class
 from lit_memory.util import files
+from lit_memory.util.checks import preview
 
 SIZES = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
 """Hugging Face's names of the sizes that its tools ask for -> ours; None for what an architecture does not have."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lit_memory.hf.families import Family
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, OWN_HEAD, Layout, block_names, convert, weight_names
-from lit_memory.hf.reading import check_dims, check_names, merge_flags, preview, shared_dtype
+from lit_memory.hf.reading import check_dims, check_names, merge_flags, shared_dtype
 from lit_memory.models.backbone import GATED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import FieldError, preview
 
 
 def build_model(

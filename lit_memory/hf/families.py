@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from lit_memory.hf.names import OUTER
-from lit_memory.hf.reading import preview
 from lit_memory.models.backbone import GATED, ROTATED, TIED
-from lit_memory.util.checks import FieldError, fits
+from lit_memory.util.checks import FieldError, fits, preview
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,17 @@ from lit_memory.hf.reading import (
     check_weights,
     errors_from,
     is_bare,
-    preview,
     read_json,
     read_weights,
 )
 from lit_memory.hf.reference import load_bare
 from lit_memory.models.decoder import BackboneConfig
+from lit_memory.models.inherited import check_same
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import MODELS, build_config, load_class
 from lit_memory.text import tokenizers
 from lit_memory.util import files, hub
-from lit_memory.util.checks import FieldError, check_types, fits, nearest
+from lit_memory.util.checks import FieldError, check_types, fits, nearest, preview
 
 MODEL_TYPE = "lit_memory"
 HF_CLASS = "LitMemoryForCausalLM"
@@ -52,9 +52,6 @@ PREFIX = "model."
 BACKBONE = {f.name for f in fields(BackboneConfig)}
 FREE = ("dropout", "wrap_pos")
 """Fields of ``BackboneConfig`` that a pretrained decoder leaves open."""
-SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
-SAME += ("rotary_bases", "query_scale", "score_cap", "logit_cap")
-"""Fields in which a model and its initial weights must agree, although the shapes may fit without."""
 FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 """Files of a model on the Hugging Face hub that are downloaded."""
 
@@ -199,14 +196,10 @@ def start_from(
         found: Any = load_bare(folder, architecture(cls), config, flags)
     else:
         found = from_pretrained(cls, folder, encoder=encoder, **flags)
-    for name in SAME:
-        theirs, own = getattr(found.config, name, None), getattr(config, name, None)
-        if theirs != own:
-            raise FieldError(
-                "init",
-                str(source),
-                f"its {name} is {theirs!r}, that of the model {own!r}; expected the same, set model.{name}",
-            )
+    try:
+        check_same(config, found.config)
+    except ValueError as error:
+        raise FieldError("init", str(source), str(error)) from None
     weights = found.state_dict()
     check_weights(weights, model.state_dict())
     model.load_state_dict(weights)

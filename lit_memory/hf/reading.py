@@ -18,13 +18,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_memory.util.checks import LARGEST, MOST_LAYERS, FieldError, fits, nearest
+from lit_memory.util.checks import LARGEST, MOST_LAYERS, FieldError, fits, nearest, preview
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 STEMS = ("model.safetensors", "pytorch_model.bin")
 """Files with the weights of a folder, in the order of preference; each may be split, with an index."""
-SHOWN = 6
-"""Names in a message."""
 
 LAYERS = {"num_hidden_layers", "n_layer"}
 HEADS = {"num_attention_heads", "n_head"}
@@ -46,12 +44,6 @@ def errors_from(source: Any) -> Iterator[None]:
 def is_bare(folder: Path) -> bool:
     """Whether a folder has weights and no config.json, as the papers' authors share theirs."""
     return not (folder / "config.json").is_file() and any((folder / stem).is_file() for stem in STEMS)
-
-
-def preview(names: Iterable[str]) -> str:
-    """The first names of a sorted list, and how many more there are."""
-    names = sorted(names)
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def look_up(kind: str, name: str, table: Mapping[str, Any]) -> Any:

@@ -149,6 +149,7 @@ def by_token(
     activation="silu",
     residual=False,
     normalized=False,
+    exact=False,
 ) -> Read:
     """(1) to (4) as they stand, token by token: the slow reference of ``by_chunk``, with the same arguments."""
     M, S = state
@@ -159,7 +160,7 @@ def by_token(
         strict=True,
     )
     for t, (q, k, v, log_keep, log_eta, theta) in enumerate(tokens):
-        start = M if t % chunk == 0 else start
+        start = M if exact or t % chunk == 0 else start
         inputs, grads = surprise(start, k, v, activation, residual)
         if normalized:
             scales.append(shortening(inputs, grads))

@@ -16,7 +16,7 @@ product of the gates g of the tokens j+1..t, and from the start of the chunk for
 (7) beta_t = R(1 - alpha)_t0,  mu_t = R(eta)_t0,  c_tj = R(eta)_tj theta_j,  f = R(1 - alpha) mu,  G = R(1 - alpha) c
 
 ``coefficients`` computes (7) for all chunks at once, in the form that (5) and (6) have in ``neural_node.py``, which
-goes from chunk to chunk.
+goes from chunk to chunk. ``neural_exact.py`` does where every token has a surprise of its own.
 
 Shape suffixes: X samples times heads, N chunks, T tokens (of a chunk, or of all), K width of keys and queries, V width
 of values, I and O inputs and outputs of a layer of the memory.
@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory.neural import Gates, NeuralState, Read
 from lit_memory.memory.neural_by_hand import Coefficients
+from lit_memory.memory.neural_exact import exact_chunks
 from lit_memory.memory.neural_node import Form, chunks
 
 FLOOR = -800.0
@@ -98,6 +99,7 @@ def by_chunk(
     activation: str = "silu",
     residual: bool = False,
     normalized: bool = False,
+    exact: bool = False,
     real_XT: Tensor | None = None,
     segment: int | None = None,
     write: bool = True,
@@ -108,6 +110,8 @@ def by_chunk(
     activation: "silu" or "gelu".
     residual: M(x) = x + the network.
     normalized: no step corrects more than the share theta of its error.
+    exact: every token takes its surprise at the weights right before it, and the length of a chunk is speed alone. Only
+        for a memory of one layer, with keys of at most unit length, which ``normalized`` leaves as it is.
     real_XT: False at tokens that leave the memory unchanged; their outputs are arbitrary. They must be at the end.
         Default: all are real.
     segment: tokens after which a new chunk begins, whatever is left of the last one. They divide T. Default: T.
@@ -118,13 +122,16 @@ def by_chunk(
     parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
     q, k, target, log_keep, log_eta, theta, real_XNT = parts
     table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
-    o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, q, k, target, table)
+    if exact:
+        o_XNTV, new, scale_XNT1 = exact_chunks(state, q, k, target, table)
+    else:
+        o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, q, k, target, table)
 
     def whole(t_XNT: Tensor) -> Tensor:
         return t_XNT.flatten(1, 2).unflatten(1, (size[1] // segment, -1))[:, :, :segment].flatten(1, 2)
 
     o_XTV, scale_XT1 = whole(o_XNTV), None if scale_XNT1 is None else whole(scale_XNT1)
-    return Read(o_XTV + q_XTK if residual else o_XTV, state if new is None else new, scale_XT1)
+    return Read(o_XTV + q_XTK if residual else o_XTV, state if new is None or not write else new, scale_XT1)
 
 
 def into_chunks(tensors: tuple[Tensor, ...], real_XT: Tensor | None, segment: int, chunk: int) -> list[Any]:

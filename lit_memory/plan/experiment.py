@@ -27,6 +27,7 @@ from lit_memory.plan.resolve import Resolver
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import strict
+from lit_memory.registry import check_inherited
 from lit_memory.util.checks import nearest
 
 MOST_RUNS = 10_000
@@ -199,6 +200,7 @@ class ScaledExperiment(Shared):
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
             starts = self.starts(init["run"], name, seeds, changes, [*above, name])
+            self.check_start(init["run"], where, run["model"], starts)
         return [
             RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, **brought)
             for seed, start in zip(seeds, starts, strict=True)
@@ -225,6 +227,15 @@ class ScaledExperiment(Shared):
         if f"{found.experiment}/{source}" in above:
             raise wrong("it starts from this arm itself; expected no circle")
         return [spec.trained for spec in found.specs(source, "", {}, seeds, changes if found is self else (), above)]
+
+    @staticmethod
+    def check_start(wanted: str, where: str, model: Mapping[str, Any], starts: Sequence[RunSpec]) -> None:
+        """Raise ConfigError where a model cannot take over the weights of the runs that it starts from."""
+        for start in starts[:1]:  # seeds have the same model
+            try:
+                check_inherited(model, start.model)
+            except ValueError as error:
+                raise ConfigError(where, "train.init", f"{{run: {wanted}}}: {error}") from None
 
     def beside(self, name: str) -> "ScaledExperiment":
         """Another experiment of the same folder, at the same scale. Raises ConfigError."""

@@ -8,6 +8,7 @@ from lit_memory.lit import LIT_DATA, LIT_MODULES
 from lit_memory.lit.data import LitData
 from lit_memory.lit.modules import LitMemory
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.registry import inherited
 from lit_memory.run import checkpoint
 from lit_memory.run.saving import VerifiedCheckpoints
 
@@ -55,27 +56,18 @@ def build_data(spec: RunSpec) -> LitData:
 def load_run(module: LitMemory, start: RunSpec, root: Path) -> None:
     """Load the last weights of another run into a fresh model.
 
-    Parts that only one of the two models has (a GRU that gives lines their order) stay as they were drawn, or are left
-    behind. Raises FileNotFoundError where the run has no checkpoint, ValueError for weights of another shape.
+    Parts that only one of the two models has (a memory, a GRU that gives lines their order) stay as they were drawn, or
+    are left behind. Raises FileNotFoundError where the run has no checkpoint, ValueError for weights that do not fit.
     """
-    from lit_memory.hf.reading import check_weights
-
     setting = f"init={{run: {start.experiment}/{start.arm}}}"
     path = checkpoint.newest(start.folder(root), lambda text: None)
     if path is None:
         where = f"of its seed {start.seed} in {start.folder(root)}"
         raise FileNotFoundError(f"{setting}: no checkpoint {where}; run it first")
-    theirs, own = VerifiedCheckpoints().load_checkpoint(path)["state_dict"], module.state_dict()
-    common = {part_of(name) for name in theirs} & {part_of(name) for name in own}
-    weights = {name: tensor for name, tensor in theirs.items() if part_of(name) in common}
-    weights |= {name: tensor for name, tensor in own.items() if part_of(name) not in common}
+    saved = VerifiedCheckpoints().load_checkpoint(path)["state_dict"]
+    theirs = {name.removeprefix("model."): weight for name, weight in saved.items()}
     try:
-        check_weights(weights, own)
+        weights = inherited(module.model.state_dict(), theirs)
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from None
-    module.load_state_dict(weights)
-
-
-def part_of(name: str) -> str:
-    """The part of the model that a weight belongs to: decoder for ``model.decoder.norm.weight``."""
-    return name.split(".")[1]
+    module.model.load_state_dict(weights)

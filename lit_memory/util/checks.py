@@ -13,6 +13,9 @@ LARGEST = 2**31 - 1
 
 MOST_LAYERS = 1000
 
+SHOWN = 6
+"""Names in a message."""
+
 
 class FieldError(ValueError):
     """A field or an argument has a value that it may not have.
@@ -36,6 +39,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     valid = list(valid)
     close = difflib.get_close_matches(str(name), valid, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(valid) or '(none)'}"
+
+
+def preview(names: Iterable[str]) -> str:
+    """The first names of a sorted list, and how many more there are."""
+    names = sorted(names)
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def at_least(least: int, config: Any, *names: str) -> None:

@@ -138,7 +138,7 @@ class NeuralMemory(nn.Module):
             real_XT = None if mask_BT is None else mask_BT.repeat_interleave(c.memory_heads, dim=0)
             normalized = c.normalized and c.memory_depth > 1  # it leaves a matrix with keys of unit length as it is
             cut: dict[str, Any] = {"real_XT": real_XT, "segment": segment, "write": write}
-            read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, **form, **cut)
+            read = by_chunk(old, q, k, v, gates, c.chunk, normalized=normalized, exact=c.exact, **form, **cut)
             o_XTK = read.o_XTV if causal else neural.recall(old.M, q, **form)
         o_BTD = unfold_heads(o_XTK, c.memory_heads)
         new = (tuple(W.unflatten(0, (-1, c.memory_heads)) for W in part) for part in read.state)

@@ -44,11 +44,11 @@ from torch import Tensor, nn
 
 from lit_memory.models.parts import RMSNorm
 from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
+from lit_memory.models.titans.config import AttentionConfig, TitansConfig
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
 from lit_memory.models.token_recurrent import (
     Stack,
     TokenRecurrent,
-    TokenRecurrentConfig,
     in_order,
     joined,
     real_first,
@@ -64,101 +64,7 @@ from lit_memory.recurrence import (
     state_options,
     unroll,
 )
-from lit_memory.util.checks import FieldError, at_least, check_layers, one_of
-
-
-@dataclass
-class TitansConfig(TokenRecurrentConfig):
-    """Sizes that the four models share. The paper gives none of the memory; those here are ours."""
-
-    norm_eps: float = 1e-6
-    persistent: int = 4
-    """N_p, learned tokens in front of the input of a layer (section 3.3)."""
-    chunk: int = 16
-    """Tokens that take their surprise at the same weights of the memory; 1 is the rule token by token."""
-    memory_depth: int = 2
-    """L_M, layers of the memory; 1 is a matrix."""
-    memory_expand: int = 1
-    """Width of the memory's inner layers over that of its keys."""
-    memory_heads: int = 1
-    """Memories side by side, each for its share of the channels."""
-    memory_activation: Literal["silu", "gelu"] = "silu"
-    memory_residual: bool = False
-    """M(k) = k + network(k)."""
-    memory_std: float | None = None
-    """Standard deviation of the memory's learned initial weights; default: Xavier's."""
-    momentum: bool = True
-    """Without: eta = 0, and no S in the state (the ablation)."""
-    forget: bool = True
-    """Without: alpha = 0 (the ablation)."""
-    conv_taps: int = 4
-    """Taps of the depthwise convolutions after the projections; 0: none (the ablation)."""
-    per_chunk_gates: bool = False
-    """alpha, eta and theta are constant within a chunk (section 3.2)."""
-    half_loss: bool = True
-    """Inner loss 1/2 |M(k) - v|^2; without, |M(k) - v|^2 as in eq. 12, whose steps are twice as long."""
-    theta_max: float | None = None
-    """Longest step of the memory; default: 1/chunk."""
-    damped: bool = True
-    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory
-    of one layer; without, theta_max sigmoid(.)."""
-    alpha_init: float = 1e-4
-    """alpha of a row of zeros at init. As small as contexts are long: alpha takes the memory to 0, not back to the
-    learned M_0, which a model trained on short contexts relies on. With 0.02 a needle is lost right beyond the training
-    length."""
-    eta_init: float = 0.5
-    """eta of a row of zeros at init."""
-    theta_init: float = 0.5
-    """The sigmoid in theta, of a row of zeros at init."""
-    normalized: bool = True
-    """Divide theta by the factor that a step is longer in a memory of several layers than in a matrix, so that both are
-    equally stable."""
-    output_gate: Literal["silu", "sigmoid"] = "silu"
-    """Gate on the memory's normalised output, before its last projection (section 4.4)."""
-    ff_mult: float = 8 / 3
-    """Width of the gated feed-forward over the model's, the product rounded; 0: no feed-forward."""
-    tie_embeddings: bool = False
-    embedding_std: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self)
-        at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
-        check_layers(self, "memory_depth")
-        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
-        for name in ("alpha_init", "eta_init", "theta_init"):
-            if not 0 < getattr(self, name) < 1:
-                raise FieldError(
-                    name, getattr(self, name), "expected a number between 0 and 1, which a sigmoid reaches"
-                )
-        if self.width % self.memory_heads:
-            raise FieldError("width", self.width, f"expected a multiple of memory_heads={self.memory_heads}")
-
-    @property
-    def theta_limit(self) -> float:
-        return 1 / self.chunk if self.theta_max is None else self.theta_max
-
-    @property
-    def ff_width(self) -> int:
-        return round(self.ff_mult * self.width)
-
-
-@dataclass
-class AttentionConfig(TitansConfig):
-    """Sizes that the three models with attention share."""
-
-    heads: int = 4
-    """Heads of attention."""
-    window: int = 64
-    """MAG and MAL: tokens that a token sees, itself included. MAC: tokens of a segment of attention."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, self, "heads", "window")
-        if self.width % (2 * self.heads):
-            raise FieldError(
-                "heads", self.heads, f"expected heads of an even width, for rotary positions, but width={self.width}"
-            )
+from lit_memory.util.checks import FieldError, at_least
 
 
 class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
@@ -171,7 +77,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     def __init__(self, config: Any) -> None:
         super().__init__()
         c = self.config = config
-        self.grain = c.chunk
+        self.grain = 1 if c.exact else c.chunk
         self.decoder = Stack(c, [self.layer_class(c) for _ in range(c.layers)], RMSNorm(c.width, c.norm_eps))
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
         if c.tie_embeddings and not c.inputs:
