@@ -6,10 +6,13 @@ output projection besides. Theirs has one alpha and eta a chunk and reads the me
 them for every token and reads the memory right after it; that takes about twice the arithmetic. Theirs is run with
 ``batch_size`` equal to the chunk, which takes the surprise at the weights of the chunk's start as ours does, and with
 its default, which takes that of the whole sequence at the first weights.
+
+"titans/matrix" is our whole layer with a memory of one layer, whose tokens may have surprises of their own (``exact``).
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +27,11 @@ def step(settings: Settings, tiny: bool, read: Callable[[Tensor], Tensor]) -> Ti
     return Timed(lambda: read(rows).square().mean().backward(), rows[..., 0].numel())
 
 
-def layer(settings: Settings, tiny: bool, expand: int) -> Timed:
+def layer(settings: Settings, tiny: bool, **flags: Any) -> Timed:
     from lit_memory.models.titans.memory import NeuralMemory
     from lit_memory.models.titans.models import LMM
 
-    config = LMM.Config(width=WIDTH, chunk=CHUNK, memory_depth=DEPTH, memory_expand=expand)
+    config = LMM.Config(**{"width": WIDTH, "chunk": CHUNK, "memory_depth": DEPTH, **flags})
     memory = placed(NeuralMemory(config), settings)
 
     def read(rows: Tensor) -> Tensor:
@@ -70,11 +73,17 @@ def theirs(settings: Settings, tiny: bool, expand: int, batch_size: int | None) 
 
 
 def works() -> dict[str, Work]:
-    return {
+    matrix = {
+        "each token its surprise (chunks of 32)": {"chunk": 32, "exact": True},
+        "a surprise for 32 tokens": {"chunk": 32},
+        "chunks of one token": {"chunk": 1},
+    }
+    ways = {name: partial(layer, memory_depth=1, **flags) for name, flags in matrix.items()}
+    return {"titans/matrix": Work(ways)} | {
         f"titans/{expand * WIDTH}": Work(
             {
                 "memory": partial(memory, expand=expand),
-                "layer": partial(layer, expand=expand),
+                "layer": partial(layer, memory_expand=expand),
                 "titans-pytorch, same chunk": partial(theirs, expand=expand, batch_size=CHUNK),
                 "titans-pytorch, default": partial(theirs, expand=expand, batch_size=None),
             }

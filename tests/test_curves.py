@@ -201,6 +201,7 @@ def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path)
             "report.threshold: 200.0: expected none where x=test_segments is not step, without curves",
         ),
         ({}, {"y": "perplexty"}, "report.y: unknown metric 'perplexty'; did you mean 'perplexity'"),
+        ({}, {"floors": {"los": "a"}}, "report.floors.los: unknown metric 'los'; did you mean 'loss'"),
         ({}, {"state_x": "last"}, "report.state_x: last: expected none where x=step"),
         ({"valid_every": 5}, {}, r"expect: .*6 is not tested; tested: 5, 10, 12"),
     ],

@@ -430,7 +430,9 @@ def test_every_knob_of_the_figure_shows():
         {"log_y": True},
         {"chance": 0.1},
     ]
-    shown = [look(knob) for knob in [*knobs, {"identity": True}, {"relative_to": "gamma"}]] + [look(train_x=None)]
+    shown = [
+        look(knob) for knob in [*knobs, {"identity": True}, {"floors": {"capacity": "naive"}}, {"relative_to": "gamma"}]
+    ] + [look(train_x=None)]
     assert len(set(shown)) == len(shown)
 
 

@@ -200,11 +200,14 @@ def test_the_figure_is_that_of_the_picture():
     relative, *_ = charts(results(ReportConfig(relative_to="gamma")))
     assert {point[1] for point in relative["series"][0]["points"]} == {0} and "difference from gamma" in relative["y"]
     assert not relative["share"] and relative["guides"] == [{"name": "trained on up to 50", "x": 50}]
-    kept = ReportConfig(y="capacity", identity=True, paper_values="armt_text_and_figures", time="seconds", curves=True)
+    more = {"floors": {"capacity": "a naive forecast", "loss": "of no run"}, "curves": True}
+    kept = ReportConfig(y="capacity", identity=True, paper_values="armt_text_and_figures", time="seconds", **more)
     along = {("gamma", "loss", step, 0): 1 / step for step in (100.0, 200.0)}
     cells = {("gamma", metric, x, 0): x for metric in ("capacity", "seconds") for x in map(float, XS)}
     figure, _, time, training = charts(results(kept, cells=cells, validations=along))
-    assert [guide["name"] for guide in figure["guides"]] == ["trained on up to 50", "all kept (y = x)"]
+    names = ["trained on up to 50", "a naive forecast", "all kept (y = x)"]
+    assert [guide["name"] for guide in figure["guides"]] == names
+    assert figure["guides"][1]["points"] == [[x, x] for x in XS] and len(time["guides"]) == 0
     assert time["log"] and time["series"][0]["points"][-1][1] == 500 and time["name"] == "Time"
     told = {("no_gamma", "seconds", 50.0): (2.0, 0.5)}
     assert charts(results(kept, cells=cells, summaries=told))[2]["series"][1]["points"] == [

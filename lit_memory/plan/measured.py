@@ -145,8 +145,9 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if report.y in TIMES:
         reason = f"{report.y!r} is measured anew by every run"
         raise ConfigError(file, "report.y", f"{reason}; expected time: {report.y} beside another metric")
-    if report.y not in known:
-        raise ConfigError(file, "report.y", f"unknown metric {report.y!r}; {nearest(report.y, known)}")
+    for name, metric in [("y", report.y), *((f"floors.{metric}", metric) for metric in report.floors)]:
+        if metric not in known:
+            raise ConfigError(file, f"report.{name}", f"unknown metric {metric!r}; {nearest(metric, known)}")
     values = x_values(experiment, specs)
     for name, wanted in (("time", bool(report.time)), ("state_x", report.state_x is not None)):
         if wanted and not times:

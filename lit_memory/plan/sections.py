@@ -154,6 +154,8 @@ class ReportConfig:
     log_y: bool = False
     chance: float | None = None
     """y of blind guessing, a horizontal line."""
+    floors: dict[str, str] = field(default_factory=dict)
+    """Metric of the first arm that the data alone decide, such as a naive forecast's -> words; a grey line each."""
     identity: bool = False
     """Draw the line y = x, on which everything written is kept."""
     state_x: int | str | None = None

@@ -18,7 +18,7 @@ from lit_memory.report.labels import SHARES, count, mean_interval, short
 from lit_memory.report.paper import points
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
-from lit_memory.report.series import Series, relative, series_of
+from lit_memory.report.series import Series, floors, relative, series_of
 from lit_memory.report.states import StateAxis
 from lit_memory.report.style import LEAST_FOR_BAND, looks
 from lit_memory.report.verdict import mean, std
@@ -100,6 +100,9 @@ def _figure(results: Results, xs: list[float]) -> Chart:
         series["paper"] = [[rounded(axis.position(x)), rounded(y)] for x, y in own.get(arm, ())]
     if train_x is not None:
         guides.append({"name": f"trained on up to {short(train_x)}", "x": rounded(axis.position(train_x))})
+    for name, means in floors(results, xs):
+        reached = zip(xs, means, strict=True)
+        guides.append({"name": name, "points": [[rounded(axis.position(x)), rounded(y)] for x, y in reached]})
     if plan.config.identity:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 60 for i in range(61)]
         guides.append({"name": "all kept (y = x)", "points": [[rounded(axis.position(x)), rounded(x)] for x in curve]})

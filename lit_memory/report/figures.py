@@ -17,7 +17,7 @@ from lit_memory.report.labels import balanced, short
 from lit_memory.report.names import Drawn, Name, below_title, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
-from lit_memory.report.series import RELATIVE, draw_bar, draw_spread, relative, series_of, show_values
+from lit_memory.report.series import RELATIVE, draw_bar, draw_spread, floors, relative, series_of, show_values
 from lit_memory.report.states import draw_states
 from lit_memory.report.style import (
     COLUMN,
@@ -179,6 +179,9 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
         curve = [xs[0] + (xs[-1] - xs[0]) * i / 200 for i in range(201)]
         axes.plot(list(map(axis.position, curve)), curve, **REFERENCE)
         drawn.references.append(Name("all kept (y = x)", axis.position(xs[-1]), xs[-1]))
+    for name, means in floors(results, xs):
+        axes.plot(*axis.curve(xs, means), **REFERENCE)
+        drawn.references.append(Name(name, axis.position(xs[-1]), means[-1]))
     if config.chance is not None and (config.chance > 0 or not config.log_y):
         axes.axhline(config.chance, **REFERENCE)
         drawn.references.append(Name(f"chance {config.chance:.3g}", axis.position(xs[-1]), config.chance))

@@ -106,7 +106,7 @@ class Results:
 
     def of_time(self, metric: str) -> "Results":
         """The values of one of ``TIMES``, or what is told of them, as the metric of a figure."""
-        config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False)
+        config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False, floors={})
         cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
         return Results(replace(self.plan, config=config, train_x=None), cells, summaries=self.summaries)
 

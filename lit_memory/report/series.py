@@ -53,6 +53,15 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
         yield Series(arm, name, look, seeds, told)
 
 
+def floors(results: Results, xs: list[float]) -> Iterator[tuple[str, list[float]]]:
+    """Words and mean at every x of what ``report.floors`` asks for; nothing before a run of the first arm finished."""
+    arm = results.plan.arms[0]
+    for metric, name in results.plan.config.floors.items():
+        groups = [results.values(arm, metric, x) for x in xs]
+        if all(groups):
+            yield name, [mean(group) for group in groups]
+
+
 def relative(results: Results) -> Results:
     """The results of the figure: their y in per cent of that of the arm ``relative_to``, or as they are."""
     plan, config = results.plan, results.plan.config
@@ -64,7 +73,9 @@ def relative(results: Results) -> Results:
         if metric == config.y and other:
             cells[arm, RELATIVE, x, seed] = 100 * (value / other - 1)
     label = f"{plan.y_label}: difference from {plan.shown(config.relative_to)} in %"
-    changed = replace(config, y=RELATIVE, y_label=label, log_y=False, chance=None, identity=False, paper_curves={})
+    changed = replace(
+        config, y=RELATIVE, y_label=label, log_y=False, chance=None, identity=False, floors={}, paper_curves={}
+    )
     return Results(replace(plan, config=changed), cells)
 
 
