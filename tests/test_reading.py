@@ -167,6 +167,26 @@ def test_a_scale_that_extends_another(tree, tmp_path):
     assert load(tmp_path / "two.yaml").scales == expected | {"cpu": expected["cpu"] | {"model.width": 64}}
 
 
+def test_a_scale_of_its_own_that_extends_one_of_another_file(tree, tmp_path):
+    """It starts from that scale as the file has it, with what the other file sets for it; a scale that both have does
+    not."""
+    scales = {"cpu": {"train.lr": 0.5, "arms.a.train.steps": 9, "seeds": [3]}, "gpu": {"train.lr": 0.25}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": scales}, sort_keys=False))
+    own = {
+        "real": {"extends": "small", "model.width": 32},
+        "small": {"extends": "cpu", "train.lr": 0.1},
+        "cpu": {"model.width": 64},
+        "gpu": {"extends": "cpu", "train.steps": 7},
+    }
+    two = {"extends": "one", "experiment": "two", "scales": own}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two, sort_keys=False))
+    cpu = scales["cpu"] | {"model.width": 64}
+    small = cpu | {"train.lr": 0.1}
+    gpu = {"train.lr": 0.25, "model.width": 64, "train.steps": 7}
+    expected = {"cpu": cpu, "gpu": gpu, "small": small, "real": small | {"model.width": 32}}
+    assert load(tmp_path / "two.yaml").scales == expected
+
+
 EXTENDS = {
     "unknown scale": ({"a": {"extends": "b"}, "c": {}}, "FILE: scales.a.extends: no scale 'b' in this file; expected"),
     "near scale": ({"cpu": {}, "a": {"extends": "cpuu"}}, "FILE: scales.a.extends: no scale 'cpuu' … 'cpu'?"),

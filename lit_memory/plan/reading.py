@@ -4,7 +4,8 @@
 and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
 seeds, paper_curves and each list of lines as a whole; the title stays behind. ``arms: [a, b]`` are these arms of the
 other file, with all that it sets for them.
-``extends: cpu`` in a scale starts from that scale of the same file, key by key.
+``extends: cpu`` in a scale starts from that scale, key by key: of the same file, and where the file that this one
+extends has no scale of that name, of that file as well.
 """
 
 import copy
@@ -76,7 +77,9 @@ def extended(path: Path, *above: Path) -> Any:
     tree = read(path)
     if not isinstance(tree, dict):
         return tree  # parse refuses it
+    starts = {}
     if isinstance(tree.get("scales"), dict):
+        starts = {scale: v.get("extends") for scale, v in tree["scales"].items() if isinstance(v, dict)}
         tree["scales"] = extended_scales(tree["scales"], str(path))
     if "grid" in tree:
         tree["grid"] = each_arm(tree["grid"], str(path), "grid")
@@ -97,6 +100,8 @@ def extended(path: Path, *above: Path) -> Any:
         below["scales"] = {scale: split_arm(values, "")[0] for scale, values in scales.items()}
         labels, arms = mapping(below.get("labels") or {}, str(other), "labels"), tree["arms"]
         below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
+    if isinstance(below.get("scales"), dict):
+        below["scales"] |= inherited_scales(below["scales"], starts)
     for own in ("experiment", "title"):  # a folder and a claim of its own
         below.pop(own, None)
     return overlaid(below, tree, 2)
@@ -156,6 +161,21 @@ def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
         return below | {key: value for key, value in values.items() if key != "extends"}
 
     return {scale: whole(scale) for scale in own}
+
+
+def inherited_scales(below: Mapping[Any, Any], starts: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What scales that only the upper file has start from below: its own version of the scale that they extend.
+
+    starts: scale of the upper file -> the scale that it extends, or None.
+    """
+    found = {}
+    for scale in starts.keys() - below.keys():
+        other = starts[scale]
+        while other in starts and other not in below:
+            other = starts[other]
+        if other in below:
+            found[scale] = below[other]
+    return found
 
 
 def each_arm(values: Any, file: str, where: str) -> Any:
