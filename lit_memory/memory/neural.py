@@ -20,7 +20,8 @@ Deviations
 1. The loss has a factor 1/2 (eq. 12: none; the appendix: 1/2). Twice the theta is the paper's.
 2. Gates are given as log(1 - alpha) and log eta, which a sigmoid computes without rounding to 0 or 1. -inf, a gate of
    exactly 0, is allowed.
-3. ``normalized`` and ``residual`` (M(x) = x + the network) are ours, and off by default.
+3. ``normalized``, ``residual`` (M(x) = x + the network) and ``exact`` (t' in (1) is t - 1, whatever the chunk) are
+   ours, and off by default.
 
 Stability. The surprises of one chunk are taken at the same weights, so that T tokens with one key act as one step T
 times as long. With constant gates and unit keys, no such chunk map amplifies if T theta <= 1 - eta, whatever alpha is

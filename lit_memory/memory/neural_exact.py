@@ -40,7 +40,8 @@ def exact_chunks(
     solved_XNTE = torch.linalg.solve_triangular(system_XNTT, given_XNTE, upper=False, unitriangular=True)
     U, W = solved_XNTE.split([values, given_XNTE.shape[-1] - values], dim=-1)
     to_end = side_by_side(k_XNTK, write_XNTJ).mT
-    V_XEV, starts, errors = torch.cat([*state.M, *state.S], dim=1), [], []
+    (M,) = state.M  # one layer alone
+    V_XEV, starts, errors = torch.cat([M, *state.S], dim=1), [], []
     for u, w, written, carry_XJJ in zip(*(t.unbind(1) for t in (U, W, to_end, carry_XNJJ)), strict=True):
         starts.append(V_XEV)
         errors.append(torch.baddbmm(u, w, V_XEV, beta=-1))  # (11)

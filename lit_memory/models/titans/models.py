@@ -28,7 +28,8 @@ Deviations
 5. With ``per_chunk_gates`` a chunk has the gates of its first token, which is causal; the paper leaves it open.
 6. A segment starts a new chunk, and in MAC a new segment of attention. Cut at multiples of both, a sequence gives what
    one pass does.
-7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``.
+7. ``damped`` and ``normalized`` are ours. They keep the memory from diverging; see ``memory/neural.py``. ``exact`` is
+   ours, too: in a matrix, chunks whose tokens share no surprise; see ``memory/neural_exact.py``.
 8. The biases of the gates have no weight decay: at 0, which it would pull them to, every token forgets half of the
    memory.
 
