@@ -117,21 +117,22 @@ def by_chunk(
     segment: tokens after which a new chunk begins, whatever is left of the last one. They divide T. Default: T.
     write: without, the state that is returned is the one that was given.
     """
-    size, segment = q_XTK.shape[:2], segment or q_XTK.shape[1]
+    tokens, segment = q_XTK.shape[1], segment or q_XTK.shape[1]
     target_XTV = v_XTV - k_XTK if residual else v_XTV
     parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
     q, k, target, log_keep, log_eta, theta, real_XNT = parts
     table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
-    if exact:
-        o_XNTV, new, scale_XNT1 = exact_chunks(state, q, k, target, table)
-    else:
-        o_XNTV, new, scale_XNT1 = chunks(Form(activation, normalized, write), state, q, k, target, table)
+    form = Form(activation, normalized, write)
+    passed = exact_chunks(state, q, k, target, table) if exact else chunks(form, state, q, k, target, table)
+    o_XTV = whole(passed.o_XNTV, tokens, segment)
+    scale_XT1 = None if passed.scale_XNT1 is None else whole(passed.scale_XNT1, tokens, segment)
+    new = passed.state if write and passed.state is not None else state
+    return Read(o_XTV + q_XTK if residual else o_XTV, new, scale_XT1)
 
-    def whole(t_XNT: Tensor) -> Tensor:
-        return t_XNT.flatten(1, 2).unflatten(1, (size[1] // segment, -1))[:, :, :segment].flatten(1, 2)
 
-    o_XTV, scale_XT1 = whole(o_XNTV), None if scale_XNT1 is None else whole(scale_XNT1)
-    return Read(o_XTV + q_XTK if residual else o_XTV, state if new is None or not write else new, scale_XT1)
+def whole(t_XNT: Tensor, tokens: int, segment: int) -> Tensor:
+    """(X, N, T, ...) of chunks as (X, tokens, ...), without what stands behind the segments."""
+    return t_XNT.flatten(1, 2).unflatten(1, (tokens // segment, -1))[:, :, :segment].flatten(1, 2)
 
 
 def into_chunks(tensors: tuple[Tensor, ...], real_XT: Tensor | None, segment: int, chunk: int) -> list[Any]:
