@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -236,6 +236,17 @@ def sketch(settings: Mapping[str, Any]) -> Any:
         return build("model", settings)
 
 
+def sketched(settings: Mapping[str, Any]) -> Any:
+    """``sketch``, kept: the arms of a plan ask for the same few."""
+    return _sketched(load_class("model", settings["name"]), json.dumps(settings))
+
+
+@lru_cache(maxsize=64)
+def _sketched(cls: type, settings: str) -> Any:
+    """``sketch`` of a section as JSON. cls: the class of its name, which a user may register anew."""
+    return sketch(json.loads(settings))
+
+
 def model_size(settings: Mapping[str, Any]) -> dict[str, int]:
     """Parameters, floats of the fresh state and those that every segment adds, without allocating the weights."""
     model = sketch(settings)
@@ -258,13 +269,7 @@ def initial_settings(cls: type, init: Any, given: Mapping[str, Any]) -> dict[str
 def check_inherited(settings: Mapping[str, Any], start: Mapping[str, Any]) -> None:
     """Raise ValueError where a model cannot take over the weights of another one."""
     if settings != start:
-        _check_inherited(json.dumps(settings), json.dumps(start))
-
-
-@cache
-def _check_inherited(settings: str, start: str) -> None:
-    """``check_inherited`` of sections as JSON: the arms of a plan ask for the same few."""
-    load("lit_memory.models.inherited:check_inherited")(sketch(json.loads(settings)), sketch(json.loads(start)))
+        load("lit_memory.models.inherited:check_inherited")(sketched(settings), sketched(start))
 
 
 def inherited(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

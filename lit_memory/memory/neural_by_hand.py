@@ -140,8 +140,8 @@ def layer_backward(layer: Layer, h: Tensor, row: Row, drow: Any, dy: Tensor | No
 
 
 def joined(rows_XTI: Tensor, weights_XTJ1: Tensor) -> Tensor:
-    """The rows times every one of their weights, side by side: (X, T, J I)."""
-    return (rows_XTI.unsqueeze(2) * weights_XTJ1).flatten(2)
+    """The rows times every one of their weights, side by side: (X, T, J I). Of all chunks at once as of one."""
+    return (rows_XTI.unsqueeze(-2) * weights_XTJ1).flatten(-2)
 
 
 def joined_backward(djoined: Tensor, rows_XTI: Tensor, weights_XTJ1: Tensor, dweights_XTJ: Tensor) -> Tensor:

@@ -122,11 +122,10 @@ def by_chunk(
     parts = into_chunks((q_XTK, k_XTK, target_XTV, *gates), real_XT, segment, min(chunk, segment))
     q, k, target, log_keep, log_eta, theta, real_XNT = parts
     table = coefficients(Gates(log_keep, log_eta, theta), bool(state.S), real_XNT)
-    form = Form(activation, normalized, write)
-    passed = exact_chunks(state, q, k, target, table) if exact else chunks(form, state, q, k, target, table)
+    passed = (exact_chunks if exact else chunks)(Form(activation, normalized, write), state, q, k, target, table)
     o_XTV = whole(passed.o_XNTV, tokens, segment)
     scale_XT1 = None if passed.scale_XNT1 is None else whole(passed.scale_XNT1, tokens, segment)
-    new = passed.state if write and passed.state is not None else state
+    new = state if passed.state is None else passed.state
     return Read(o_XTV + q_XTK if residual else o_XTV, new, scale_XT1)
 
 

@@ -23,23 +23,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_memory.memory.neural import NeuralState
-from lit_memory.memory.neural_by_hand import Coefficients
-from lit_memory.memory.neural_node import Passed
+from lit_memory.memory.neural_by_hand import Coefficients, joined
+from lit_memory.memory.neural_node import Form, Passed
 
 
 def exact_chunks(
-    state: NeuralState, q_XNTK: Tensor, k_XNTK: Tensor, target_XNTV: Tensor, table: Coefficients
+    form: Form, state: NeuralState, q_XNTK: Tensor, k_XNTK: Tensor, target_XNTV: Tensor, table: Coefficients
 ) -> Passed:
-    """``neural_node.chunks`` where each token has its own surprise. The state has one layer."""
+    """``neural_node.chunks`` where each token has its own surprise. The state has one layer, without an activation."""
     read_XNTJ, inside_XNTT, write_XNTJ, carry_XNJJ = table
     parts, values = read_XNTJ.shape[-1], target_XNTV.shape[-1]
     system_XNTT = F.pad(inside_XNTT[..., :-1, :], (0, 0, 1, 0)).neg() * (k_XNTK @ k_XNTK.mT)
     start_XN1J = F.pad(torch.ones_like(read_XNTJ[..., :1, :1]), (0, parts - 1))  # M and nothing of S
     before_XNTJ = torch.cat([start_XN1J, read_XNTJ[..., :-1, :]], dim=-2)
-    given_XNTE = torch.cat([target_XNTV, side_by_side(k_XNTK, before_XNTJ)], dim=-1)
+    given_XNTE = torch.cat([target_XNTV, joined(k_XNTK, before_XNTJ.unsqueeze(-1))], dim=-1)
     solved_XNTE = torch.linalg.solve_triangular(system_XNTT, given_XNTE, upper=False, unitriangular=True)
     U, W = solved_XNTE.split([values, given_XNTE.shape[-1] - values], dim=-1)
-    to_end = side_by_side(k_XNTK, write_XNTJ).mT
+    to_end = joined(k_XNTK, write_XNTJ.unsqueeze(-1)).mT
     (M,) = state.M  # one layer alone
     V_XEV, starts, errors = torch.cat([M, *state.S], dim=1), [], []
     for u, w, written, carry_XJJ in zip(*(t.unbind(1) for t in (U, W, to_end, carry_XNJJ)), strict=True):
@@ -48,11 +48,6 @@ def exact_chunks(
         carried_XEV = torch.bmm(carry_XJJ, V_XEV.unflatten(1, (parts, -1)).flatten(2)).view_as(V_XEV)
         V_XEV = torch.baddbmm(carried_XEV, written, errors[-1])  # (9)
     inside = (q_XNTK @ k_XNTK.mT) * inside_XNTT
-    o_XNTV = side_by_side(q_XNTK, read_XNTJ) @ torch.stack(starts, 1) + inside @ torch.stack(errors, 1)  # (8)
+    o_XNTV = joined(q_XNTK, read_XNTJ.unsqueeze(-1)) @ torch.stack(starts, 1) + inside @ torch.stack(errors, 1)  # (8)
     M, *S = V_XEV.chunk(parts, dim=1)
-    return Passed(o_XNTV, NeuralState((M,), tuple(S)), None)
-
-
-def side_by_side(rows_XNTK: Tensor, weights_XNTJ: Tensor) -> Tensor:
-    """The rows times every one of their weights: (X, N, T, J K)."""
-    return (rows_XNTK.unsqueeze(-2) * weights_XNTJ.unsqueeze(-1)).flatten(-2)
+    return Passed(o_XNTV, NeuralState((M,), tuple(S)) if form.write else None, None)

@@ -199,18 +199,23 @@ class ScaledExperiment(Shared):
         starts: Sequence[RunSpec | None] = [None] * len(seeds)
         init = run["train"]["init"]
         if isinstance(init, dict) and "run" in init:
-            starts = self.starts(init["run"], name, seeds, changes, [*above, name])
-            self.check_start(init["run"], where, run["model"], starts)
+            starts = self.starts(init["run"], name, run["model"], seeds, changes, [*above, name])
         return [
             RunSpec(self.experiment, self.scale, arm, point, seed, **run, start=start, **brought)
             for seed, start in zip(seeds, starts, strict=True)
         ]
 
     def starts(
-        self, wanted: str, arm: str, seeds: Sequence[int], changes: Changes, above: Sequence[str]
+        self,
+        wanted: str,
+        arm: str,
+        model: Mapping[str, Any],
+        seeds: Sequence[int],
+        changes: Changes,
+        above: Sequence[str],
     ) -> list[RunSpec]:
         """The runs that ``train.init`` of an arm names, one for every seed. Changes of the command line apply to this
-        experiment alone."""
+        experiment alone. Raises ConfigError where the arm's model cannot take over their weights."""
         where, (other, _, source) = f"{self.file} (arm {arm.rpartition('/')[2]})", wanted.rpartition("/")
 
         def wrong(message: str) -> ConfigError:
@@ -226,16 +231,14 @@ class ScaledExperiment(Shared):
             raise wrong("that arm has a grid; expected one of which every seed has one run")
         if f"{found.experiment}/{source}" in above:
             raise wrong("it starts from this arm itself; expected no circle")
-        return [spec.trained for spec in found.specs(source, "", {}, seeds, changes if found is self else (), above)]
-
-    @staticmethod
-    def check_start(wanted: str, where: str, model: Mapping[str, Any], starts: Sequence[RunSpec]) -> None:
-        """Raise ConfigError where a model cannot take over the weights of the runs that it starts from."""
-        for start in starts[:1]:  # seeds have the same model
-            try:
+        specs = found.specs(source, "", {}, seeds, changes if found is self else (), above)
+        starts = [spec.trained for spec in specs]
+        try:
+            for start in starts[:1]:  # seeds have the same model
                 check_inherited(model, start.model)
-            except ValueError as error:
-                raise ConfigError(where, "train.init", f"{{run: {wanted}}}: {error}") from None
+        except ValueError as error:
+            raise wrong(str(error)) from None
+        return starts
 
     def beside(self, name: str) -> "ScaledExperiment":
         """Another experiment of the same folder, at the same scale. Raises ConfigError."""

@@ -1,17 +1,15 @@
 """One merged tree to validated ``model``, ``task`` and ``train`` sections; imports torch with their classes."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
 from lit_memory.plan.trainer import check_trainer, devices_of, parts_of
-from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketch, weights_of
+from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketched, weights_of
 from lit_memory.util.checks import FieldError, field_name, nearest
 
 STAGE_KEYS = ("steps", "batch_size", "until", "needed")
@@ -140,7 +138,7 @@ class Resolver:
         """Check that the model has the frozen parts, and others to train."""
         if not train.frozen:
             return
-        found = _sketched(json.dumps(model))
+        found = sketched(model)
         try:
             frozen = weights_of(found, train.frozen)
         except ValueError as error:
@@ -264,12 +262,6 @@ class Resolver:
             return task_class(strict(task_class.Config, asdict(task) | changes, self.where, "task"))
         except ConfigError as error:
             raise self.error("train", where, str(error).partition(": ")[2]) from None
-
-
-@lru_cache(maxsize=64)
-def _sketched(model: str) -> Any:
-    """The model of a section, given as JSON, without weights: the arms of a plan ask for the same few."""
-    return sketch(json.loads(model))
 
 
 def longest_context(sampler: Any) -> int:

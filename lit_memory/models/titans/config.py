@@ -85,10 +85,14 @@ class TitansConfig(TokenRecurrentConfig):
             raise FieldError("width", self.width, f"expected a multiple of memory_heads={self.memory_heads}")
 
     @property
+    def shared(self) -> int:
+        """Tokens that take their surprise at the same weights."""
+        return 1 if self.exact else self.chunk
+
+    @property
     def theta_limit(self) -> float:
         """The longest step of the memory."""
-        shared = 1 if self.exact else self.chunk  # tokens with one surprise
-        return 1 / shared if self.theta_max is None else self.theta_max
+        return 1 / self.shared if self.theta_max is None else self.theta_max
 
     @property
     def ff_width(self) -> int:

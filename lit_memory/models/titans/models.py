@@ -47,13 +47,7 @@ from lit_memory.models.parts import RMSNorm
 from lit_memory.models.titans.calls import memory_diagnostics, real_gates, recorded
 from lit_memory.models.titans.config import AttentionConfig, TitansConfig
 from lit_memory.models.titans.layers import LMMLayer, MACLayer, MAGLayer, MALLayer
-from lit_memory.models.token_recurrent import (
-    Stack,
-    TokenRecurrent,
-    in_order,
-    joined,
-    real_first,
-)
+from lit_memory.models.token_recurrent import Stack, TokenRecurrent, in_order, joined, real_first
 from lit_memory.recurrence import (
     Diagnosed,
     LayerMajor,
@@ -78,7 +72,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
     def __init__(self, config: Any) -> None:
         super().__init__()
         c = self.config = config
-        self.grain = 1 if c.exact else c.chunk
+        self.grain = c.shared
         self.decoder = Stack(c, [self.layer_class(c) for _ in range(c.layers)], RMSNorm(c.width, c.norm_eps))
         nn.init.normal_(self.decoder.tokens.weight, std=c.embedding_std)
         if c.tie_embeddings and not c.inputs:
