@@ -306,6 +306,8 @@ def test_every_scale_plans_and_builds(path, scale):
     assert {spec.train["accelerator"] for spec in specs} == {"cpu" if scale in ("cpu", "real") else "cuda"}
     points = sum(len(list(experiment.grid_points(arm))) for arm in experiment.arms)
     assert len({(spec.arm, spec.key) for spec in specs}) == len(specs) == points * len(experiment.seeds)
+    widths = [spec.model["width"] for spec in specs]
+    assert max(widths) <= 2 * min(widths), "an arm has the size of another scale"
     differences(specs, plan_of(path, "paper"))
     for model in {json.dumps(spec.model) for spec in specs}:
         size = size_of(model)
