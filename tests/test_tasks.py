@@ -28,6 +28,8 @@ TASK_CASES = {
         {"mode": "remember", "pairs": 5, "key_size": 2, "vary": 1.0},
         {"mode": "remember", "pairs": 16, "test_pairs": [4, 16], "value_size": 2},
         {"mode": "rewrite", "pairs": 12, "vary": 0.5, "queries": 3},
+        {"pairs": 6, "queries": 2, "vary": 0.5, "together": "pairs"},
+        {"pairs": 6, "queries": 2, "together": "all"},
         {"mode": "rewrite", "pairs": 40, "key_size": 2, "value_size": 3, "legacy_ids": True},
     ],
     "mqar": [
@@ -185,7 +187,7 @@ def retrieval(request):
 
 def questions(batch):
     """What a solver may see."""
-    return batch.ids_BT.masked_fill(batch.targets_BT != -100, -1)
+    return torch.cat([*batch.context, batch.ids_BT.masked_fill(batch.targets_BT != -100, -1)], dim=1)
 
 
 def parse(task, batch):
@@ -194,8 +196,8 @@ def parse(task, batch):
     sep, gen, eos = (100, 101, 102) if task.config.legacy_ids else (16, 17, 18)
     for ids in questions(batch).tolist():
         pairs, asked = [], []
-        for i in range(0, len(ids), batch.segment_len):
-            segment = ids[i : i + batch.segment_len]
+        for i in range(0, len(ids), task.pair_len):
+            segment = ids[i : i + task.pair_len]
             if gen in segment:
                 asked.append(tuple(segment[: segment.index(gen)]))
                 assert set(segment[segment.index(gen) + 1 :]) == {-1} and not set(segment) & {sep, eos}
@@ -210,7 +212,7 @@ def solve(task, batch, answer):
     predicted, eos = torch.zeros_like(batch.ids_BT), batch.ids_BT[0, -1]
     for row, (pairs, asked) in zip(predicted, parse(task, batch), strict=True):
         for position, key in enumerate(asked):
-            end = len(row) - (len(asked) - 1 - position) * batch.segment_len
+            end = len(row) - (len(asked) - 1 - position) * task.pair_len
             row[end - task.config.value_size - 1 : end] = torch.tensor([*answer(pairs, key), eos])
     return task.score(predicted, batch)["exact_match"].mean().item()
 
@@ -383,6 +385,18 @@ def test_recut(lengths, expected):
     assert (batch.targets_BT[:, :-8] == -100).all() and torch.equal(exact_match(cut.ids_BT, cut), torch.ones(3))
 
 
+@pytest.mark.parametrize(("together", "written", "asked"), [("nothing", 20, 8), ("pairs", 20, 8), ("all", 0, 28)])
+def test_what_stands_together(together, written, asked):
+    """The same sample with all pairs in one segment, and with the queries there as well; nobody may cut these anew."""
+    task, apart = make(pairs=5, queries=2, together=together), make(pairs=5, queries=2).batch(0, "test", 0, 3)
+    batch = task.batch(0, "test", 0, 3)
+    segments = batch.written() if together != "all" else []
+    assert [part.shape[1] for part in segments] == ([4] * 5 if together == "nothing" else [20][: written // 20])
+    assert torch.equal(torch.cat([*segments, batch.ids_BT[:, -asked:]], dim=1), apart.ids_BT)
+    assert torch.equal(batch.targets_BT[:, -8:], apart.targets_BT[:, -8:])
+    assert (batch.read_only, task.any_segments) == (0 if together == "all" else 2, together == "nothing")
+
+
 @pytest.mark.parametrize("key_size", [1, 2])
 def test_remember_keys_are_unique(key_size):
     """Remember draws keys without replacement, up to all 16 of them, and every key is drawn."""
@@ -479,6 +493,7 @@ def test_capacity_is_the_inverse(value_size):
     [
         *[({field: 0}, f"{field}=0") for field in ("pairs", "key_size", "value_size", "queries")],
         ({"mode": "forget"}, "mode='forget'"),
+        ({"together": "keys"}, "together='keys'"),
         ({"vary": 1.5}, "vary=1.5"),
         ({"vary": -0.1}, "vary=-0.1"),
         ({"mode": "remember", "pairs": 17}, "pairs=17.*16 unique keys.*key_size"),

@@ -15,6 +15,7 @@ Deviations
 2. Validation and test samples always have ``pairs`` pairs; the reference varies their number when the training does.
 3. Several ``queries`` per context may read the same memory. Default 1, as in the paper.
 4. ``vary`` may be a share of the batches (1.0 is the reference's ``vary_n_segments``).
+5. Pairs, and queries with them, may stand ``together`` in one segment. Default no, as in the paper.
 
 Shape suffixes: B batch, N pairs, Q queries, K key digits.
 """
@@ -29,6 +30,7 @@ from lit_memory.tasks.base import generator
 from lit_memory.tasks.batch import Batch, exact_match
 from lit_memory.tasks.mixins import FreeSegments
 from lit_memory.util.checks import FieldError, at_least, one_of
+from lit_memory.util.fields import added
 
 BASE = 16
 """Symbols 0..15 are the digits of keys and values."""
@@ -51,6 +53,10 @@ class AssociativeRetrieval(FreeSegments):
         """Share of training batches that keep only the last k pairs, with a random k from 1 to ``pairs``."""
         queries: int = 1
         """Independent queries that read the same memory. Ours; the paper has 1."""
+        together: Literal["nothing", "pairs", "all"] = added("nothing")
+        """What stands in one segment. pairs: all of them, and queries read them from the memory. all: queries as well,
+        so that attention finds the value. For the first stages of a training, as looking up is what takes longest to
+        learn; ours."""
         legacy_ids: bool = False
         """Use the reference's ids (SEP 100, GEN 101, EOS 102) instead of 16, 17, 18."""
         test_pairs: list[int] = field(default_factory=list)
@@ -81,8 +87,16 @@ class AssociativeRetrieval(FreeSegments):
         return 128 if self.config.legacy_ids else 19
 
     @property
-    def segment_len(self) -> int:
+    def pair_len(self) -> int:
         return self.config.key_size + self.config.value_size + 2
+
+    @property
+    def segment_len(self) -> int | None:
+        return None if self.config.together == "all" else self.pair_len
+
+    @property
+    def any_segments(self) -> bool:
+        return self.config.together == "nothing"
 
     @property
     def written(self) -> int:
@@ -100,11 +114,14 @@ class AssociativeRetrieval(FreeSegments):
         pairs = self._segments(keys_BN, values_BN, sep)
         queries = self._segments(keys_BN.gather(1, query_BQ), values_BN.gather(1, query_BQ), gen)
         ids_BT = torch.cat([pairs, queries], dim=1).flatten(1)
-        targets = torch.full_like(ids_BT, -100).view(size, -1, self.segment_len)
+        targets = torch.full_like(ids_BT, -100).view(size, -1, self.pair_len)
         answer = slice(c.key_size + 1, None)
         targets[:, -c.queries :, answer] = queries[:, :, answer]
         meta = {"pairs": torch.full((size,), keys_BN.shape[1])}
-        return Batch(ids_BT, targets.flatten(1), self.segment_len, read_only=c.queries, meta=meta)
+        if c.together == "all":
+            return Batch(ids_BT, targets.flatten(1), meta=meta)
+        batch = Batch(ids_BT, targets.flatten(1), self.pair_len, read_only=c.queries, meta=meta)
+        return batch.recut([0] if c.together == "pairs" else [])
 
     def _keys(self, size: int, rng: torch.Generator) -> Tensor:
         """Draw keys as integers (B, N)."""
@@ -124,7 +141,7 @@ class AssociativeRetrieval(FreeSegments):
         return torch.multinomial(last_BN.double(), self.config.queries, replacement=True, generator=rng)
 
     def _segments(self, keys_BN: Tensor, values_BN: Tensor, mark: int) -> Tensor:
-        """Token ids (B, N, segment_len) of pairs, or of queries if ``mark`` is GEN instead of SEP."""
+        """Token ids (B, N, pair_len) of pairs, or of queries if ``mark`` is GEN instead of SEP."""
         eos = self.special_ids[2]
         parts = [digits(keys_BN, self.config.key_size), mark, digits(values_BN, self.config.value_size), eos]
         full = [p if isinstance(p, Tensor) else torch.full((*keys_BN.shape, 1), p) for p in parts]
