@@ -385,14 +385,13 @@ def test_recut(lengths, expected):
     assert (batch.targets_BT[:, :-8] == -100).all() and torch.equal(exact_match(cut.ids_BT, cut), torch.ones(3))
 
 
-@pytest.mark.parametrize(("together", "written", "asked"), [("nothing", 20, 8), ("pairs", 20, 8), ("all", 0, 28)])
-def test_what_stands_together(together, written, asked):
-    """The same sample with all pairs in one segment, and with the queries there as well; nobody may cut these anew."""
+@pytest.mark.parametrize(("together", "written"), [("nothing", [4] * 5), ("pairs", [20]), ("all", [28])])
+def test_what_stands_together(together, written):
+    """The same samples with all pairs in one segment, and with the queries there as well; nobody may cut these anew."""
     task, apart = make(pairs=5, queries=2, together=together), make(pairs=5, queries=2).batch(0, "test", 0, 3)
     batch = task.batch(0, "test", 0, 3)
-    segments = batch.written() if together != "all" else []
-    assert [part.shape[1] for part in segments] == ([4] * 5 if together == "nothing" else [20][: written // 20])
-    assert torch.equal(torch.cat([*segments, batch.ids_BT[:, -asked:]], dim=1), apart.ids_BT)
+    assert [segment.shape[1] for segment in batch.written()] == written
+    assert torch.equal(torch.cat([*batch.context, batch.ids_BT], dim=1), apart.ids_BT)
     assert torch.equal(batch.targets_BT[:, -8:], apart.targets_BT[:, -8:])
     assert (batch.read_only, task.any_segments) == (0 if together == "all" else 2, together == "nothing")
 

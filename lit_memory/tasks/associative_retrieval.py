@@ -88,6 +88,7 @@ class AssociativeRetrieval(FreeSegments):
 
     @property
     def pair_len(self) -> int:
+        """Tokens of a pair, and of a query."""
         return self.config.key_size + self.config.value_size + 2
 
     @property
@@ -95,7 +96,7 @@ class AssociativeRetrieval(FreeSegments):
         return None if self.config.together == "all" else self.pair_len
 
     @property
-    def any_segments(self) -> bool:
+    def any_segments(self) -> bool:  # pairs that stand together are cut already
         return self.config.together == "nothing"
 
     @property
