@@ -43,6 +43,14 @@ def test_only_tasks_that_allow_it_are_cut_anew(name, make_spec, monkeypatch):
         make_spec(f"train.{name}=[3]")
 
 
+def test_no_stage_is_cut_anew_whose_pairs_stand_together(make_spec):
+    """The test, which has no stages, may be."""
+    stages = "train.stages=[{task.together: pairs, steps: 1}, {steps: 1}]"
+    with pytest.raises(ConfigError, match=r"train.cuts: \[3\]: the contexts of this task cannot be cut anew"):
+        make_spec("train.cuts=[3]", stages)
+    assert make_spec("train.test_cuts=[3]", stages).train["test_cuts"] == [3]
+
+
 def test_claims_may_be_about_time(tree):
     for claim, message in (("a.seconds[2] < 9", ""), ("a.second[2] < 9", "did you mean 'seconds'")):
         experiment = parse(tree | {"expect": [claim]}, "tiny.yaml").at()

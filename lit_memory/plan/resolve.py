@@ -60,7 +60,9 @@ class Resolver:
         self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
         for i, stage in enumerate(train.stages):
             self.check_stage(f"stages[{i}]", stage, task_class.metrics)
-            self.check_together(model, self.staged(f"stages[{i}]", stage, task_class, task))
+            staged = self.staged(f"stages[{i}]", stage, task_class, task)
+            self.check_together(model, staged)
+            self.check_cut("cuts", train.cuts, staged)
         return {
             "model": {"name": tree["model"]["name"], **asdict(model)},
             "task": {"name": tree["task"]["name"], **asdict(task)},
@@ -224,14 +226,18 @@ class Resolver:
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
         for name, cuts in (("cuts", train.cuts), ("test_cuts", train.test_cuts)):
-            if cuts and not getattr(sampler, "any_segments", False):
-                reason = "the contexts of this task cannot be cut anew"
-                raise self.error("train", name, f"{cuts}: {reason}; expected none")
+            self.check_cut(name, cuts, sampler)
             for length in cuts:
                 try:
                     model.check_segment(length or longest_context(sampler))
                 except ValueError as error:
                     raise self.error("train", name, f"{cuts}: {error}") from None
+
+    def check_cut(self, name: str, cuts: Sequence[int], sampler: Any) -> None:
+        """Check that the contexts of a task, as it is or in a stage, may be cut where they are to be."""
+        if cuts and not getattr(sampler, "any_segments", False):
+            reason = "the contexts of this task cannot be cut anew"
+            raise self.error("train", name, f"{cuts}: {reason}; expected none")
 
     def check_stage(self, where: str, stage: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Check the keys and values of one stage, the task's fields aside."""
