@@ -58,6 +58,10 @@ def claims_table() -> str:
         name, paper = report["experiment"], report["paper"]
         source = f"{paper['arxiv'] or paper['title'].partition(':')[0]}, {paper['item']}"
         verdict = f"[{report['verdict']}](../reports/{name}/README.md)"
+        for other in sorted(ROOT.glob(f"reports/{name}/*/verdict.json")):
+            scale = other.parent.name
+            found = json.loads(other.read_text())["verdict"]
+            verdict += f"; at `{scale}` [{found}](../reports/{name}/{scale}/README.md)"
         lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
     return "\n".join(lines)
 
