@@ -187,6 +187,16 @@ def test_a_scale_of_its_own_that_extends_one_of_another_file(tree, tmp_path):
     assert load(tmp_path / "two.yaml").scales == expected
 
 
+def test_scales_keep_the_order_of_the_file(tree, tmp_path):
+    """Those of the lower file first; not that of a set, which differs from process to process."""
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": {"cpu": {}}}))
+    names = ["real", "tiny", "small", "large", "gpu", "paper"]
+    scales = {"cpu": {}} | {name: {"extends": "cpu"} for name in names}
+    two = {"extends": "one", "experiment": "two", "scales": scales}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two, sort_keys=False))
+    assert list(load(tmp_path / "two.yaml").scales) == ["cpu", *names]
+
+
 EXTENDS = {
     "unknown scale": ({"a": {"extends": "b"}, "c": {}}, "FILE: scales.a.extends: no scale 'b' in this file; expected"),
     "near scale": ({"cpu": {}, "a": {"extends": "cpuu"}}, "FILE: scales.a.extends: no scale 'cpuu' … 'cpu'?"),

@@ -169,8 +169,9 @@ def inherited_scales(below: Mapping[Any, Any], starts: Mapping[Any, Any]) -> dic
     starts: scale of the upper file -> the scale that it extends, or None.
     """
     found = {}
-    for scale in starts.keys() - below.keys():
-        other = starts[scale]
+    for scale, other in starts.items():  # in the order of the file
+        if scale in below:
+            continue
         while other in starts and other not in below:
             other = starts[other]
         if other in below:
