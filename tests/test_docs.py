@@ -13,6 +13,8 @@ from lit_memory.plan.experiment import load
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
 from lit_memory.registry import _SOURCES, MODELS, TASKS
+from lit_memory.report.cards import report_folders
+from lit_memory.report.catalogue import read_verdict
 from lit_memory.run.options import parser
 
 ROOT = Path(__file__).parents[1]
@@ -58,10 +60,9 @@ def claims_table() -> str:
         name, paper = report["experiment"], report["paper"]
         source = f"{paper['arxiv'] or paper['title'].partition(':')[0]}, {paper['item']}"
         verdict = f"[{report['verdict']}](../reports/{name}/README.md)"
-        for other in sorted(ROOT.glob(f"reports/{name}/*/verdict.json")):
-            scale = other.parent.name
-            found = json.loads(other.read_text())["verdict"]
-            verdict += f"; at `{scale}` [{found}](../reports/{name}/{scale}/README.md)"
+        for other in report_folders(ROOT / "reports" / name):  # of other scales
+            link = f"[{read_verdict(other)['verdict']}](../reports/{name}/{other.name}/README.md)"
+            verdict += f"; at `{other.name}` {link}"
         lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
     return "\n".join(lines)
 
