@@ -519,13 +519,15 @@ def test_a_run_starts_from_one_that_was_trained_below_another_root(pair, store, 
     assert all(torch.equal(found[0][name], tensor) for name, tensor in expected[0].items())
 
 
-def test_a_damaged_last_checkpoint_is_not_passed_over_for_an_older_one(pair, store, roots):
-    """The weights of an earlier step are other weights."""
+@pytest.mark.parametrize("lose", [lambda path: path.write_bytes(b"damaged"), checkpoint.remove])
+def test_a_last_checkpoint_is_not_passed_over_for_an_older_one(pair, store, roots, lose):
+    """The weights of an earlier step are other weights, as of a training for the weights alone that was stopped."""
     (source, spec), (root,) = pair, roots(1)
     train(source, root)
-    newest = checkpoint.saved(source.folder(root))[0]
+    newest, older = checkpoint.saved(source.folder(root))
     before = outcome(source, root)[0]
-    newest.write_bytes(b"damaged")
+    lose(newest)
     train(spec, root)
+    assert checkpoint.saved(source.folder(root)) == [newest, older]
     again = outcome(source, root)[0]
     assert all(torch.equal(again[name], tensor) for name, tensor in before.items())

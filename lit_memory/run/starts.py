@@ -18,7 +18,7 @@ def provide_start(spec: RunSpec, root: Path, outbox: Outbox, send: Send) -> None
     the run that needs them. Raises RuntimeError if the run that it starts from has not finished.
     """
     start = spec.start
-    if start is None or (journal.complete(start.folder(root)) and newest(start, root)):
+    if start is None or whole(start, root):
         return
     name = f"{start.arm} of {start.experiment}, seed {start.seed}"
     found = outbox.find(start.key)
@@ -37,9 +37,16 @@ def provide_start(spec: RunSpec, root: Path, outbox: Outbox, send: Send) -> None
             pass
 
 
-def newest(start: RunSpec, root: Path) -> bool:
-    """Whether a run that is complete on disk has its weights there; one without stages has none."""
-    return not start.stages or any(not checkpoint.damaged(path) for path in checkpoint.saved(start.folder(root))[:1])
+def whole(start: RunSpec, root: Path) -> bool:
+    """Whether a run is complete on disk, its last weights as well; one without stages has none.
+
+    A run whose record came without weights may have checkpoints of a training for them that was interrupted.
+    """
+    folder = start.folder(root)
+    if not journal.complete(folder):
+        return False
+    steps = (value for name, _, value, _ in journal.read(folder).rows if name == "steps")
+    return not start.stages or any(last(start, root, int(value)) for value in steps)
 
 
 def last(start: RunSpec, root: Path, steps: int) -> Path | None:
