@@ -136,7 +136,8 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     if options.bundle:
         console.print(bundle.keep(work), highlight=False, soft_wrap=True)
     if code < 128 and not left:
-        code = code or int(not send_waiting(work, tracker, console, errors))
+        sent = send_waiting(work, tracker, console, errors)
+        code = code or int(not sent)
         report = write_report(work, tracker)
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
         print_report(report.text, report.folder, console)

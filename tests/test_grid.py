@@ -269,12 +269,13 @@ def test_wrong_seeds_of_a_tuning(root, write, capsys, changes, says):
 @pytest.fixture
 def tuned(tree, root, tmp_path):
     """``tuned(statuses)``: the file of an experiment in which arm a has a grid and two seeds, with the runs in the
-    store of ``root``. statuses: (rate, seed) -> status of runs that have not finished. Seed 0 validates best at 0.2,
+    store of ``root``. statuses: (rate, seed) -> status of runs that have not finished, by an error of the type
+    ``cause``. Seed 0 validates best at 0.2,
     seed 1 at 0.4; the tests fall with the rate."""
     tree |= {"grid": {"arms.a.train.lr": RATES}, "seeds": [0, 1], "expect": [], "requires": []}
     path = tmp_path / "tiny.yaml"
 
-    def make(statuses=None):
+    def make(statuses=None, cause="NonFinite"):
         path.write_text(yaml.safe_dump(tree))
         tracker = Tracker(root)
         parent = tracker.parent("tiny", "default", {})
@@ -290,6 +291,7 @@ def tuned(tree, root, tmp_path):
                 results = [(metric, x, 0.8 - lr - x / 100) for metric in ("exact_match", "loss") for x in (2, 4)]
                 records.finish(tracker, run_id, results, {"steps": 6, "seconds": 60})
             else:
+                tracker.tag(run_id, {"error": f"{cause}: it ended"})
                 tracker.end(run_id, status)
         return str(path)
 
@@ -370,9 +372,16 @@ def test_a_point_that_broke_down_has_lost(tuned, unsaved_figures, root, capsys):
     assert "missing" not in capsys.readouterr().out
     rows = table(root / "reports" / "tiny")
     assert {r["seed"]: r["train.lr"] for r in rows if r["chosen"]} == {"0": "0.2", "1": "0.1"}
-    failed = next(row for row in rows if row["status"] == "failed")
-    assert failed["exact_match@2"] == failed["valid_exact_match"] == ""
+    lost = next(row for row in rows if row["status"] == "broke down")
+    assert lost["exact_match@2"] == lost["valid_exact_match"] == ""
     assert "no candidates: a lr0.4 seed 1." in (root / "reports" / "tiny" / "README.md").read_text()
+
+
+def test_a_point_that_failed_otherwise_is_waited_for(tuned, unsaved_figures, root, capsys):
+    """A full disk or too little memory says nothing about its settings."""
+    assert main([tuned({(0.4, 1): "FAILED"}, "OutOfMemoryError"), "--root", str(root), "--report"]) == 0
+    assert "INCOMPLETE; missing: a seed 1 at 1 of 3 grid points (failed)\n" in capsys.readouterr().out
+    assert "no candidates" not in (root / "reports" / "tiny" / "README.md").read_text()
 
 
 def test_settings_and_sizes_that_seeds_do_not_share(tree):
@@ -533,7 +542,7 @@ def test_runs_that_broke_down_are_marked(select, edge):
     results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(0.9, 0.1), (0.25, None)], select=select)
     assert not crosses(grid_figure(results))
     for run in results.plan.grid[2:]:
-        run |= {"status": "failed", "valid": None, "valid_loss": None, "test": []}
+        run |= {"status": "broke down", "valid": None, "valid_loss": None, "test": []}
     mark, status = crosses(grid_figure(results))
     assert mark.get_text() == "2 ×" and mark.xy == (math.log10(2e-3), edge)
     assert status.get_text().endswith("rings: chosen; ×: broke down")

@@ -91,8 +91,10 @@ def untested(line: str, x_values: Sequence[float], planned: Sequence[float]) -> 
     planned: the x values of the experiment as its file has it, in which "first" and "last" are what the line means.
     """
     ends = {"first": 0, "last": -1}
-    gone = []
-    for ref in refs(parse(line)):
+    tree, gone = parse(line), list[str]()
+    for call in calls(tree, "reach") if x_values[-1] != planned[-1] else ():
+        gone += [f"{ref} to {planned[-1]:g}" for ref in refs(call)]
+    for ref in refs(tree):
         if isinstance(ref.x, str):
             gone += [str(ref)] * (x_values[ends[ref.x]] != planned[ends[ref.x]])
         elif ref.x not in x_values:

@@ -158,7 +158,7 @@ def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
         if other in (scale, *above):
             raise ConfigError(file, where, f"{other!r} extends this scale; expected no circle")
         below = mappings({other: whole(other, (scale, *above))}, file, "scales")[other]
-        return below | {key: value for key, value in values.items() if key != "extends"}
+        return over(below, {key: value for key, value in values.items() if key != "extends"})
 
     return {scale: whole(scale) for scale in own}
 
@@ -198,8 +198,15 @@ def each_arm(values: Any, file: str, where: str) -> Any:
 def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:
     """``tree`` over ``below``, key by key down to ``depth`` levels of mappings; anything else replaces as a whole."""
     both = [k for k, v in tree.items() if k not in WHOLE and isinstance(v, dict) and isinstance(below.get(k), dict)]
-    deeper = {k: overlaid(below[k], tree[k], depth - 1) for k in both if depth}
-    return below | tree | deeper
+    if not depth:
+        return over(below, tree)
+    return below | tree | {k: overlaid(below[k], tree[k], depth - 1) for k in both}
+
+
+def over(below: dict[Any, Any], settings: dict[Any, Any]) -> dict[Any, Any]:
+    """Settings over those below, and behind them: of settings that meet, the later one wins."""
+    said = {str(key).removesuffix("?") for key in settings}
+    return {key: value for key, value in below.items() if str(key).removesuffix("?") not in said} | settings
 
 
 def file_name(name: Any, file: str, key: str) -> None:

@@ -140,10 +140,11 @@ def _card(reports: Path, folder: Path) -> Card:
     verdict = read_verdict(folder)
     page, table = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "table.md"))
     command, judged = COMMAND.search(page), JUDGED.search(page)
-    seconds = [run["seconds"] for run in verdict.get("runs", []) if run["seconds"] is not None]
     results = None
     if "arms" in verdict:
         results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
+    tried = (results.plan.grid or results.plan.runs) if results else []
+    seconds = [run["seconds"] * (run.get("threads") or 1) for run in tried if run.get("seconds") is not None]
     name = folder.relative_to(reports).as_posix()
     title = verdict.get("title") or (results.plan.heading if results else verdict["experiment"])
     return Card(

@@ -38,7 +38,11 @@ def find_experiment(text: str) -> Path:
 
 def read_verdict(folder: Path) -> dict[str, Any]:
     """The verdict.json of a report; {} without one."""
-    path = folder / "verdict.json"
+    return read(folder / "verdict.json")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; {} without one."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -49,15 +53,17 @@ def is_complete(folder: Path) -> bool:
 
 
 def list_experiments() -> list[tuple[str, str, str, str, float]]:
-    """Name, paper with its item, verdict, level of evidence and seconds of all runs, for every project experiment.
+    """Name, paper with its item, verdict, level of evidence and core-seconds of all runs, those of a grid included, for
+    every project experiment.
 
     All but the first two are those of the report in the project's reports/, "" and 0 without one.
     """
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
-        found = read_verdict(PROJECT / "reports" / path.stem)
+        found, plan = (read(PROJECT / "reports" / path.stem / name) for name in ("verdict.json", "report.json"))
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
-        seconds = sum(run["seconds"] or 0 for run in found.get("runs", []))
+        tried = plan.get("grid") or found.get("runs", [])
+        seconds = sum((run.get("seconds") or 0) * (run.get("threads") or 1) for run in tried)
         item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
         rows.append((path.stem, item, found.get("verdict", ""), found.get("evidence", ""), seconds))
     return rows

@@ -67,9 +67,9 @@ def shown_series(plan: ReportPlan, series: Series, at: At) -> Chart:
     return shown | {"points": found, "seeds": seeds, "paper": []}
 
 
-def rounded(value: float) -> float | None:
+def rounded(value: float | None) -> float | None:
     """Six digits; None for what is no number."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def _chart(plan: ReportPlan, x: str, ticks: list[list[Any]], series: list[Chart], guides: list[Chart]) -> Chart:

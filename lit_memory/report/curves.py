@@ -78,7 +78,7 @@ def share_reached(results: Results, arm: str) -> list[tuple[float, float]]:
     steps = sorted(step for step in found.values() if step is not None)
     end = max(step for _, _, step, _ in results.learning)
     shares = [i / len(found) for i in range(len(steps) + 1)]
-    return list(zip([*steps[:1], *steps, end], [*shares, shares[-1]], strict=True))
+    return list(zip([*(steps[:1] or [end]), *steps, end], [*shares, shares[-1]], strict=True))
 
 
 def reached_label(plan: ReportPlan) -> str:

@@ -110,15 +110,26 @@ class Fold(ast.NodeTransformer):
         measured, which is in single precision."""
         import numpy as np
 
-        sides = [self.value(node) for node in (tree.left, *tree.comparators)]
-        least = ROUNDING * max(abs(measured(value)) for value in [*sides, *self._measured(tree)])
+        nodes = [tree.left, *tree.comparators]
+        sides, least = [self.value(node) for node in nodes], ROUNDING * max(map(self._size, nodes))
         for op, (a, b) in zip(tree.ops, itertools.pairwise(sides), strict=True):
             gap = b - a if isinstance(op, ast.Lt | ast.LtE) else a - b
             yield np.where(abs(gap) <= least, 0.0, gap)
 
-    def _measured(self, tree: ast.Compare) -> list[float]:
-        """The measured values that a line names."""
-        return [measured(self.value(node)) for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    def _size(self, node: ast.expr) -> float:
+        """How large the numbers are of which rounding is left in a sum: those of a difference, rather than itself."""
+        match node:
+            case ast.UnaryOp(operand=operand):
+                return self._size(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                a, b = self._size(left), self._size(right)
+                if isinstance(op, ast.Add | ast.Sub):
+                    return max(a, b)
+                x, y = (abs(measured(self.value(side))) for side in (left, right))
+                return max(a * y, b * x) if isinstance(op, ast.Mult) else max(a / y, b * x / y**2) if y else 0.0
+            case ast.Call(func=ast.Name(id="abs" | "min" | "max"), args=args):
+                return max(map(self._size, args))
+        return abs(measured(self.value(node)))
 
     def text(self, side: ast.expr) -> str:
         """``0.998 - 0.412 = 0.586``, or the number alone where there is nothing to compute."""

@@ -93,8 +93,8 @@ def stopped_at(run: Mapping[str, Any]) -> str:
 
 
 def broke_down(run: Mapping[str, Any]) -> bool:
-    """Whether the training of a run ended with a number that is not finite, or another error."""
-    return run["status"] == "failed" or "broke_down" in run
+    """Whether the training of a run ended with a number that is not finite."""
+    return run["status"] == "broke down" or "broke_down" in run
 
 
 def _choosers(plan: ReportPlan) -> list[int]:

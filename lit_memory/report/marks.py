@@ -223,9 +223,11 @@ class Summary:
             incomplete = any(claim.verdict == INCOMPLETE for claim in claims)
             return Mark("?", paper, claims, learnt=incomplete, sure=incomplete)
         by_line = {claim.line: claim for claim in claims if claim.kind == "claim"}
-        excluded, sure = frozenset[str](), True
-        for mark in filter(line.get, MARKS):
-            found = [by_line[text] for text in thresholds(line, mark, arm)]
+        found_of = {mark: [by_line[text] for text in thresholds(line, mark, arm)] for mark in filter(line.get, MARKS)}
+        held = [mark for mark, found in found_of.items() if all(claim.verdict == REPRODUCED for claim in found)]
+        weaker, sure = [*found_of, "-"], True
+        excluded = frozenset(weaker[weaker.index(held[0]) + 1 :] if held else ())
+        for mark, found in found_of.items():
             verdicts = {claim.verdict for claim in found}
             if all(claim.holds or claim.verdict == INCOMPLETE for claim in found):
                 sure = sure and verdicts == {REPRODUCED}

@@ -68,6 +68,9 @@ def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
         if plan.unchecked:
             kept = {line for lines in plan.lines.values() for line in lines}
             now |= {section: [line for line in now[section] if line in kept] for section in KINDS}
+        config = now["config"]
+        if plan.modified and type(config.state_x) is int and config.state_x not in plan.x_values:
+            now["config"] = replace(config, state_x=None)  # as ``plan.measured.answerable`` has left it
         plan = replace(plan, **now)
         for section, lines in plan.lines.items():
             check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)

@@ -154,7 +154,7 @@ class Results:
         cells = {x: (arm, self.plan.config.y, float(x), seed) for x in tested}
         absent = [x for x, cell in cells.items() if cell not in self.cells and not self.summary(arm, None, x)]
         of_seed = [run for run in self.plan.grid if (run["arm"], run["seed"]) == (arm, seed)]
-        left = [run["status"] for run in of_seed if run["status"] not in ("finished", "failed")]
+        left = [run["status"] for run in of_seed if run["status"] not in ("finished", "broke down")]
         if not absent:
             states = ", ".join(dict.fromkeys(left))
             return f" at {len(left)} of {len(of_seed)} grid points ({states})" if left else None

@@ -23,15 +23,15 @@ class Series(NamedTuple):
     name: str
     look: dict[str, Any]
     """Arguments of ``Axes.plot``; they do not depend on which runs are finished."""
-    seeds: list[list[float]]
-    """For every seed, the values at every x; NaN where there is none."""
+    seeds: list[list[float | None]]
+    """For every seed, the values at every x; None where there is none, NaN where it is no number."""
     told: list[tuple[float, float] | None]
     """For every x, mean and standard deviation where the seeds were not kept."""
 
     @property
     def groups(self) -> list[list[float]]:
         """For every x, the values of the finished seeds."""
-        return [[value for value in of_x if not math.isnan(value)] for of_x in zip(*self.seeds, strict=True)]
+        return [[value for value in of_x if value is not None] for of_x in zip(*self.seeds, strict=True)]
 
     @property
     def means(self) -> list[float]:
@@ -43,7 +43,7 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
     plan = results.plan
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         by_x = [results.by_seed(arm, None, x) for x in xs]
-        seeds = [[math.nan if value is None else value for value in own] for own in zip(*by_x, strict=True)]
+        seeds = [list(own) for own in zip(*by_x, strict=True)]
         told = [results.summary(arm, None, x) for x in xs]
         counts = [len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True)]
         wanted = [count for x, count in zip(xs, counts, strict=True) if x in plan.tested(arm)]
@@ -116,4 +116,5 @@ def draw_spread(
         )
     elif len(series.seeds) > 1:
         for seed in series.seeds:
-            axes.plot(*axis.curve(xs, seed), color=color, **SEED_LINE | {"marker": marker})
+            values = [math.nan if value is None else value for value in seed]
+            axes.plot(*axis.curve(xs, values), color=color, **SEED_LINE | {"marker": marker})

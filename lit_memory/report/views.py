@@ -106,14 +106,15 @@ def depth(results: Results, view: str) -> Any:
     return finished(figure, handles, results, view, words)
 
 
-def by_depth(results: Results, arm: str, seed: int) -> list[float]:
-    """The mean score of the samples in every fifth of the context, NaN where there is none; [] if not known."""
+def by_depth(results: Results, arm: str, seed: int) -> list[float | None]:
+    """The mean score of the samples in every fifth of the context, None where there is none; [] if not known."""
     scores = scored(results, arm, seed)
     if scores is None:
         return []
     places = results.memory["depth", "depth", arm, seed]
     fifths = [min(int(place // 20), 4) for place in places]
-    return [mean([float(s) for s, of in zip(scores, fifths, strict=True) if of == i]) for i in range(5)]
+    groups = [[float(s) for s, of in zip(scores, fifths, strict=True) if of == i] for i in range(5)]
+    return [mean(group) if group else None for group in groups]
 
 
 def scored(results: Results, arm: str, seed: int) -> Any:

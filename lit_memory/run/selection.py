@@ -16,8 +16,8 @@ from lit_memory.registry import load_class
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run
 
-SETTLED = ("finished", "failed")
-"""Statuses of a point that may be chosen, or lost because its training broke down; any other keeps a report waiting."""
+SETTLED = ("finished", "broke down")
+"""Statuses of a point that may be chosen, or has lost; any other keeps a report waiting."""
 
 
 @dataclass(frozen=True)

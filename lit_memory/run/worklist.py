@@ -17,7 +17,7 @@ from lit_memory.util.provenance import PROJECT
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker
 
-STATUSES = ("finished", "to send", "running", "submitted", "failed", "to resume", "new")
+STATUSES = ("finished", "to send", "running", "submitted", "broke down", "failed", "to resume", "new")
 
 DONE = ("finished", "to send")
 """Statuses of runs that have nothing left to train."""
@@ -65,8 +65,8 @@ class WorkList:
 
     def status(self, spec: RunSpec) -> str:
         """One of ``STATUSES``. "running" means in another process, "to send" complete on disk, which MLflow does not
-        know yet, "submitted" with a cluster, by this or an earlier command. All but the finished ones and those to send
-        are trained."""
+        know yet, "submitted" with a cluster, by this or an earlier command, "broke down" failed with a number that is
+        not finite. All but the finished ones and those to send are trained."""
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
@@ -77,7 +77,7 @@ class WorkList:
         if recorded(folder):
             return "submitted"
         if run is not None and run.status == "FAILED":
-            return "failed"
+            return "broke down" if run.tags.get("lit.error", "").startswith("NonFinite:") else "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
 
     def leased_elsewhere(self, key: str, folder: Path) -> bool:
