@@ -101,6 +101,15 @@ def test_the_list_has_what_the_reports_say(folders, report, row):
     ]
 
 
+def test_the_time_of_the_list_has_all_points_of_a_grid(folders):
+    (folders / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
+    report = folders / "project/reports/gamma"
+    report.mkdir(parents=True)
+    (report / "verdict.json").write_text(json.dumps({"verdict": "REPRODUCED", "runs": [{"seconds": 60}]}))
+    (report / "report.json").write_text(json.dumps({"grid": [{"seconds": 60, "threads": 2}, {"seconds": None}]}))
+    assert list_experiments()[-1][-1] == 120
+
+
 def test_papers_of_the_list(folders):
     """A file may have none; what is there must be one."""
     (folders / "project/experiments/gamma.yaml").write_text("a: 1")

@@ -249,6 +249,14 @@ def test_sides_that_differ_by_rounding_are_equal():
     assert claims[2].numbers == "0.900 >= 0.9 ✓"
 
 
+def test_the_rounding_of_a_ratio_is_its_own():
+    """Not that of the large numbers that it divides."""
+    fast = evidence({"a": {50: [5e5] * 3}, "b": {50: [1e6] * 3}})
+    lines = ["a[50] / b[50] >= 0.9", "0.5 >= 0.4 * b[50] / a[50]", "0.9 * b[50] - a[50] <= 0", "2 * a[50] <= b[50]"]
+    verdicts = [claim.verdict for claim in judge({"verify": lines}, fast)]
+    assert verdicts == [NOT_REPRODUCED, NOT_REPRODUCED, NOT_REPRODUCED, REPRODUCED]
+
+
 def test_a_property_that_is_no_number_refutes_nothing():
     cells = {"a": {50: [0.9, 0.91, 0.92]}, "b": {50: [math.nan, 1.0, 1.0]}}
     verdict, reason = conclude(judge({"expect": ["a[50] > 0.5"], "verify": ["b[50] <= 1"]}, evidence(cells)), [])

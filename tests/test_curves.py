@@ -182,6 +182,15 @@ def test_of_many_seeds_the_figure_shows_shares_of_runs(unsaved_figures, tmp_path
     assert [text for _, text in chart["ticks"]] == ["200"] and chart["id"] == "reached"
 
 
+def test_of_an_arm_that_never_gets_there_the_figure_shows_none(unsaved_figures, tmp_path):
+    runs = [{"arm": arm, "seed": seed, "stage_steps": [100]} for arm in ARMS for seed in range(11)]
+    values = {(arm, "exact_match", 100.0, seed): float(arm == ARMS[0]) for arm in ARMS for seed in range(11)}
+    config = ReportConfig(curves=True, threshold=0.95)
+    render(make_plan(config=config, runs=runs, seeds=range(11)), make_frame(), tmp_path, validations=values)
+    one, other = curve_figure(load(tmp_path)).axes[0].lines
+    assert max(one.get_ydata()) == 1 and not any(other.get_ydata())
+
+
 def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path):
     render(make_plan(config=ReportConfig(curves=True)), make_frame(), tmp_path)
     assert "curves" not in (tmp_path / "README.md").read_text() and not list(tmp_path.glob("curves*"))

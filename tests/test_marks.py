@@ -117,6 +117,14 @@ def test_the_papers_mark_may_be_excluded(unsaved_figures, folder, strongest, ver
     assert ("than the paper's: Length extrapolation of ARMT." in page) == mark.refuted
 
 
+def test_a_mark_that_holds_for_sure_excludes_the_weaker_ones(folder):
+    """Also where a stronger one is open."""
+    lines = {"+": "model[4] >= 0.8", "++": "model[2] >= 0.9"}
+    summary = Summary.load(write(folder, abilities={"Working Memory": {"experiment": "tiny"} | lines}), folder)
+    mark = summary.mark("Working Memory", "a")
+    assert (mark.measured, mark.excluded) == ("++ perhaps", {"-"})
+
+
 @pytest.mark.parametrize(
     ("requires", "mark", "verdict"),
     [

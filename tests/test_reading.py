@@ -187,6 +187,25 @@ def test_a_scale_of_its_own_that_extends_one_of_another_file(tree, tmp_path):
     assert load(tmp_path / "two.yaml").scales == expected
 
 
+def test_the_upper_file_has_the_last_word(tree, tmp_path):
+    """Also over a whole section, or the same setting with ? or without, that a file in between has put in."""
+    one, two, three = (
+        {"model.width": 32, "model.heads?": 2},
+        {"model": {**tree["base"]["model"], "width": 128}, "model.heads": 4},
+        {"model.width": 16, "model.heads?": 8},
+    )
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": {"cpu": one}}))
+    for name, below, settings in (("two", "one", two), ("three", "two", three)):
+        content = {"extends": below, "experiment": name, "scales": {"cpu": settings}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    spec = load(tmp_path / "three.yaml").at("cpu").plan()[0]
+    assert (spec.model["width"], spec.model["heads"]) == (16, 8)
+    scales = {"cpu": one, "gpu": {"extends": "cpu"} | two, "paper": {"extends": "gpu"} | three}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": scales}, sort_keys=False))
+    spec = load(tmp_path / "one.yaml").at("paper").plan()[0]
+    assert (spec.model["width"], spec.model["heads"]) == (16, 8)
+
+
 def test_scales_keep_the_order_of_the_file(tree, tmp_path):
     """Those of the lower file first; not that of a set, which differs from process to process."""
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"scales": {"cpu": {}}}))

@@ -305,6 +305,15 @@ def test_tuple_of_segments(model, tokens, options):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_samples_that_join_at_a_cut_train_their_first_memory(model, tokens):
+    """``bptt`` cuts what the others have read, not the first memory of those that have just begun."""
+    ids, found = tokens(2, 2 * N), []
+    for schedule in ("sequential", "auto"):
+        out = unroll(model, (ids[:1, :N], ids[:, N:]), bptt=1, keep=1, schedule=schedule)
+        found.append(gradients(model, out._replace(hidden_BTD=out.hidden_BTD[1:])))
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("schedule", ["sequential", row("diagonal")])
 def test_samples_that_begin_later(model, tokens, schedule):
     """Samples of 4, 2 and 1 segments that end together equal each by itself: hidden states, state and all gradients
@@ -434,6 +443,14 @@ def test_diagonal_equals_sequential(layered, tokens, segments):
     assert same(diagonal.hidden_BTD, sequential.hidden_BTD) and same(diagonal.state, sequential.state)
     for a, b in zip(gradients(layered, diagonal), gradients(layered, sequential), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_diagonal_leaves_shared_modules_whole(build, tokens):
+    """GPT-J has one norm under two names."""
+    model, ids = build("armt", family="gptj"), tokens(2, 3 * N)
+    found = unroll(model, ids, N, schedule="diagonal").hidden_BTD
+    assert same(found, unroll(model, ids, N, schedule="sequential").hidden_BTD)
+    assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())
 
 
 @pytest.mark.parametrize("segments", [row(1), row(2), 3, row(6)])

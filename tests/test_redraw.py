@@ -112,7 +112,8 @@ def test_another_metric_for_a_while_loses_nothing(write, root):
 
 def test_a_report_that_the_command_line_changed(write, root, inline, capsys):
     """It stays without the lines that it cannot answer, and the reports after it are drawn."""
-    file = write(expect=["b[4] > 2", "a[first] >= 0"], requires=["a[2] >= 0"], verify=[])
+    report = {"x": "test_pairs", "y": "exact_match", "state_x": 4}
+    file = write(expect=["b[4] > 2", "a[first] >= 0"], requires=["a[2] >= 0"], verify=[], report=report)
     assert main([file, "--root", str(root), "task.test_pairs=[2,3]", "train.steps=2"]) == 0
     (folder,) = (root / "reports").glob("tiny/*")
     (_, before, after) = again(file, root)[0]

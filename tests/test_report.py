@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_an_arm_that_stops_early(tmp_path):
     assert names == ["gamma", "no_gamma"]
     late = render(plan, frame[~((frame.arm == "no_gamma") & (frame.x >= 200))], tmp_path)
     assert late.missing == ["no_gamma seeds 0, 1, 2 at 200"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_seed_that_is_no_number_is_not_left_out_of_a_mean(tmp_path):
+    """An arm of which one diverged would look as good as the others."""
+    frame = make_frame()
+    frame.loc[(frame.arm == "gamma") & (frame.x == 200) & (frame.seed == 1), "value"] = float("nan")
+    render(make_plan(), frame, tmp_path)
+    gamma, _ = series_of(saved.load(tmp_path), [50, 200])
+    assert [math.isnan(mean) for mean in gamma.means] == [False, True] and gamma.name == "gamma"
 
 
 @pytest.mark.usefixtures("undrawn")

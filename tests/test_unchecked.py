@@ -79,6 +79,11 @@ def test_a_comparison_has_a_ranking(run, write, tree):
             ["`b[2] > 0` (b[2] is not tested)"],
         ),
         ({"requires": [], "expect": []}, ["train.steps=5"], []),
+        (
+            {"requires": [], "expect": ["reach(a[2], 0.9) >= 2"]},
+            ["task.test_pairs=[2]"],
+            ["`reach(a[2], 0.9) >= 2` (a[2] to 4 is not tested)"],
+        ),
     ],
 )
 def test_what_the_command_line_leaves(tree, edits, overrides, reasons):

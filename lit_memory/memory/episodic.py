@@ -49,6 +49,8 @@ from lit_memory.util.checks import FieldError
 NEWTON_SCALE = 5e-4
 """First guess of ``newton`` over A^T (spec 11.2). The iteration diverges for singular values above sqrt(2 / 5e-4) =
 63.2."""
+RCOND = 1e-4
+"""Singular values of less than this share of the largest are not inverted by "svd" (spec 12.5)."""
 NOISE = 1000
 """Eigenvalues of a Gram matrix up to this multiple of K eps times its trace count as 0: they are rounding errors."""
 BLOCK = 2**22
@@ -68,7 +70,7 @@ def empty(batch: int, slots: int, width: int, device=None, dtype=torch.float32) 
     return EpisodicState(M_BKC, torch.zeros(batch, slots, slots, device=device, dtype=torch.float64))
 
 
-def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None) -> Tensor:
+def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float = RCOND) -> Tensor:
     """The pseudo-inverse of every matrix, (X, D, R).
 
     solver: "newton" is X <- 2X - XAX from NEWTON_SCALE A^T (Ben-Israel and Cohen). It damps small singular values s: it
@@ -76,8 +78,8 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
         never diverges. "svd" is exact.
     steps: steps of both Newton solvers. Each doubles the rounding error outside of the range of a matrix without full
         rank: 2^steps eps in all, 0.004 in fp32 for 15. Reads are free of it, as (2) and (4) multiply it by that matrix.
-    rcond: for "svd", the smallest singular value over the largest that is inverted; default: that of
-        ``torch.linalg.pinv``.
+    rcond: for "svd", the smallest singular value over the largest that is inverted. Slots that were computed by a
+        pseudo-inverse have noise of some eps times its condition, which must not be inverted in turn.
     Raises ValueError for another solver, and where "newton" diverges.
     """
     if solver not in ("newton", "newton_safe", "svd"):
@@ -88,8 +90,7 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
         try:
             return torch.linalg.pinv(A_XRD, rtol=rcond)
         except torch.linalg.LinAlgError:  # LAPACK gives up on some matrices of low rank in single precision
-            smallest = max(A_XRD.shape[-2:]) * torch.finfo(A_XRD.dtype).eps if rcond is None else rcond
-            return torch.linalg.pinv(A_XRD.double(), rtol=smallest).to(A_XRD.dtype)
+            return torch.linalg.pinv(A_XRD.double(), rtol=rcond).to(A_XRD.dtype)
     X_XDR = A_XRD.mT * NEWTON_SCALE
     if solver == "newton_safe":
         size = A_XRD.abs()
@@ -107,9 +108,7 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float | 
     return X_XDR
 
 
-def keys(
-    z_BNC: Tensor, base_BKC: Tensor, solver: str = "newton", steps: int = 15, rcond: float | None = None
-) -> Tensor:
+def keys(z_BNC: Tensor, base_BKC: Tensor, solver: str = "newton", steps: int = 15, rcond: float = RCOND) -> Tensor:
     """(1), (3): coordinates of latents in the rows of ``base_BKC`` (M_0 to write, M to read), (B, N, K).
 
     solver, steps, rcond: see ``pinv``.

@@ -16,6 +16,9 @@ from lit_memory.util.checks import preview
 SAME = ("family", "layers", "width", "heads", "vocab_size", "norm_eps", "rotary_base")
 SAME += ("rotary_bases", "query_scale", "score_cap", "logit_cap")
 """Fields in which a model and its initial weights must agree, although the shapes may fit without."""
+SAME_WHERE_BOTH = {"rotary_dims": "rotary_fraction", "encoder_size": "encoder_heads"}
+SAME_WHERE_BOTH |= {name: name for name in ("memory_activation", "memory_residual", "output_gate", "fusion")}
+"""As ``SAME``, of parts that one of the two may not have; and the field that sets it."""
 LAYER = re.compile(r"(decoder\.layers\.\d+\.)(\w+)\.?")
 
 
@@ -53,12 +56,13 @@ def parts_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def check_same(config: Any, theirs: Any) -> None:
-    """Raise ValueError where two configurations differ in a field of ``SAME``."""
-    for name in SAME:
+    """Raise ValueError where two configurations differ in a field of ``SAME`` or ``SAME_WHERE_BOTH``."""
+    both = [name for name in SAME_WHERE_BOTH if hasattr(theirs, name) and hasattr(config, name)]
+    for name in (*SAME, *both):
         found, wanted = getattr(theirs, name, None), getattr(config, name, None)
         if found != wanted:
             problem = f"its {name} is {found!r}, that of the model {wanted!r}"
-            raise ValueError(f"{problem}; expected the same, set model.{name}")
+            raise ValueError(f"{problem}; expected the same, set model.{SAME_WHERE_BOTH.get(name, name)}")
 
 
 def check_inherited(model: Any, start: Any) -> None:

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.models.decoder import ACTIVATIONS
 from lit_memory.models.rmt import RMT
 from lit_memory.recurrence import GrowingState, full_precision, state_options
 from lit_memory.util.checks import at_least
@@ -65,7 +66,7 @@ class Retrieval(nn.Module):
         self.out = nn.Linear(width, width, bias=code)
         self.dropout = nn.Dropout(config.dropout)
         if code:
-            activation = nn.GELU("tanh" if config.family == "gpt2" else "none")
+            activation = ACTIVATIONS[config.family]()
             layers = (
                 nn.LayerNorm(width, config.norm_eps),
                 nn.Linear(width, 4 * width),

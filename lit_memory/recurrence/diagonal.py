@@ -51,6 +51,7 @@ def layer_group(layer: nn.Module) -> Callable[..., tuple[Tensor, State]]:
     """``group(weights, rows, states)``: several layers of the structure of ``layer`` at once."""
 
     def cell(weights, rows, layer_state):
-        return torch.func.functional_call(layer, weights, (rows, layer_state, None, True))
+        # GPT-J has one norm under two names: tied, the call would leave its batched weight in the layer.
+        return torch.func.functional_call(layer, weights, (rows, layer_state, None, True), tie_weights=False)
 
     return torch.func.vmap(cell, randomness="different")

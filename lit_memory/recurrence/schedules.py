@@ -135,7 +135,7 @@ def by_groups(
         ids_SBT = torch.stack([segment.ids_BT for segment in segments[begin:end]])
         masks = [segment.mask_BT for segment in segments[begin:end] if segment.mask_BT is not None]
         mask_SBT = torch.stack(masks) if masks else None
-        inner = frozenset(cut - begin for cut in cuts if begin <= cut < end)
+        inner = frozenset(cut - begin for cut in cuts if begin < cut < end)  # at ``begin`` new samples have joined
         wanted = int(max(0, min(end - begin, end - skipped)))
         state = with_new_samples(model, detach(state) if begin in cuts else state, first)
         out, state = model.read_group(ids_SBT, state, mask_SBT, inner, wanted)
