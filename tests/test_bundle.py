@@ -7,7 +7,7 @@ import pytest
 from faults import NOLOAD
 
 from lit_memory.cli import main
-from lit_memory.run import bundle
+from lit_memory.run import bundle, journal
 from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
 
@@ -83,6 +83,19 @@ def test_a_run_with_a_damaged_file_is_left_out(file, command, root, tmp_path, da
     assert list(bundle.contents(tmp_path / "others.zip")) == [spec.key for spec in specs[1:]]
 
 
+def test_a_line_that_the_power_cut_short(file, command, root, tmp_path):
+    """It is left out, and the next one does not go on behind it."""
+    assert command(root) == 0
+    specs = Sweep.prepare(parse_options([str(file), "--root", str(root)])).selected
+    path = specs[0].folder(root) / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"status": "FINI')
+    assert bundle.pack(specs, root, tmp_path / "all.zip") == len(specs)
+    journal.append(path, {"tags": {}})
+    assert path.read_bytes().startswith(whole) and journal.read(path.parent).end == path.stat().st_size
+    assert path.read_bytes().count(b"\n") == whole.count(b"\n") + 1
+
+
 def test_a_run_that_has_begun_stays_as_it_is(command, root, make_root, packed, file):
     there = make_root("there")
     (spec,) = Sweep.prepare(parse_options([str(file), "--root", str(there), "--arms", "a"])).selected
@@ -123,6 +136,14 @@ def test_a_damaged_file_is_refused_in_one_line(command, make_root, packed, no_tr
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{packed}: damaged (" in line and "expected a file that --bundle wrote" in line
         assert not (there / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("place", [".", "missing/runs.zip"])
+def test_where_no_file_can_be(command, root, tmp_path, no_training, capsys, place):
+    """Said before anything is trained for it."""
+    assert command(root, "--bundle", tmp_path / place) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--bundle: " in line and "expected a file in a folder that is there" in line
 
 
 def test_a_dry_run_takes_nothing(command, root, packed, capsys):

@@ -488,6 +488,12 @@ def test_what_starts_from_a_run_that_failed_fails(write, root, inline, capsys):
     )
 
 
+@pytest.mark.parametrize("flag", ["--report", "--cancel"])
+def test_fresh_does_not_go_with_what_trains_nothing(write, root, flag, capsys):
+    assert call(write(), "--root", root, "--fresh", flag) == 2
+    assert f"--fresh: trains again, and {flag} trains nothing" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("unsaved_figures")
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
     file = write()

@@ -8,7 +8,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from typing import ClassVar
 from urllib.request import urlopen
 
 import pytest
@@ -482,6 +484,35 @@ def test_a_store_with_twins_is_read_with_one_warning(write, make_spec, root, inl
     assert out == expected and (root / "reports/tiny/table.csv").read_bytes() == table
     assert errors.count("warning") == 1 and "1 key with several finished runs" in errors
     assert Tracker(root).find(spec.key).run_id == oldest.run_id
+
+
+def test_no_sign_of_life_comes_after_the_end(quick, tmp_path):
+    """One that is on its way on a slow server is waited for."""
+
+    class Slow:
+        Error = (OSError,)
+        entries: ClassVar = {}
+        marks: ClassVar = {}
+        on_its_way = threading.Event()
+
+        def settle(self, name, owner):
+            return self.entries.setdefault(name, owner)
+
+        def mark(self, name, value):
+            if value != lease.FREE:
+                self.on_its_way.set()
+                time.sleep(0.5)
+            self.marks[name] = value
+
+        def page(self, key):
+            return self.entries, self.marks
+
+    register = Slow()
+    own = Lease(register, "key", tmp_path)
+    assert own.take(None) and register.on_its_way.wait(5)
+    own.end()
+    time.sleep(1)
+    assert register.marks == {"key.1": lease.FREE}
 
 
 # Weights of a run that was trained elsewhere

@@ -24,6 +24,7 @@ from faults import statuses
 from mlflow.exceptions import MlflowException
 
 from lit_memory.cli import main
+from lit_memory.plan.errors import ConfigError
 from lit_memory.run import checkpoint, engine, journal, saving
 from lit_memory.run.delivery import deliver, waiting
 from lit_memory.run.engine import run_one
@@ -395,6 +396,20 @@ def test_fresh_forgets_the_journal(undisturbed, root, write):
     work.refresh(Tracker(root))
     work.retire(Tracker(root), work.todo())
     assert read(spec.folder(root)).rows == [] and Tracker(root).find(spec.key) is None
+
+
+def test_fresh_leaves_a_run_that_another_process_trains(undisturbed, root, write):
+    spec, _ = undisturbed
+    train(spec, root, Tracker(root).uri)
+    work = WorkList(Sweep.prepare(parse_options([write(), "--root", str(root), "--fresh"])))
+    work.refresh(Tracker(root))
+    before = read(spec.folder(root)).rows
+    with (
+        checkpoint.lock(work.specs[-1].folder(root)),
+        pytest.raises(ConfigError, match=r"--fresh: another process trains b"),
+    ):
+        work.retire(Tracker(root), work.todo())
+    assert read(spec.folder(root)).rows == before != [] and Tracker(root).find(spec.key) is not None
 
 
 # Real servers

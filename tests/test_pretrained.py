@@ -55,6 +55,23 @@ def test_round_trip(model, tmp_path):
     assert equal(type(model).from_pretrained(tmp_path), model)
 
 
+def test_a_head_of_its_own_is_not_dropped(tmp_path):
+    """Where the settings say that it is the token embedding."""
+    for name in ("armt", "mamba"):
+        model = build_model(name, tie_embeddings=False)
+        model.save_pretrained(tmp_path / name)
+        refused(
+            ValueError,
+            ("head", "tied", "untie them"),
+            type(model).from_pretrained,
+            tmp_path / name,
+            tie_embeddings=True,
+        )
+    hugging_face_mamba(tie_word_embeddings=False).save_pretrained(tmp_path / "theirs")
+    _edit(tmp_path / "theirs", tie_word_embeddings=True)
+    refused(ValueError, ("lm_head", "tied"), load_class("model", "mamba").from_pretrained, tmp_path / "theirs")
+
+
 def test_mixed_precision_comes_back(tmp_path):
     model = build_model("armt").bfloat16()
     model.memory.data = model.memory.data.float()

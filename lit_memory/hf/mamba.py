@@ -95,13 +95,15 @@ def _weight_names(layers: int) -> dict[str, str]:
 
 def _tie_head(weights: dict[str, Tensor], fixed: Mapping[str, Any]) -> dict[str, bool]:
     """``tie_embeddings`` as ``fixed`` has it or the weights show it, which get the head that a file may leave out;
-    nothing without an embedding, which is an error later."""
+    nothing without an embedding, which is an error later. Raises ValueError for a head of its own where they are tied.
+    """
     tokens = weights.get(OUTER["decoder.tokens.weight"])
     if tokens is None:
         return {}
     tied = fixed.get("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens))
-    if tied:
-        weights.setdefault(HEAD, tokens)
+    if tied and not torch.equal(weights.setdefault(HEAD, tokens), tokens):
+        problem = f"{HEAD} differs from {OUTER['decoder.tokens.weight']}"
+        raise ValueError(f"{problem}: expected equal ones as the embeddings are tied; untie them")
     return {"tie_embeddings": tied}
 
 

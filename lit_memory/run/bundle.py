@@ -27,10 +27,13 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotIm
 
 
 def take(work: WorkList) -> str:
-    """``unpack`` for the command, as a line for the user. Raises ConfigError for a dry run."""
+    """``unpack`` for the command, as a line for the user. Raises ConfigError for a dry run, and for what no file can
+    be at the end."""
     path = Path(work.sweep.options.bundle or "")
     if work.sweep.options.dry_run:
         raise ConfigError("command line", "--bundle", "takes runs over, and --dry-run does nothing; leave one out")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError("command line", "--bundle", f"{path}: expected a file in a folder that is there")
     return f"bundle   {len(unpack(work.specs, work.sweep.root, path))} runs taken from {path}"
 
 
@@ -87,8 +90,13 @@ def portable(folder: Path) -> dict[str, bytes]:
 
 
 def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
-    """The messages of a journal, without those that a store has confirmed, and without places."""
-    for message in map(json.loads, lines):
+    """The messages of a journal up to the first that is not whole, without those that a store has confirmed, and
+    without places."""
+    for line in lines:
+        try:
+            message = json.loads(line)
+        except ValueError:  # as ``journal.read`` does
+            return
         if "begin" in message:
             message["begin"].pop("where", None)
         if "sent" not in message:

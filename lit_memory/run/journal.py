@@ -183,10 +183,14 @@ def result_rows(
 
 def append(path: Path, message: Mapping[str, Any]) -> None:
     """Append one line whole, or raise OSError and leave the file as it was. One call of the system writes it, so that
-    no signal comes in between."""
+    no signal comes in between. A last line that is not whole, as the power failed, is removed."""
     line = json.dumps({**message, "time": time.time_ns() // 1_000_000}).encode() + b"\n"
-    with files.naming(path), path.open("ab", buffering=0) as file:
+    with files.naming(path), path.open("ab+", buffering=0) as file:
         size, written = os.fstat(file.fileno()).st_size, 0
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):
+            size = read(path.parent).end
+            os.truncate(path, size)
         try:
             while written < len(line):
                 written += file.write(line[written:])

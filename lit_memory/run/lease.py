@@ -96,7 +96,7 @@ class Lease:
         self.beats, self.confirmed = 0, clock()
         self.lost = ""
         """Why it cannot be had any more."""
-        self.ended = threading.Event()
+        self.ended, self.marking = threading.Event(), threading.Lock()
 
     def take(self, before: Claim | None) -> bool:
         """Take the lease behind ``before``; False where another process is faster. Raises the store's error."""
@@ -112,8 +112,11 @@ class Lease:
     def renew(self) -> None:
         """Give a sign of life. Raises LeaseLost, and the store's error where it is away."""
         started = clock()
-        self.beats += 1
-        self.register.mark(self.name, str(self.beats))
+        with self.marking:
+            if self.ended.is_set():
+                return
+            self.beats += 1
+            self.register.mark(self.name, str(self.beats))
         claim = newest(*self.register.page(self.key)).get(self.key)
         if claim is not None and claim.owner != self.owner:
             self.lost = f"this process gave no sign of life for {EXPIRES:.0f} s, and {claim.place} trains its run now"
@@ -157,7 +160,7 @@ class Lease:
         """Give the lease back. Where the store is away, it expires."""
         self.ended.set()
         if self.name and not self.lost and clock() - self.confirmed < SURE:
-            with contextlib.suppress(*self.register.Error):
+            with contextlib.suppress(*self.register.Error), self.marking:  # no sign of life on its way comes after it
                 self.register.mark(self.name, FREE)
                 (self.folder / "lease").unlink(missing_ok=True)
 

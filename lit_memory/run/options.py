@@ -163,6 +163,9 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
     if given["experiment"] is None:
         raise ConfigError("command line", "EXPERIMENT.yaml", "missing; expected a file, or a name that --list shows")
+    for name in ("report", "cancel"):
+        if given["fresh"] and given[name]:
+            raise ConfigError("command line", "--fresh", f"trains again, and --{name} trains nothing; leave one out")
     given["experiment"] = short(find_experiment(given["experiment"]))
     given |= {"overrides": tuple(given["overrides"]), "redraw": None, "new": ""}
     for name in ("arms", "seeds"):

@@ -163,10 +163,14 @@ class WorkList:
 
     def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
         """Take runs out of plans and reports and remove their checkpoints, so that they start anew. Raises ConfigError
-        for one that a cluster has."""
+        for one that a cluster or another process has, before the first is gone."""
         for spec in specs:
-            if recorded(spec.folder(self.sweep.root)):
+            folder, message = spec.folder(self.sweep.root), ""
+            if recorded(folder):
                 message = f"a cluster has {spec.name}; end it with --cancel first"
+            elif checkpoint.locked(folder) or self.leased_elsewhere(spec.key, folder):
+                message = f"another process trains {spec.name}; end it first"
+            if message:
                 raise ConfigError("command line", "--fresh", message)
         for spec in specs:
             if spec.key in self.runs:
