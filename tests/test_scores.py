@@ -11,9 +11,10 @@ from records import finish
 
 from lit_memory import report
 from lit_memory.cli import main
-from lit_memory.lit.scores import Mean
+from lit_memory.lit.scores import Mean, Part, as_drawn
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import ReportConfig
+from lit_memory.registry import build_config, load_class
 from lit_memory.report.render import write as redrawn
 from lit_memory.report.scores import NAME, pack, unpack
 from lit_memory.run.engine import run_one
@@ -68,6 +69,26 @@ def test_a_text_has_the_losses_of_its_contexts(make_spec, root):
     for name, of_x in scores.items():
         metric, _, x = name.partition("/")
         assert of_x.mean() == pytest.approx(results[metric, float(x)], rel=1e-5)
+
+
+def test_scores_are_in_the_order_of_the_draw():
+    """Whatever order a layout gives a batch, and however devices share it."""
+    parts = [Part(0, torch.tensor([3.0, 1.0]), torch.tensor([2, 0])), Part(0, torch.tensor([2.0]), torch.tensor([1]))]
+    parts += [Part(1, torch.tensor([9.0, 8.0]), None)]
+    assert torch.cat(list(as_drawn(parts))).tolist() == [1, 2, 3, 9, 8]
+
+
+def test_layouts_ask_the_same_questions_in_the_same_order():
+    """Arms in lines and in text are compared sample by sample."""
+    texts = []
+    for layout in ("lines", "text"):
+        cls, options = load_class("task", "memreasoner"), {"layout": layout, "segment_len": 64, "margin": 40}
+        task = cls(build_config(cls.Config, options | {"haystack": "noise", "tokenizer": "word"}))
+        batch = task.batch(0, "test", 0, 50)
+        answers = [task.tokenizer.decode(row[row != -100].tolist()) for row in batch.targets_BT]
+        drawn = batch.meta.get("drawn", torch.arange(50)).argsort()
+        texts.append([answers[i] for i in drawn])
+    assert texts[0] == texts[1]
 
 
 def test_contexts_of_unequal_length_have_no_scores():

@@ -14,7 +14,13 @@ import lit_memory
 from lit_memory.hf.reading import read_config
 from lit_memory.text.corpus import Corpus, content_key, load_corpus
 from lit_memory.text.stream import build_stream
-from lit_memory.text.tokenizers import SubwordTokenizer, build_tokenizer, pretrained_tokenizer, train_bpe
+from lit_memory.text.tokenizers import (
+    SubwordTokenizer,
+    build_tokenizer,
+    pretrained_tokenizer,
+    train_bpe,
+    vocabulary_size,
+)
 
 SHARED = Path(os.environ.get("LIT_MEMORY_SHARED") or Path(__file__).parents[2] / "shared") / "data"
 
@@ -76,6 +82,7 @@ def test_bytes(build):
     tokenizer = build("char")
     assert tokenizer.encode("aé").tolist() == [100, 198, 172] and tokenizer.vocab_size == 259
     assert tokenizer.decode([100, 1, 198]) == "a<eos>�"
+    assert tokenizer.decode([100, 4000]) == "a�" and vocabulary_size("char", 4096) == tokenizer.vocab_size
 
 
 def test_bpe_learns_what_is_frequent(build):

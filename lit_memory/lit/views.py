@@ -177,7 +177,7 @@ class Depth:
     def read(self, module: Any, data: LitData) -> None:
         x, steps = data.longest_test()
         metas = [steps[i].meta for i in range(len(steps))]
-        depths = [meta["depth"] for meta in metas if "depth" in meta]
+        depths = [meta["depth"][meta["drawn"].argsort()] for meta in metas if "depth" in meta]
         if depths:
             self.found = {"depth": torch.cat(depths).float(), "x": torch.tensor([float(x)])}
 

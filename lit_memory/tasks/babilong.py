@@ -23,6 +23,8 @@ Deviations
 5. A test may use the samples of a distributed set instead (``eval_set``, ``babilong_sets.py``). Their contexts are
    tokenized like ours, sentence by sentence without line ends, and have any length: the first segment is then short,
    and padded under a mask.
+6. Of stories from files, a batch begins at question step * size and passes over those whose facts do not fit, so that
+   the next one may ask some of its questions again (of 200 of qa2 in 8 segments of 64 tokens, one; of qa3, twenty).
 
 Shape suffixes: F facts.
 """

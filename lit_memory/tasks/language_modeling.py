@@ -54,7 +54,7 @@ from lit_memory.tasks.mixins import Curved, FiniteSplits, LossScored, Streamed
 from lit_memory.tasks.planted_facts import load_tokenizer
 from lit_memory.text.corpus import SOURCES, SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.stream import Stream, build_stream
-from lit_memory.text.tokenizers import BUILT_IN, VOCAB_SIZE, ByteTokenizer, Tokenizer, check_tokenizer, vocabulary_size
+from lit_memory.text.tokenizers import BUILT_IN, VOCAB_SIZE, Tokenizer, check_tokenizer, vocabulary_size
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.metrics import MetricName
@@ -134,8 +134,6 @@ class LanguageModeling(FiniteSplits, Streamed, LossScored, Curved):
 
     @property
     def vocab_size(self) -> int:
-        if self.config.tokenizer == "char":
-            return ByteTokenizer.vocab_size
         return vocabulary_size(self.config.tokenizer, self.config.vocab_size)
 
     @property

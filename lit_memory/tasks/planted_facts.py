@@ -161,8 +161,9 @@ class PlantedFacts(Prompted):
         return self.lay_out(self.samples(seed, split, step, size), split)
 
     def lay_out(self, samples: Sequence[Sample], split: str) -> Batch:
-        """Batch of samples, the longest first."""
-        samples, c = sorted(samples, key=lambda sample: -sample.segments), self.config
+        """Batch of samples, the longest first. ``meta["drawn"]`` (B,) has the places in which they were drawn."""
+        drawn, c = sorted(range(len(samples)), key=lambda i: -samples[i].segments), self.config
+        samples = [samples[i] for i in drawn]
         starts = [sample.segment(sample.segments - 1, c.segment_len, c.margin) for sample in samples]
         # A test generates, which may take more room than the answer.
         length = c.segment_len if split == "test" else self.tail_width(starts, samples)
@@ -179,7 +180,8 @@ class PlantedFacts(Prompted):
             torch.cat(targets, dim=1),
             length,
             read_only=len(ids),
-            meta=self.meta(samples) | {"question_start": question_B, "answer_start": answer_B},
+            meta=self.meta(samples)
+            | {"question_start": question_B, "answer_start": answer_B, "drawn": torch.tensor(drawn)},
             context=context if split == "test" else tuple(context),
             prompt_B=answer_B if split == "test" else None,
         )

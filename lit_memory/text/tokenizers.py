@@ -119,8 +119,9 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        parts = [SPECIALS[i].encode() if i < len(SPECIALS) else bytes([i - len(SPECIALS)]) for i in ids]
-        return b"".join(parts).decode(errors="replace")
+        known = [*(name.encode() for name in SPECIALS), *(bytes([byte]) for byte in range(256))]
+        # A model may have more ids than there are bytes.
+        return b"".join(known[i] if i < len(known) else b"\xff" for i in ids).decode(errors="replace")
 
 
 class SubwordTokenizer:
@@ -267,7 +268,10 @@ def check_tokenizer(name: str) -> None:
 
 
 def vocabulary_size(name: str, wanted: int) -> int:
-    """Token ids of a task whose tokenizer is ``name``: of the one in a folder its own, unless others were wanted."""
+    """Token ids of a task whose tokenizer is ``name``: of bytes their number, of the one in a folder its own, unless
+    others were wanted."""
+    if name == "char":
+        return ByteTokenizer.vocab_size
     own = size_in(name) if wanted == VOCAB_SIZE else None
     return wanted if own is None else own
 
