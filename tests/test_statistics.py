@@ -249,6 +249,18 @@ def test_no_difference_is_seldom_reproduced(sample, seeds):
     assert found[REPRODUCED] <= 0.05 and found[INCONCLUSIVE] >= 0.9
 
 
+def noisy(rng, seeds, better):
+    """One arm whose seeds differ, by as much as it is better."""
+    return rng.normal(1.01, 1.0, seeds), rng.normal(0.0, 0.01, seeds)
+
+
+@pytest.mark.parametrize("line", ["a[1] - b[1] > std(a[1]) + std(b[1])", "a[1] - b[1] <= std(a[1]) + std(b[1])"])
+def test_a_spread_at_its_bound_seldom_decides(line):
+    """200 experiments with 400 draws; 5 % would be 10 ± 3."""
+    found = verdicts(noisy, 5, experiments=200, draws=400, line=line)
+    assert max(found[REPRODUCED], found[NOT_REPRODUCED]) <= 0.065
+
+
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
 def test_a_test_that_all_seeds_share_is_no_evidence_of_its_own(share):
     """No difference, 200 samples, ten seeds of an arm that agree on this share of them: what is easier for one arm in
