@@ -136,8 +136,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     if options.bundle:
         console.print(bundle.keep(work), highlight=False, soft_wrap=True)
     if code < 128 and not left:
-        sent = send_waiting(work, tracker, console, errors)
-        code = code or int(not sent)
+        code = int(not send_waiting(work, tracker, console, errors)) or code
         report = write_report(work, tracker)
         receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
         print_report(report.text, report.folder, console)

@@ -50,8 +50,8 @@ def test_what_does_not_fit():
     for flags, message in (
         ({"layers": 3}, "its layers is 2, that of the model 3; expected the same, set model.layers"),
         (
-            {"rotary_fraction": 0.5},
-            "its rotary_dims is 16, that of the model 8; expected the same, set model.rotary_fr",
+            {"rotary_fraction": 1.0},
+            "its rotary_dims is 4, that of the model 8; expected the same, set model.rotary_fraction",
         ),
         ({"heads": 4}, "its heads is 2, that of the model 4; expected the same, set model.heads"),
         ({"qkv_bias": True}, r"it lacks decoder.layers.0.attention.qkv.bias, .*; expected the same weights in decoder"),

@@ -101,7 +101,7 @@ def judge(
     if complete:
         drawn = Draws(evidence, draws)
         margins = [Fold(drawn).line_margin(parse(claim.line)) for claim in complete]
-        shares = [STD_SHARE if calls(parse(claim.line), "std") else 1.0 for claim in complete]
+        shares = [STD_SHARE if any(calls(parse(claim.line), "std")) else 1.0 for claim in complete]
         adjusted = holm([min(1.0, m.p_value / share) for m, share in zip(margins, shares, strict=True)], level)
         levels = [one * share for one, share in zip(adjusted, shares, strict=True)]
         decided = [_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)]

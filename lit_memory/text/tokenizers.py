@@ -120,8 +120,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [*(name.encode() for name in SPECIALS), *(bytes([byte]) for byte in range(256))]
-        # A model may have more ids than there are bytes.
-        return b"".join(known[i] if i < len(known) else b"\xff" for i in ids).decode(errors="replace")
+        return b"".join(known[min(i, len(known) - 1)] for i in ids).decode(
+            errors="replace"
+        )  # a model may have more ids
 
 
 class SubwordTokenizer:
@@ -268,11 +269,9 @@ def check_tokenizer(name: str) -> None:
 
 
 def vocabulary_size(name: str, wanted: int) -> int:
-    """Token ids of a task whose tokenizer is ``name``: of bytes their number, of the one in a folder its own, unless
+    """Token ids of a task whose tokenizer is ``name``: of bytes and of the one in a folder its own, of that unless
     others were wanted."""
-    if name == "char":
-        return ByteTokenizer.vocab_size
-    own = size_in(name) if wanted == VOCAB_SIZE else None
+    own = ByteTokenizer.vocab_size if name == "char" else size_in(name) if wanted == VOCAB_SIZE else None
     return wanted if own is None else own
 
 
