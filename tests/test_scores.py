@@ -85,9 +85,7 @@ def test_layouts_ask_the_same_questions_in_the_same_order():
         cls, options = load_class("task", "memreasoner"), {"layout": layout, "segment_len": 64, "margin": 40}
         task = cls(build_config(cls.Config, options | {"haystack": "noise", "tokenizer": "word"}))
         batch = task.batch(0, "test", 0, 50)
-        answers = [task.tokenizer.decode(row[row != -100].tolist()) for row in batch.targets_BT]
-        drawn = batch.meta.get("drawn", torch.arange(50)).argsort()
-        texts.append([answers[i] for i in drawn])
+        texts.append([task.tokenizer.decode(row[row != -100].tolist()) for row in batch.as_drawn(batch.targets_BT)])
     assert texts[0] == texts[1]
 
 

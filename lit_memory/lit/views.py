@@ -176,8 +176,8 @@ class Depth:
 
     def read(self, module: Any, data: LitData) -> None:
         x, steps = data.longest_test()
-        metas = [steps[i].meta for i in range(len(steps))]
-        depths = [meta["depth"][meta["drawn"].argsort()] for meta in metas if "depth" in meta]
+        batches = [steps[i] for i in range(len(steps))]
+        depths = [batch.as_drawn(batch.meta["depth"]) for batch in batches if "depth" in batch.meta]
         if depths:
             self.found = {"depth": torch.cat(depths).float(), "x": torch.tensor([float(x)])}
 

@@ -85,6 +85,11 @@ class Batch:
         found.share = int(found.scored_BT.sum()) * parts / max(int(self.scored_BT.sum()), 1)
         return found
 
+    def as_drawn(self, values_B: Tensor) -> Tensor:
+        """Values of the samples in the order in which they were drawn: ``meta["drawn"]`` has their places where a
+        layout has changed it."""
+        return values_B[self.meta["drawn"].argsort()] if "drawn" in self.meta else values_B
+
     def level(self) -> "Batch":
         """The same batch with all samples in every segment of its ``context``, a tuple: those that begin later have no
         real token there."""

@@ -120,9 +120,8 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [*(name.encode() for name in SPECIALS), *(bytes([byte]) for byte in range(256))]
-        return b"".join(known[min(i, len(known) - 1)] for i in ids).decode(
-            errors="replace"
-        )  # a model may have more ids
+        # A model may have more ids than there are bytes.
+        return b"".join(known[min(i, len(known) - 1)] for i in ids).decode(errors="replace")
 
 
 class SubwordTokenizer:
