@@ -1,5 +1,6 @@
 """``--bundle``: finished runs go to another root in one file."""
 
+import threading
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lit_memory.cli import main
 from lit_memory.run import bundle, journal
 from lit_memory.run.options import parse_options
 from lit_memory.run.sweep import Sweep
+from lit_memory.util import files
 
 pytestmark = [pytest.mark.usefixtures("inline", "unsaved_figures"), pytest.mark.filterwarnings(NOLOAD)]
 
@@ -71,6 +73,19 @@ def test_runs_of_other_plans_stay_in_the_file(command, root, packed, tmp_path):
     """One file may serve several experiments."""
     assert command(root, "train.steps=3", "--arms", "a", "--bundle", packed) == 0
     assert len({name.partition("/")[0] for name in members(packed)}) == 2
+
+
+def test_two_commands_keep_their_runs_in_one_file(command, file, root, packed):
+    """Each after the other: none writes what it read before the other one wrote."""
+    specs = Sweep.prepare(parse_options([str(file), "--root", str(root)])).selected
+    done = threading.Thread(target=bundle.pack, args=(specs, root, packed))
+    with files.alone(packed.parent):
+        done.start()
+        done.join(0.3)
+        assert done.is_alive()
+        packed.unlink()
+    done.join()
+    assert set(bundle.contents(packed)) == {spec.key for spec in specs if journal.complete(spec.folder(root))} != set()
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"damaged"), Path.unlink], ids=["damaged", "missing"])

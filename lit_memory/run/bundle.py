@@ -47,15 +47,17 @@ def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
     """Write the runs that are complete below ``root``, and those of other keys that the file has, to the file. Returns
     how many it has then; without any, nothing is written. A run with a damaged or missing file is left out: with it,
     nobody could read the bundle. Raises ConfigError for a damaged bundle."""
-    found = contents(path) if path.is_file() else {}
     own = {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
-    found |= {key: parts for key, parts in own.items() if whole(parts)}
-    if found:
-        with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
-            for key, parts in sorted(found.items()):
-                for name, content in sorted(parts.items()):
-                    # A ZipInfo has a time of its own, so that the same runs are the same bytes.
-                    archive.writestr(zipfile.ZipInfo(f"{key}/{name}"), content, zipfile.ZIP_DEFLATED, 9)
+    own = {key: parts for key, parts in own.items() if whole(parts)}
+    with files.alone(path.parent):  # two commands may keep their runs in one file
+        found = contents(path) if path.is_file() else {}
+        found |= own
+        if found:
+            with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+                for key, parts in sorted(found.items()):
+                    for name, content in sorted(parts.items()):
+                        # A ZipInfo has a time of its own, so that the same runs are the same bytes.
+                        archive.writestr(zipfile.ZipInfo(f"{key}/{name}"), content, zipfile.ZIP_DEFLATED, 9)
     return len(found)
 
 

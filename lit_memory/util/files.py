@@ -1,6 +1,7 @@
 """Files that are whole or absent, and the messages for a full disk and for missing rights. Standard library only."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -61,6 +62,18 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
         for path in staged.values():
             path.unlink(missing_ok=True)
     return {name: folder / name for name in contents}
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for the folder, and keep others out: around what reads a file and
+    writes it anew. Leaves no file."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 @contextmanager
