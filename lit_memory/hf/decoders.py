@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_memory.hf.families import Family
 from lit_memory.hf.names import CONV1D, HEAD, OUTER, OWN_HEAD, Layout, block_names, convert, weight_names
-from lit_memory.hf.reading import check_dims, check_names, merge_flags, shared_dtype
+from lit_memory.hf.reading import check_dims, check_names, merge_flags, shared_dtype, tie
 from lit_memory.models.backbone import GATED
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
@@ -65,10 +65,10 @@ def _tie_head(weights: dict[str, Tensor], family: Family, wanted: bool | None) -
     tokens = f"{OUTER[family.name]['tokens']}.weight"
     if tokens not in weights or wanted is False or (wanted is None and family.name in OWN_HEAD):
         return bool(wanted)
-    same = torch.equal(weights.setdefault(HEAD, weights[tokens]), weights[tokens])
-    if wanted and not same:
-        raise ValueError(f"{HEAD} differs from {tokens}: expected equal ones as the embeddings are tied; untie them")
-    return same
+    if not wanted:
+        return torch.equal(weights.setdefault(HEAD, weights[tokens]), weights[tokens])
+    tie(weights, HEAD, tokens)
+    return True
 
 
 def _sizes(weights: Mapping[str, Tensor], layout: Layout, family: Family, fixed: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.hf.names import HEAD, canonical_weights
-from lit_memory.hf.reading import check_dims, check_names, merge_flags, shared_dtype
+from lit_memory.hf.reading import check_dims, check_names, merge_flags, shared_dtype, tie
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.registry import build_config, load_class
 from lit_memory.util.checks import FieldError
@@ -97,13 +97,12 @@ def _tie_head(weights: dict[str, Tensor], fixed: Mapping[str, Any]) -> dict[str,
     """``tie_embeddings`` as ``fixed`` has it or the weights show it, which get the head that a file may leave out;
     nothing without an embedding, which is an error later. Raises ValueError for a head of its own where they are tied.
     """
-    tokens = weights.get(OUTER["decoder.tokens.weight"])
-    if tokens is None:
+    tokens = OUTER["decoder.tokens.weight"]
+    if tokens not in weights:
         return {}
-    tied = fixed.get("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], tokens))
-    if tied and not torch.equal(weights.setdefault(HEAD, tokens), tokens):
-        problem = f"{HEAD} differs from {OUTER['decoder.tokens.weight']}"
-        raise ValueError(f"{problem}: expected equal ones as the embeddings are tied; untie them")
+    tied = fixed.get("tie_embeddings", HEAD not in weights or torch.equal(weights[HEAD], weights[tokens]))
+    if tied:
+        tie(weights, HEAD, tokens)
     return {"tie_embeddings": tied}
 
 

@@ -30,6 +30,7 @@ from lit_memory.hf.reading import (
     is_bare,
     read_json,
     read_weights,
+    tie,
 )
 from lit_memory.hf.reference import load_bare
 from lit_memory.models.decoder import BackboneConfig
@@ -276,8 +277,8 @@ def _load(cls: Any, folder: Path, config: Mapping[str, Any], flags: Mapping[str,
         ) from error
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights(folder).items()}
     for name, kept in shared_weights(sketch).items():
-        if kept in weights and not torch.equal(weights.setdefault(name, weights[kept]), weights[kept]):
-            raise ValueError(f"{name} differs from {kept}: expected equal ones as they are tied; untie them")
+        if kept in weights:
+            tie(weights, name, kept)
     check_weights(weights, sketch.state_dict())
     model = found(built)
     for name, parameter in model.named_parameters():

@@ -72,6 +72,13 @@ def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor])
             )
 
 
+def tie(weights: dict[str, Tensor], name: str, kept: str) -> None:
+    """Give ``name`` the weight of ``kept``, with which it is tied, where a file leaves it out. Raises ValueError where
+    it has another one."""
+    if not torch.equal(weights.setdefault(name, weights[kept]), weights[kept]):
+        raise ValueError(f"{name} differs from {kept}: expected equal ones as they are tied; untie them")
+
+
 def check_dims(weights: Mapping[str, Tensor], name: str, dims: int) -> torch.Size:
     """The shape of a weight. Raises ValueError unless it has ``dims`` dimensions."""
     shape = weights[name].shape

@@ -67,13 +67,13 @@ class TestScores(L.Callback):
     def on_test_batch_end(self, trainer: Any, pl_module, outputs: Any, batch, batch_idx, dataloader_idx=0):
         conditions = trainer.datamodule.test_conditions
         condition, (last, _) = conditions[dataloader_idx][0], conditions[-1]
+        drawn_B = batch.meta["drawn"].cpu() if outputs and "drawn" in batch.meta else None
         for name, scores_B in (outputs or {}).items():
             metric = MetricName.parse(name)
             if metric.place is None or condition == last:  # a curve is that of the last condition
                 x = condition if metric.place is None else metric.place
-                drawn_B = batch.meta.get("drawn")
-                drawn_B = None if drawn_B is None or len(drawn_B) != len(scores_B) else drawn_B.cpu()
-                self.parts.setdefault((metric.name, x), []).append(Part(batch_idx, scores_B.detach().cpu(), drawn_B))
+                places_B = None if drawn_B is None or len(drawn_B) != len(scores_B) else drawn_B
+                self.parts.setdefault((metric.name, x), []).append(Part(batch_idx, scores_B.detach().cpu(), places_B))
 
     def on_test_end(self, trainer: Any, pl_module):
         devices = gathered(self.parts)  # each with its samples of every batch, in the order of the batch

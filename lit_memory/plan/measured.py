@@ -8,7 +8,7 @@ from lit_memory.plan.claims import KINDS, check_lines, untested
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES
+from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES, ReportConfig
 from lit_memory.registry import REGISTRIES, build, load_class, model_size
 from lit_memory.util.checks import field_name, first_line, nearest
 
@@ -93,12 +93,14 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
             return experiment  # check_report says which line is wrong
         lines[section] = [line for line, absent in gone.items() if not absent]
         reasons += [f"`{line}` ({', '.join(absent)} is not tested)" for line, absent in gone.items() if absent]
-    report = experiment.report
-    if type(report.state_x) is int and report.state_x not in values:
-        report = replace(report, state_x=None)
     if stepped:
         reasons += shortened(plan, specs)
-    return replace(experiment, report=report, unchecked=reasons, **lines)
+    return replace(experiment, report=without_untested(experiment.report, values), unchecked=reasons, **lines)
+
+
+def without_untested(report: ReportConfig, values: Sequence) -> ReportConfig:
+    """A report without the figure of states, if that is about an x that is not among the tested ``values``."""
+    return replace(report, state_x=None) if type(report.state_x) is int and report.state_x not in values else report
 
 
 def shortened(before: Sequence[RunSpec], after: Sequence[RunSpec]) -> list[str]:

@@ -1,6 +1,6 @@
 """What every arm of a report was given: settings that were tried, runs, optimizer steps, core-minutes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,14 @@ def budget(plan: ReportPlan, arm: str) -> Budget:
         runs=len(runs),
         steps=sum(run.get("steps") or 0 for run in runs),
         most=None if None in most else sum(steps or 0 for steps in most),
-        minutes=sum((run.get("seconds") or 0) * (run.get("threads") or 1) / 60 for run in runs),
+        minutes=(core_seconds(runs) or 0) / 60,
     )
+
+
+def core_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Wall time of training and test times the CPU threads of a run, of all; None where none was timed."""
+    timed = [run["seconds"] * (run.get("threads") or 1) for run in runs if run.get("seconds") is not None]
+    return sum(timed) if timed else None
 
 
 def budget_table(plan: ReportPlan) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
+from lit_memory.report.budget import core_seconds
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
@@ -144,7 +145,7 @@ def _card(reports: Path, folder: Path) -> Card:
     if "arms" in verdict:
         results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
     tried = (results.plan.grid or results.plan.runs) if results else []
-    seconds = [run["seconds"] * (run.get("threads") or 1) for run in tried if run.get("seconds") is not None]
+    seconds = core_seconds(tried)
     name = folder.relative_to(reports).as_posix()
     title = verdict.get("title") or (results.plan.heading if results else verdict["experiment"])
     return Card(
@@ -156,7 +157,7 @@ def _card(reports: Path, folder: Path) -> Card:
         exploratory=bool(verdict.get("exploratory")),
         evidence=verdict.get("evidence") or "not stated",
         seeds=len(verdict["seeds"]) if "seeds" in verdict else None,
-        minutes=sum(seconds) / 60 if seconds else None,
+        minutes=None if seconds is None else seconds / 60,
         command=command[1] if command else "",
         lines=verdict.get("claims", []),
         tables=tables(table),

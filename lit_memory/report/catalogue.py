@@ -8,6 +8,7 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.parsing import paper_section
 from lit_memory.plan.reading import extended, mapping
+from lit_memory.report.budget import core_seconds
 from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
@@ -62,8 +63,7 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
         found, plan = (read(PROJECT / "reports" / path.stem / name) for name in ("verdict.json", "report.json"))
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
-        tried = plan.get("grid") or found.get("runs", [])
-        seconds = sum((run.get("seconds") or 0) * (run.get("threads") or 1) for run in tried)
+        seconds = core_seconds(plan.get("grid") or found.get("runs", [])) or 0
         item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
         rows.append((path.stem, item, found.get("verdict", ""), found.get("evidence", ""), seconds))
     return rows

@@ -13,7 +13,7 @@ from typing import Any
 from lit_memory.plan.claims import KINDS, check_lines
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
-from lit_memory.plan.measured import check_requirement
+from lit_memory.plan.measured import check_requirement, without_untested
 from lit_memory.report.catalogue import read_verdict
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
@@ -68,9 +68,8 @@ def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
         if plan.unchecked:
             kept = {line for lines in plan.lines.values() for line in lines}
             now |= {section: [line for line in now[section] if line in kept] for section in KINDS}
-        config = now["config"]
-        if plan.modified and type(config.state_x) is int and config.state_x not in plan.x_values:
-            now["config"] = replace(config, state_x=None)  # as ``plan.measured.answerable`` has left it
+        if plan.modified:
+            now["config"] = without_untested(now["config"], plan.x_values)
         plan = replace(plan, **now)
         for section, lines in plan.lines.items():
             check_lines(lines, plan.arms, plan.x_values, section=section, stops=plan.stops)

@@ -100,8 +100,9 @@ def judge(
     complete = [claim for claim in found["expect"] if claim.verdict != INCOMPLETE]
     if complete:
         drawn = Draws(evidence, draws)
-        margins = [Fold(drawn).line_margin(parse(claim.line)) for claim in complete]
-        shares = [STD_SHARE if any(calls(parse(claim.line), "std")) else 1.0 for claim in complete]
+        trees = [parse(claim.line) for claim in complete]
+        margins = [Fold(drawn).line_margin(tree) for tree in trees]
+        shares = [STD_SHARE if any(calls(tree, "std")) else 1.0 for tree in trees]
         adjusted = holm([min(1.0, m.p_value / share) for m, share in zip(margins, shares, strict=True)], level)
         levels = [one * share for one, share in zip(adjusted, shares, strict=True)]
         decided = [_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)]

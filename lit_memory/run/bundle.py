@@ -10,7 +10,7 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from filelock import Timeout
@@ -50,15 +50,19 @@ def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
     own = {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
     own = {key: parts for key, parts in own.items() if whole(parts)}
     with files.alone(path.parent):  # two commands may keep their runs in one file
-        found = contents(path) if path.is_file() else {}
-        found |= own
+        found = (contents(path) if path.is_file() else {}) | own
         if found:
-            with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
-                for key, parts in sorted(found.items()):
-                    for name, content in sorted(parts.items()):
-                        # A ZipInfo has a time of its own, so that the same runs are the same bytes.
-                        archive.writestr(zipfile.ZipInfo(f"{key}/{name}"), content, zipfile.ZIP_DEFLATED, 9)
+            write(found, path)
     return len(found)
+
+
+def write(runs: Mapping[str, Mapping[str, bytes]], path: Path) -> None:
+    """Write the file. runs: key -> name -> content."""
+    with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for key, parts in sorted(runs.items()):
+            for name, content in sorted(parts.items()):
+                # A ZipInfo has a time of its own, so that the same runs are the same bytes.
+                archive.writestr(zipfile.ZipInfo(f"{key}/{name}"), content, zipfile.ZIP_DEFLATED, 9)
 
 
 def unpack(specs: Iterable[RunSpec], root: Path, path: Path) -> list[RunSpec]:
@@ -85,20 +89,16 @@ def begun(folder: Path) -> bool:
 
 def portable(folder: Path) -> dict[str, bytes]:
     """Name -> content of the files of a complete run that go into the file, of those that are there."""
-    lines = portable_lines((folder / journal.NAME).read_bytes().splitlines())
+    whole_lines = (folder / journal.NAME).read_bytes()[: journal.read(folder).end]
+    lines = portable_lines(whole_lines.splitlines())
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     paths = (folder / name for name in messages(text).files)
     return {journal.NAME: text} | {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def portable_lines(lines: Iterable[bytes]) -> Iterator[dict]:
-    """The messages of a journal up to the first that is not whole, without those that a store has confirmed, and
-    without places."""
-    for line in lines:
-        try:
-            message = json.loads(line)
-        except ValueError:  # as ``journal.read`` does
-            return
+    """The messages of a journal, without those that a store has confirmed, and without places."""
+    for message in map(json.loads, lines):
         if "begin" in message:
             message["begin"].pop("where", None)
         if "sent" not in message:

@@ -19,7 +19,7 @@ from lit_memory.report.saved import MEMORY, Seen, load
 from lit_memory.run.build import build, build_data, build_module
 from lit_memory.run.checkpoint import CheckpointError
 from lit_memory.run.saving import VerifiedCheckpoints
-from lit_memory.run.starts import last, weights_of
+from lit_memory.run.starts import at_hand, weights_of
 from lit_memory.run.training import naming_misfit
 from lit_memory.run.worklist import WorkList
 from lit_memory.util.checks import first_line
@@ -89,9 +89,7 @@ def trained_module(spec: RunSpec, run: "Run", root: Path, tracker: "Tracker") ->
     try:
         if spec.start is not None and not spec.stages:  # it tested the weights of another run
             start = tracker.find(spec.start.key)
-            if start is None or start.status != "FINISHED":
-                return None
-            there = not spec.start.stages or last(spec.start, root, int(start.metrics["steps"]))
+            there = start is not None and start.status == "FINISHED" and at_hand(spec.start, start, root)
             return build(spec, root)[0] if there else None
         path = weights_of(spec, run, root)
         if path is None:

@@ -24,9 +24,9 @@ def provide_start(spec: RunSpec, root: Path, outbox: Outbox, send: Send) -> None
     found = outbox.find(start.key)
     if found is None or found.status != "FINISHED":
         raise RuntimeError(f"init: the run that it starts from, {name}, has not finished")
-    steps = int(found.metrics["steps"])
-    if not start.stages or last(start, root, steps):
+    if at_hand(start, found, root):
         return
+    steps = int(found.metrics["steps"])
     with checkpoint.held(start.folder(root), send):
         if last(start, root, steps) or copied(start, found, root, steps):
             return
@@ -43,10 +43,15 @@ def whole(start: RunSpec, root: Path) -> bool:
     A run whose record came without weights may have checkpoints of a training for them that was interrupted.
     """
     folder = start.folder(root)
-    if not journal.complete(folder):
-        return False
-    steps = (value for name, _, value, _ in journal.read(folder).rows if name == "steps")
-    return not start.stages or any(last(start, root, int(value)) for value in steps)
+    return journal.complete(folder) and (
+        not start.stages
+        or any(name == "steps" and last(start, root, int(value)) for name, _, value, _ in journal.read(folder).rows)
+    )
+
+
+def at_hand(start: RunSpec, found: Run, root: Path) -> bool:
+    """Whether the last weights of a finished run are below ``root``; one without stages has none."""
+    return not start.stages or last(start, root, int(found.metrics["steps"])) is not None
 
 
 def last(start: RunSpec, root: Path, steps: int) -> Path | None:

@@ -70,7 +70,7 @@ class WorkList:
         run, folder = self.runs.get(spec.key), spec.folder(self.sweep.root)
         if run is not None and run.status == "FINISHED":
             return "finished"
-        if checkpoint.locked(folder) or self.leased_elsewhere(spec.key, folder):
+        if self.trained_elsewhere(spec):
             return "running"
         if journal.complete(folder) and journal.waits(folder):
             return "to send"
@@ -79,6 +79,11 @@ class WorkList:
         if run is not None and run.status == "FAILED":
             return "broke down" if run.tags.get("lit.error", "").startswith("NonFinite:") else "failed"
         return "to resume" if checkpoint.saved(folder) else "new"
+
+    def trained_elsewhere(self, spec: RunSpec) -> bool:
+        """Whether another process trains a run, below this root or another one."""
+        folder = spec.folder(self.sweep.root)
+        return checkpoint.locked(folder) or self.leased_elsewhere(spec.key, folder)
 
     def leased_elsewhere(self, key: str, folder: Path) -> bool:
         """Whether a process of another root has the lease of a key; it may have died without giving it back."""
@@ -165,10 +170,10 @@ class WorkList:
         """Take runs out of plans and reports and remove their checkpoints, so that they start anew. Raises ConfigError
         for one that a cluster or another process has, before the first is gone."""
         for spec in specs:
-            folder, message = spec.folder(self.sweep.root), ""
-            if recorded(folder):
+            message = ""
+            if recorded(spec.folder(self.sweep.root)):
                 message = f"a cluster has {spec.name}; end it with --cancel first"
-            elif checkpoint.locked(folder) or self.leased_elsewhere(spec.key, folder):
+            elif self.trained_elsewhere(spec):
                 message = f"another process trains {spec.name}; end it first"
             if message:
                 raise ConfigError("command line", "--fresh", message)

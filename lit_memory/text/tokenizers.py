@@ -109,7 +109,8 @@ class ByteTokenizer:
     """The bytes of UTF-8."""
 
     pad_id, eos_id, gen_id = range(3)
-    vocab_size = len(SPECIALS) + 256
+    parts = (*(name.encode() for name in SPECIALS), *(bytes([byte]) for byte in range(256)))
+    vocab_size = len(parts)
     key = "bytes"
 
     def encode(self, text: str) -> np.ndarray:
@@ -119,9 +120,8 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        known = [*(name.encode() for name in SPECIALS), *(bytes([byte]) for byte in range(256))]
         # A model may have more ids than there are bytes.
-        return b"".join(known[min(i, len(known) - 1)] for i in ids).decode(errors="replace")
+        return b"".join(self.parts[min(i, self.vocab_size - 1)] for i in ids).decode(errors="replace")
 
 
 class SubwordTokenizer:
