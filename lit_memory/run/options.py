@@ -1,16 +1,21 @@
 """The command line: its flags, and what they ask for."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import parse_override
 from lit_memory.report.catalogue import find_experiment
 from lit_memory.util.checks import nearest
+from lit_memory.util.streams import Lenient
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,13 @@ WORDS: dict[str, tuple[str, str]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors as ConfigErrors: one line, exit code 2."""
+    """Errors as ConfigErrors: one line, exit code 2. A help that cannot be written is lost, as all output is."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("command line", "", f"{message}; see --help")
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        super().print_help(Lenient(file or sys.stdout))  # Python 3.11.2 does not catch the error, 3.11.5 does
 
 
 def flags_of(argv: Sequence[str]) -> list[str]:
