@@ -110,6 +110,17 @@ def test_the_time_of_the_list_has_all_points_of_a_grid(folders):
     assert list_experiments()[-1][-1] == 120
 
 
+def test_the_list_has_another_scale_where_the_first_has_no_report(folders):
+    (folders / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
+    report = folders / "project/reports/gamma"
+    (report / "gpu").mkdir(parents=True)
+    (report / "gpu/verdict.json").write_text(json.dumps({"verdict": "REPRODUCED"}))
+    (report / "gpu/report.json").write_text(json.dumps({"grid": [{"seconds": 60, "threads": 1}]}))
+    assert list_experiments()[-1][2:] == ("REPRODUCED", "", 60)
+    (report / "verdict.json").write_text(json.dumps({"verdict": "INCONCLUSIVE"}))
+    assert list_experiments()[-1][2:] == ("INCONCLUSIVE", "", 0)
+
+
 def test_papers_of_the_list(folders):
     """A file may have none; what is there must be one."""
     (folders / "project/experiments/gamma.yaml").write_text("a: 1")

@@ -13,8 +13,7 @@ from lit_memory.plan.experiment import load
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
 from lit_memory.registry import _SOURCES, MODELS, TASKS
-from lit_memory.report.cards import report_folders
-from lit_memory.report.catalogue import read_verdict
+from lit_memory.report.catalogue import read_verdict, scales_of
 from lit_memory.run.options import parser
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +26,8 @@ SNIPPETS = {
     for i, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 }
 MODEL, TASK = SNIPPETS["docs/extending.md-0"], SNIPPETS["docs/extending.md-1"]
-REPORTS = [json.loads(path.read_text()) for path in sorted(ROOT.glob("reports/*/verdict.json"))]
+REPORTS = [found for folder in sorted(ROOT.glob("reports/*/")) if (found := scales_of(folder))]
+"""The folders of an experiment's reports: of the first scale that has one, and of others."""
 PAPERS = {
     "armt": "[ARMT](https://arxiv.org/abs/2407.04841)",
     "rmt": "[RMT](https://arxiv.org/abs/2207.06881)",
@@ -56,13 +56,15 @@ def _registries():
 def claims_table() -> str:
     """The table of claims, as the reports have it."""
     lines = ["| paper, item | claim | verdict | command |", "|---|---|---|---|"]
-    for report in REPORTS:
+    for folders in REPORTS:
+        report = read_verdict(folders[0])
         name, paper = report["experiment"], report["paper"]
         source = f"{paper['arxiv'] or paper['title'].partition(':')[0]}, {paper['item']}"
-        verdict = f"[{report['verdict']}](../reports/{name}/README.md)"
-        for other in report_folders(ROOT / "reports" / name):  # of other scales
-            link = f"[{read_verdict(other)['verdict']}](../reports/{name}/{other.name}/README.md)"
-            verdict += f"; at `{other.name}` {link}"
+        links = []
+        for folder in folders:
+            place = "" if folder.name == name else f"at `{folder.name}` "
+            links.append(f"{place}[{read_verdict(folder)['verdict']}](../{folder.relative_to(ROOT)}/README.md)")
+        verdict = "; ".join(links)
         lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
     return "\n".join(lines)
 
@@ -75,7 +77,8 @@ def counts_table() -> str:
     ]
     names = [path.stem for path in ROOT.glob("experiments/*.yaml")]
     for start, paper in PAPERS.items():
-        found = Counter(report["verdict"] for report in REPORTS if report["experiment"].startswith(f"{start}_"))
+        reports = [read_verdict(folder) for folder, *_ in REPORTS]
+        found = Counter(report["verdict"] for report in reports if report["experiment"].startswith(f"{start}_"))
         planned = sum(name.startswith(f"{start}_") for name in names)
         assert set(found) <= set(VERDICTS)
         counts = [planned, *(found[verdict] for verdict in VERDICTS), planned - found.total()]

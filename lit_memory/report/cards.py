@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report.budget import core_seconds
-from lit_memory.report.catalogue import read_verdict
+from lit_memory.report.catalogue import read_verdict, report_folders
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
 from lit_memory.report.old_reports import read_old, with_models
@@ -22,8 +22,6 @@ COMMAND = re.compile(r"^```bash\n(.+)\n```$", re.MULTILINE)
 JUDGED = re.compile(r"^\*\*[A-Z ]+\*\*(.*)$", re.MULTILINE)
 """The line of a page that has the verdict, and what follows it there."""
 COLORS = 128
-APART = ("-incomplete", "-modified-")
-"""Parts of the names of folders that are left out: their runs are not the experiment as its file states it."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,6 @@ class Card:
         plan = self.results.plan
         shown = label(plan.config.time) if plan.about_time else plan.y_label
         return f"{self.title}: {shown} against {plan.x_label}; the numbers are in the table below."
-
-
-def report_folders(reports: Path) -> list[Path]:
-    """The folders of all reports, of every scale, in the order of their names."""
-    found = [path.parent for pattern in ("*/verdict.json", "*/*/verdict.json") for path in reports.glob(pattern)]
-    return [folder for folder in sorted(found) if not any(part in folder.name for part in APART)]
 
 
 def read_cards(reports: Path, warn: Callable[[str], None]) -> list[Card]:

@@ -12,6 +12,9 @@ from lit_memory.report.budget import core_seconds
 from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
+APART = ("-incomplete", "-modified-")
+"""Parts of the names of folders that are left out: their runs are not the experiment as its file states it."""
+
 
 def folders() -> tuple[Path, Path]:
     """Where an experiment is looked for by its name: the working directory, then the project's."""
@@ -53,15 +56,31 @@ def is_complete(folder: Path) -> bool:
     return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]
 
 
+def report_folders(reports: Path) -> list[Path]:
+    """The folders of all reports, of every scale, in the order of their names. reports: of a root, or of one experiment
+    for its scales but the first."""
+    found = [path.parent for pattern in ("*/verdict.json", "*/*/verdict.json") for path in reports.glob(pattern)]
+    return [folder for folder in sorted(found) if not any(part in folder.name for part in APART)]
+
+
+def scales_of(folder: Path) -> list[Path]:
+    """The reports of an experiment, from its folder in reports/: that of the first scale, if there is one, before the
+    others."""
+    return [*filter(read_verdict, [folder]), *report_folders(folder)]
+
+
 def list_experiments() -> list[tuple[str, str, str, str, float]]:
     """Name, paper with its item, verdict, level of evidence and core-seconds of all runs, those of a grid included, for
     every project experiment.
 
-    All but the first two are those of the report in the project's reports/, "" and 0 without one.
+    All but the first two are those of the report in the project's reports/, at the first scale or, where that has none,
+    at another one; "" and 0 without one.
     """
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
-        found, plan = (read(PROJECT / "reports" / path.stem / name) for name in ("verdict.json", "report.json"))
+        folder = PROJECT / "reports" / path.stem
+        shown, *_ = [*scales_of(folder), folder]
+        found, plan = read_verdict(shown), read(shown / "report.json")
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
         seconds = core_seconds(plan.get("grid") or found.get("runs", [])) or 0
         item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
