@@ -112,6 +112,55 @@ def test_arms_that_the_other_file_does_not_have(tree, tmp_path, arms, message, m
     assert str(caught.value).startswith(message)
 
 
+def test_some_arms_at_one_scale(tree, tmp_path):
+    """``arms: [b, a]`` in a scale: in this order, and nothing is left there of the others."""
+    tree["arms"] = {"a": {}, "b": {"model.gamma": "off"}, "bb": {}}
+    cpu = {"arms": ["b", "a"], "arms.bb.train.lr": 0.3, "grid": {"arms.bb.train.steps": [1, 2]}}
+    tree |= {"labels": {"a": "ARMT", "bb": "RMT"}, "expect": [], "scales": {"cpu": cpu, "paper": {}}}
+    tree["report"] |= {"paper_values": "armt_text_and_figures", "paper_curves": {"a": "ARMT", "bb": "Mamba"}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    whole = load(tmp_path / "one.yaml")
+    found = whole.at("cpu")
+    assert [spec.arm for spec in found.plan()] == ["b", "a"] and list(whole.at("paper").arms) == ["a", "b", "bb"]
+    assert (found.labels, found.settings, found.grid) == ({"a": "ARMT"}, {}, {})
+    assert found.report.paper_curves == {"a": "ARMT"}
+    # Of a file that extends this one: the arms that both name, or all of its own.
+    for arms, expected in ((["a", "bb"], ["a"]), (["bb"], ["bb"]), ({"a": {}, "c": {}}, ["a", "c"])):
+        two = {"extends": "one", "experiment": "two", "arms": arms, "report": {"paper_curves": {}}}
+        (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+        assert list(load(tmp_path / "two.yaml").at("cpu").arms) == expected
+
+
+def test_lines_of_a_file_count_at_every_scale_of_the_file_below(tree, tmp_path):
+    tree |= {"scales": {"cpu": {"expect": ["a[5] > 0.5"], "requires": ["a[5] > 0.4"]}, "paper": {}}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {
+        "extends": "one",
+        "experiment": "two",
+        "expect": ["a[5] > 0.6"],
+        "scales": {"paper": {"expect": ["a[5] > 0.7"]}},
+    }
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    found = load(tmp_path / "two.yaml")
+    assert (found.at("cpu").expect, found.at("cpu").requires) == (["a[5] > 0.6"], ["a[5] > 0.4"])
+    assert found.at("paper").expect == ["a[5] > 0.7"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        (["aa"], "no arm 'aa'; did you mean 'a'?"),
+        (["a", "a"], "'a' is said twice; expected once"),
+        ([], "[]: expected a list of arms, for example [a]"),
+        ({"a": {"train.lr": 1}}, "{'a': {'train.lr': 1}}: expected a list of arms, for example [a]"),
+    ],
+)
+def test_arms_of_a_scale_that_are_none(tree, arms, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(tree | {"arms": {"a": {}}, "scales": {"cpu": {"arms": arms}}}, "one.yaml")
+    assert str(caught.value) == f"one.yaml: scales.cpu.arms: {message}"
+
+
 def test_several_arms_at_once(tree, tmp_path):
     """``arms.a,b.<key>`` is ``arms.a.<key>`` and ``arms.b.<key>``, in scales and grids, and a file that extends this
     one may change one of them."""

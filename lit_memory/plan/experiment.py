@@ -3,9 +3,10 @@
 Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a
 trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
 section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
-``arms.<a>,<b>.<key>`` several; what a scale has of ``SCALED`` replaces the experiment's own, and its ``report`` changes
-keys of the experiment's. Several values on the command line (``train.lr=1e-3,3e-3``) are an axis of the grid, in place
-of the file's for that key. For ``extends`` see ``reading``, for ``imports`` the module of that name.
+``arms.<a>,<b>.<key>`` several; what a scale has of ``SCALED`` replaces the experiment's own, its ``report`` changes
+keys of the experiment's, and its ``arms`` are some of them. Several values on the command line (``train.lr=1e-3,3e-3``)
+are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``, for ``imports`` the
+module of that name.
 
 Nothing here imports torch or mlflow; torch comes in with the registered configurations when a plan is made.
 """
@@ -22,7 +23,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import SCALED, parsed
-from lit_memory.plan.reading import extended, file_name, mapping
+from lit_memory.plan.reading import extended, file_name, mapping, only
 from lit_memory.plan.resolve import Resolver
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig, ReportConfig
@@ -95,17 +96,20 @@ class Experiment(Shared):
         if scale not in self.scales:
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
         settings = dict(self.scales[scale])
-        own = {key: settings.pop(key) for key in ("report", *SCALED) if key in settings}
-        if "report" in own:
-            own["report"] = self.scaled_report(scale, own["report"])
+        arms = settings.pop("arms", list(self.arms))
+        changes = settings.pop("report", {})
         shared = {each.name: getattr(self, each.name) for each in fields(Shared)}
-        return ScaledExperiment(**shared | own, scale=scale, settings=settings)
+        shared |= {key: settings.pop(key) for key in SCALED if key in settings}
+        whole = shared | {"report": asdict(self.report), "scales": {scale: settings}}
+        found = only(whole, arms, self.file, self.file)
+        settings = found.pop("scales")[scale]
+        found["report"] = self.scaled_report(scale, found["report"], changes)
+        return ScaledExperiment(**found, scale=scale, settings=settings)
 
-    def scaled_report(self, scale: str, changes: Any) -> ReportConfig:
+    def scaled_report(self, scale: str, report: Mapping[str, Any], changes: Any) -> ReportConfig:
         """The report's configuration with the changes of one scale."""
         where = f"{self.file} (scale {scale})"
-        values = asdict(self.report) | mapping(changes, where, "report")
-        return strict(ReportConfig, values, lambda key: where, "report")
+        return strict(ReportConfig, {**report, **mapping(changes, where, "report")}, lambda key: where, "report")
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
-from lit_memory.plan.reading import file_name, mapping, mappings
+from lit_memory.plan.reading import check_names, file_name, mapping, mappings
 from lit_memory.plan.runspec import SECTIONS
 from lit_memory.plan.sections import PaperConfig, ReportConfig
 from lit_memory.plan.strict import problems, strict
@@ -15,7 +15,8 @@ from lit_memory.util.checks import nearest
 RUNS = ("base", "scales", "arms", "grid", "select", "seeds", "tune_seeds")
 TOP_KEYS = ("experiment", "paper", *RUNS, "report", *KINDS, "title", "labels", "imports")
 SCALED = ("seeds", "tune_seeds", "grid", *KINDS)
-"""What a scale may say in place of the experiment; its ``report`` changes keys of the experiment's."""
+"""What a scale may say in place of the experiment; its ``report`` changes keys of the experiment's, and its ``arms``
+are some of them."""
 REQUIRED = ("experiment", "base", "arms", "seeds", "report")
 
 
@@ -140,8 +141,10 @@ def named_scales(value: Any, file: str) -> dict[str, dict[str, Any]]:
 
 
 def check_runs(values: Mapping[str, Any], arms: Mapping[str, Any], file: str, where: str) -> None:
-    """Check seeds, claims, grid and addressed arms of the file itself (``where`` is "") or of one of its scales."""
+    """Check seeds, claims, grid and named arms of the file itself (``where`` is "") or of one of its scales."""
     grid = values.get("grid", {})
+    if "arms" in values:
+        check_names(values["arms"], arms, file, f"{where}arms")
     for key in ("seeds", "tune_seeds"):
         seeds = values.get(key, [0])
         if not (_are_seeds(seeds) or (key == "tune_seeds" and seeds == [])):

@@ -2,8 +2,8 @@
 
 ``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
 and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
-seeds, paper_curves and each list of lines as a whole; the title stays behind. ``arms: [a, b]`` are these arms of the
-other file, with all that it sets for them.
+seeds, paper_curves and each list of lines, at every scale, as a whole; the title stays behind. ``arms: [a, b]`` are
+these arms of the other file, with all that it sets for them; in a scale, those of all arms that it compares.
 ``extends: cpu`` in a scale starts from that scale, key by key: of the same file, and where the file that this one
 extends has no scale of that name, of that file as well.
 """
@@ -11,7 +11,7 @@ extends has no scale of that name, of that file as well.
 import copy
 import io
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
-from lit_memory.plan.merging import split_arm
 from lit_memory.plan.strict import DEEPEST, too_deep
 from lit_memory.util.checks import first_line, nearest
 
@@ -93,15 +93,17 @@ def extended(path: Path, *above: Path) -> Any:
     below = extended(other, path, *above)
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")
+    lines = KINDS.keys() & tree.keys()  # what this file says at all scales, the other one need not say at some
+    scales = mappings(below.get("scales"), str(other), "scales")
+    below["scales"] = {scale: {k: v for k, v in own.items() if k not in lines} for scale, own in scales.items()}
     if isinstance(tree.get("arms"), list):
         below, tree = only(below, tree["arms"], str(path), str(other)), {k: v for k, v in tree.items() if k != "arms"}
     elif "arms" in tree:  # settings for the old arms go with them
-        scales = mappings(below.get("scales"), str(other), "scales")
-        below["scales"] = {scale: split_arm(values, "")[0] for scale, values in scales.items()}
+        old = mapping(below.get("arms") or {}, str(other), "arms")
+        below["scales"] = {scale: without(values, old) for scale, values in below["scales"].items()}
         labels, arms = mapping(below.get("labels") or {}, str(other), "labels"), tree["arms"]
         below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
-    if isinstance(below.get("scales"), dict):
-        below["scales"] |= inherited_scales(below["scales"], starts)
+    below["scales"] |= inherited_scales(below["scales"], starts)
     for own in ("experiment", "title"):  # a folder and a claim of its own
         below.pop(own, None)
     return overlaid(below, tree, 2)
@@ -111,11 +113,7 @@ def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict
     """The content ``below`` of ``other`` with those of its arms that ``file`` names, in that order. Raises
     ConfigError."""
     arms = mapping(below.get("arms") or {}, other, "arms")
-    for i, name in enumerate(names):
-        if name not in arms:
-            raise ConfigError(file, "arms", f"no arm {name!r:.80} in {other}; {nearest(str(name), arms)}")
-        if name in names[:i]:
-            raise ConfigError(file, "arms", f"{name!r} is said twice; expected once")
+    check_names(names, arms, file, "arms", f" in {other}")
     gone = arms.keys() - set(names)
     scales, report = mappings(below.get("scales"), other, "scales"), below.get("report")
     labels = mapping(below.get("labels") or {}, other, "labels")
@@ -132,13 +130,28 @@ def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict
     return below
 
 
-def without(settings: Any, gone: Set[str]) -> Any:
-    """A scale or a grid without what it sets for some arms."""
+def check_names(names: Any, arms: Collection[str], file: str, key: str, where: str = "") -> None:
+    """Raise ConfigError unless ``names`` is a list of some of ``arms``, which are those ``where``."""
+    if not isinstance(names, list) or not names:
+        raise ConfigError(file, key, f"{names!r:.80}: expected a list of arms, for example [{', '.join([*arms][:2])}]")
+    for i, name in enumerate(names):
+        if name not in arms:
+            raise ConfigError(file, key, f"no arm {name!r:.80}{where}; {nearest(str(name), arms)}")
+        if name in names[:i]:
+            raise ConfigError(file, key, f"{name!r} is said twice; expected once")
+
+
+def without(settings: Any, gone: Collection[str]) -> Any:
+    """A scale or a grid without what it says of some arms."""
     if not isinstance(settings, dict):
         return settings  # parse refuses it
     kept = {}
     for key, value in settings.items():
         section, _, rest = str(key).partition(".")
+        if key == "arms" and isinstance(value, list):
+            value = [arm for arm in value if arm not in gone]
+            if not value:
+                continue
         if section != "arms" or rest.partition(".")[0] not in gone:
             kept[key] = without(value, gone) if key == "grid" else value
     return kept
