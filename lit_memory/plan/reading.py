@@ -93,20 +93,29 @@ def extended(path: Path, *above: Path) -> Any:
     below = extended(other, path, *above)
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")
-    lines = KINDS.keys() & tree.keys()  # what this file says at all scales, the other one need not say at some
-    scales = mappings(below.get("scales"), str(other), "scales")
-    below["scales"] = {scale: {k: v for k, v in own.items() if k not in lines} for scale, own in scales.items()}
-    if isinstance(tree.get("arms"), list):
-        below, tree = only(below, tree["arms"], str(path), str(other)), {k: v for k, v in tree.items() if k != "arms"}
-    elif "arms" in tree:  # settings for the old arms go with them
-        old = mapping(below.get("arms") or {}, str(other), "arms")
-        below["scales"] = {scale: without(values, old) for scale, values in below["scales"].items()}
-        labels, arms = mapping(below.get("labels") or {}, str(other), "labels"), tree["arms"]
-        below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
+    below = left(below, tree, str(path), str(other))
+    if isinstance(tree.get("arms"), list):  # they are all that is left
+        del tree["arms"]
     below["scales"] |= inherited_scales(below["scales"], starts)
-    for own in ("experiment", "title"):  # a folder and a claim of its own
-        below.pop(own, None)
     return overlaid(below, tree, 2)
+
+
+def left(below: dict[str, Any], tree: Mapping[str, Any], file: str, other: str) -> dict[str, Any]:
+    """What the content ``tree`` of ``file`` takes over from the content ``below`` of ``other``: no name, no title, no
+    lines of one scale where it has such of all scales, and of the arms those that it names or, beside arms of its own,
+    none, with all that is said of them. Raises ConfigError."""
+    lines, arms = KINDS.keys() & tree.keys(), tree.get("arms")
+    below = {key: value for key, value in below.items() if key not in ("experiment", "title")}
+    scales = mappings(below.get("scales"), other, "scales")
+    below["scales"] = {scale: {k: v for k, v in own.items() if k not in lines} for scale, own in scales.items()}
+    if isinstance(arms, list):
+        return only(below, arms, file, other)
+    if "arms" in tree:
+        old = mapping(below.get("arms") or {}, other, "arms")
+        labels = mapping(below.get("labels") or {}, other, "labels")
+        below["scales"] = {scale: without(values, old) for scale, values in below["scales"].items()}
+        below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
+    return below
 
 
 def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict[str, Any]:
