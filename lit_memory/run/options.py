@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.merging import parse_override
 from lit_memory.report.catalogue import find_experiment
 from lit_memory.util.checks import nearest
 from lit_memory.util.streams import Lenient
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError("command line", "", f"{message}; see --help")
 
-    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         super().print_help(Lenient(file or sys.stdout))  # Python 3.11.2 does not catch the error, 3.11.5 does
 
 
