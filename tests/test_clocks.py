@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from faults import (
 from sqlalchemy.engine.default import DefaultDialect
 
 from lit_memory.run.options import parse_options
+from lit_memory.run.outbox import Outbox
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 
@@ -103,7 +105,19 @@ def test_a_stopped_run_holds_up_no_other(file, root, expected, tmp_path, disturb
     where, count = PLACES[place]
 
     def before():
-        at(where, min(count, 3), lambda: stop_once(mark))
+        # Not while the run's other thread has the lock of the database, which is the subject of the next test.
+        send, idle = Outbox.send, threading.Lock()
+
+        def locked(*arguments):
+            with idle:
+                return send(*arguments)
+
+        def stop():
+            with idle:
+                stop_once(mark)
+
+        Outbox.send = locked
+        at(where, min(count, 3), stop)
 
     wait = disturbed("--jobs", "2", before=before)
     wait_for(lambda: stopped(mark) and "finished in" in log.read_text())
