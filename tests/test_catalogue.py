@@ -72,15 +72,18 @@ def test_the_command_takes_a_name(name, folder, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("armt_ablation_gamma (scale cpu): 20 runs: 20 new")
 
 
+RUNS = [{"arm": "a", "seconds": 90.0}, {"arm": "b", "seconds": 30.5}]
+
+
 @pytest.mark.parametrize(
     ("report", "row"),
     [
         (
-            {"verdict": "REPRODUCED", "evidence": "toy", "missing": [], "runs": [{"seconds": 90.0}, {"seconds": 30.5}]},
+            {"verdict": "REPRODUCED", "evidence": "toy", "missing": [], "runs": RUNS},
             ("REPRODUCED", "toy", 120.5),
         ),
         (
-            {"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [{"seconds": None}, {"seconds": 30.5}]},
+            {"verdict": "INCOMPLETE", "missing": ["a seed 0"], "runs": [RUNS[0] | {"seconds": None}, RUNS[1]]},
             ("INCOMPLETE", "", 30.5),
         ),
         ({"verdict": "NOT REPRODUCED", "missing": []}, ("NOT REPRODUCED", "", 0)),
@@ -105,9 +108,10 @@ def test_the_time_of_the_list_has_all_points_of_a_grid(folders):
     (folders / "project/experiments/gamma.yaml").write_text("paper: {title: A paper, item: Figure 1, claim: one}")
     report = folders / "project/reports/gamma"
     report.mkdir(parents=True)
-    (report / "verdict.json").write_text(json.dumps({"verdict": "REPRODUCED", "runs": [{"seconds": 60}]}))
-    (report / "report.json").write_text(json.dumps({"grid": [{"seconds": 60, "threads": 2}, {"seconds": None}]}))
-    assert list_experiments()[-1][-1] == 120
+    (report / "verdict.json").write_text(json.dumps({"verdict": "REPRODUCED", "runs": RUNS}))
+    grid = [{"arm": "a", "seconds": 60, "threads": 2}, {"arm": "a", "seconds": None}]
+    (report / "report.json").write_text(json.dumps({"grid": grid, "runs": RUNS}))
+    assert list_experiments()[-1][-1] == 120 + 30.5  # an arm has no grid
 
 
 def test_the_list_has_another_scale_where_the_first_has_no_report(folders):
@@ -115,8 +119,8 @@ def test_the_list_has_another_scale_where_the_first_has_no_report(folders):
     report = folders / "project/reports/gamma"
     (report / "gpu").mkdir(parents=True)
     (report / "gpu/verdict.json").write_text(json.dumps({"verdict": "REPRODUCED"}))
-    (report / "gpu/report.json").write_text(json.dumps({"grid": [{"seconds": 60, "threads": 1}]}))
-    assert list_experiments()[-1][2:] == ("REPRODUCED", "", 60)
+    (report / "gpu/report.json").write_text(json.dumps({"runs": RUNS[:1]}))
+    assert list_experiments()[-1][2:] == ("REPRODUCED", "", 90)
     (report / "verdict.json").write_text(json.dumps({"verdict": "INCONCLUSIVE"}))
     assert list_experiments()[-1][2:] == ("INCONCLUSIVE", "", 0)
 

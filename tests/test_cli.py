@@ -112,6 +112,10 @@ BAD = {
         ["--gallery", "--dry-run"],
         "command line: --gallery: shows all reports, so leave --dry-run out",
     ),
+    "redraw with a flag": (
+        ["FILE", "--redraw", "--scale", "cpu"],
+        "command line: --redraw: draws the reports of all scales again, so leave --scale out",
+    ),
     "gallery without reports": (
         ["--gallery"],
         "root/reports: no report that can be shown; expected some that run.py",

@@ -188,8 +188,18 @@ def test_differences_to_the_paper(tree):
     ours, paper = whole.at("cpu").plan(), whole.at("paper").plan()
     lines = differences(ours, paper)
     assert "`model.layers`: 1 → 2" in lines and "`train.steps`: 6 → 3 (b)" in lines
-    assert "`model.name`: armt → rmt (a)" in lines and "`model.memory_dim`: 4 → None (a)" in lines
+    assert "`model.name`: armt → rmt (a)" in lines and "`model.memory_dim`: 4 → none (a)" in lines
     assert differences(paper, paper) == [] and not any("seed" in line for line in lines)
+
+
+def test_differences_of_stages_and_of_arms_that_the_paper_does_not_have(tree):
+    stages = {level: [{"task.pairs": 2, "until": {"exact_match": level}}, {}] for level in (0.9, 0.99)}
+    scales = {"cpu": {"train.stages": stages[0.9]}, "gpu": {"train.stages": []}}
+    whole = parse(change(tree, {"scales": scales | {"paper": {"arms": ["a"], "train.stages": stages[0.99]}}}), "t.yaml")
+    paper = whole.at("paper").plan()
+    theirs = "`train.stages`: pairs 2, until exact_match 0.99; unchanged"
+    assert differences(whole.at("cpu").plan(), paper) == [f"{theirs} → pairs 2, until exact_match 0.9; unchanged"]
+    assert differences(whole.at("gpu").plan(), paper) == [f"{theirs} → none"]
 
 
 # Runs that start from others

@@ -131,6 +131,30 @@ def test_some_arms_at_one_scale(tree, tmp_path):
         assert list(load(tmp_path / "two.yaml").at("cpu").arms) == expected
 
 
+def test_a_report_of_a_scale_is_taken_over_key_by_key(tree, tmp_path):
+    tree |= {"scales": {"cpu": {"report": {"chance": 0.5}}, "gpu": {"extends": "cpu", "report": {"log_x": True}}}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {"extends": "one", "experiment": "two", "scales": {"cpu": {"report": {"caveats": ["one"]}}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    found = load(tmp_path / "two.yaml")
+    assert (found.at("cpu").report.chance, found.at("cpu").report.caveats) == (0.5, ["one"])
+    assert (found.at("gpu").report.chance, found.at("gpu").report.log_x) == (0.5, True)
+
+
+def test_nothing_is_left_of_arms_that_are_gone(tree, tmp_path):
+    """Of a grid and of the paper's curves, which a scale may have of its own."""
+    report = {"paper_values": "armt_text_and_figures", "paper_curves": {"a": "ARMT", "b": "Mamba"}}
+    scales = {"cpu": {"report": report}, "gpu": {"extends": "cpu", "arms": ["a"]}}
+    tree |= {"arms": {"a": {}, "b": {"model.gamma": "off"}}, "scales": scales, "grid": {"arms.b.train.steps": [1, 2]}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree | {"expect": []}))
+    assert load(tmp_path / "one.yaml").at("gpu").report.paper_curves == {"a": "ARMT"}
+    for arms in (["a"], {"a": {}, "b": {}}):
+        (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "experiment": "two", "arms": arms}))
+        found = load(tmp_path / "two.yaml")
+        assert found.grid == {}
+        assert found.at("cpu").report.paper_curves == ({"a": "ARMT"} if isinstance(arms, list) else {})
+
+
 def test_lines_of_a_file_count_at_every_scale_of_the_file_below(tree, tmp_path):
     tree |= {"scales": {"cpu": {"expect": ["a[5] > 0.5"], "requires": ["a[5] > 0.4"]}, "paper": {}}}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
@@ -151,6 +175,7 @@ def test_lines_of_a_file_count_at_every_scale_of_the_file_below(tree, tmp_path):
     [
         (["aa"], "no arm 'aa'; did you mean 'a'?"),
         (["a", "a"], "'a' is said twice; expected once"),
+        ([["a"]], "no arm ['a']; expected one of a"),
         ([], "[]: expected a list of arms, for example [a]"),
         ({"a": {"train.lr": 1}}, "{'a': {'train.lr': 1}}: expected a list of arms, for example [a]"),
     ],

@@ -9,9 +9,11 @@ from lit_memory.plan.runspec import SECTIONS, RunSpec
 def differences(specs: Sequence[RunSpec], reference: Sequence[RunSpec]) -> list[str]:
     """Settings of a plan that differ from those of the same arms in ``reference``, the paper's scale.
 
-    One line each, with its arms unless all of them differ alike; of what a grid sweeps, all its values.
+    One line each, with its arms unless all of them differ alike; of what a grid sweeps, all its values. Arms that the
+    reference does not have are left out.
     """
     theirs, ours = _by_arm(reference), _by_arm(specs)
+    ours = {arm: found for arm, found in ours.items() if arm in theirs}
     lines: dict[str, list[str]] = {}
     for arm, found in ours.items():
         for section, name in sorted(found | theirs[arm], key=lambda key: SECTIONS.index(key[0])):
@@ -45,11 +47,13 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A setting as text; of stages, what they train on and how long."""
+    """A setting as text; of stages, what they train on, how long, and until when."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "; ".join(map(_stage, value))
-    return str(value)
+    return "none" if value in ("", [], {}, None) else str(value)
 
 
 def _stage(stage: dict[str, Any]) -> str:
-    return ", ".join(f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k not in ("until", "needed"))
+    parts = [f"{k.removeprefix('task.')} {v}" for k, v in stage.items() if k not in ("until", "needed")]
+    parts += [f"until {metric} {value}" for metric, value in (stage.get("until") or {}).items()]
+    return ", ".join(parts) or "unchanged"

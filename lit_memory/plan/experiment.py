@@ -97,13 +97,12 @@ class Experiment(Shared):
             raise ConfigError(self.file, "--scale", f"unknown scale {scale!r}; {nearest(scale, self.scales)}")
         settings = dict(self.scales[scale])
         arms = settings.pop("arms", list(self.arms))
-        changes = settings.pop("report", {})
         shared = {each.name: getattr(self, each.name) for each in fields(Shared)}
         shared |= {key: settings.pop(key) for key in SCALED if key in settings}
         whole = shared | {"report": asdict(self.report), "scales": {scale: settings}}
         found = only(whole, arms, self.file, self.file)
         settings = found.pop("scales")[scale]
-        found["report"] = self.scaled_report(scale, found["report"], changes)
+        found["report"] = self.scaled_report(scale, found["report"], settings.pop("report", {}))
         return ScaledExperiment(**found, scale=scale, settings=settings)
 
     def scaled_report(self, scale: str, report: Mapping[str, Any], changes: Any) -> ReportConfig:

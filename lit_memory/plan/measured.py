@@ -82,6 +82,7 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     """
     values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
     judged = any(getattr(experiment, section) for section in KINDS)
+    changed = {key.removesuffix("?") for key in changed}
     moved = judged and any(key.startswith("task") for key in changed)
     stepped = judged and not {"train", "train.steps", "train.stages"}.isdisjoint(changed)
     plan = experiment.plan() if moved or stepped else []

@@ -2,8 +2,9 @@
 
 ``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
 and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
-seeds, paper_curves and each list of lines, at every scale, as a whole; the title stays behind. ``arms: [a, b]`` are
-these arms of the other file, with all that it sets for them; in a scale, those of all arms that it compares.
+seeds, paper_curves and each list of lines as a whole, the lines for every scale of the other file; the title stays
+behind. ``arms: [a, b]`` are these arms of the other file, with all that it sets for them; in a scale, those of all arms
+that it compares.
 ``extends: cpu`` in a scale starts from that scale, key by key: of the same file, and where the file that this one
 extends has no scale of that name, of that file as well.
 """
@@ -114,6 +115,8 @@ def left(below: dict[str, Any], tree: Mapping[str, Any], file: str, other: str) 
         old = mapping(below.get("arms") or {}, other, "arms")
         labels = mapping(below.get("labels") or {}, other, "labels")
         below["scales"] = {scale: without(values, old) for scale, values in below["scales"].items()}
+        if "grid" in below:
+            below["grid"] = without(below["grid"], old)
         below["labels"] = {arm: text for arm, text in labels.items() if isinstance(arms, dict) and arm in arms}
     return below
 
@@ -124,7 +127,7 @@ def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict
     arms = mapping(below.get("arms") or {}, other, "arms")
     check_names(names, arms, file, "arms", f" in {other}")
     gone = arms.keys() - set(names)
-    scales, report = mappings(below.get("scales"), other, "scales"), below.get("report")
+    scales = mappings(below.get("scales"), other, "scales")
     labels = mapping(below.get("labels") or {}, other, "labels")
     below |= {
         "arms": {name: arms[name] for name in names},
@@ -133,9 +136,8 @@ def only(below: dict[str, Any], names: list[Any], file: str, other: str) -> dict
     }
     if "grid" in below:
         below["grid"] = without(below["grid"], gone)
-    if isinstance(report, dict) and isinstance(curves := report.get("paper_curves"), dict):
-        kept = {arm: start for arm, start in curves.items() if arm not in gone}
-        below["report"] = report | {"paper_curves": kept}
+    if "report" in below:
+        below["report"] = uncurved(below["report"], gone)
     return below
 
 
@@ -144,7 +146,7 @@ def check_names(names: Any, arms: Collection[str], file: str, key: str, where: s
     if not isinstance(names, list) or not names:
         raise ConfigError(file, key, f"{names!r:.80}: expected a list of arms, for example [{', '.join([*arms][:2])}]")
     for i, name in enumerate(names):
-        if name not in arms:
+        if not isinstance(name, str) or name not in arms:
             raise ConfigError(file, key, f"no arm {name!r:.80}{where}; {nearest(str(name), arms)}")
         if name in names[:i]:
             raise ConfigError(file, key, f"{name!r} is said twice; expected once")
@@ -158,12 +160,21 @@ def without(settings: Any, gone: Collection[str]) -> Any:
     for key, value in settings.items():
         section, _, rest = str(key).partition(".")
         if key == "arms" and isinstance(value, list):
-            value = [arm for arm in value if arm not in gone]
+            value = [arm for arm in value if not isinstance(arm, str) or arm not in gone]
             if not value:
                 continue
+        if key == "report":
+            value = uncurved(value, gone)
         if section != "arms" or rest.partition(".")[0] not in gone:
             kept[key] = without(value, gone) if key == "grid" else value
     return kept
+
+
+def uncurved(report: Any, gone: Collection[str]) -> Any:
+    """A ``report`` without the curves of the paper for some arms."""
+    if not isinstance(report, dict) or not isinstance(curves := report.get("paper_curves"), dict):
+        return report  # parse refuses another kind
+    return report | {"paper_curves": {arm: start for arm, start in curves.items() if arm not in gone}}
 
 
 def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
@@ -226,9 +237,13 @@ def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[st
 
 
 def over(below: dict[Any, Any], settings: dict[Any, Any]) -> dict[Any, Any]:
-    """Settings over those below, and behind them: of settings that meet, the later one wins."""
+    """Settings over those below, and behind them: of settings that meet, the later one wins; of ``report``, key by
+    key."""
     said = {str(key).removesuffix("?") for key in settings}
-    return {key: value for key, value in below.items() if str(key).removesuffix("?") not in said} | settings
+    both = {key: value for key, value in below.items() if str(key).removesuffix("?") not in said} | settings
+    if isinstance(below.get("report"), dict) and isinstance(settings.get("report"), dict):
+        both["report"] = below["report"] | settings["report"]
+    return both
 
 
 def file_name(name: Any, file: str, key: str) -> None:

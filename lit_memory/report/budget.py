@@ -30,8 +30,8 @@ class Budget:
 
 def budget(plan: ReportPlan, arm: str) -> Budget:
     """The budget of an arm."""
+    runs = [run for run in all_runs(plan.grid, plan.runs) if run["arm"] == arm]
     tried = [run for run in plan.grid if run["arm"] == arm]
-    runs = tried or [run for run in plan.runs if run["arm"] == arm]
     most = [run.get("most_steps") for run in runs]
     return Budget(
         settings=max(1, len({str(run["settings"]) for run in tried})),
@@ -41,6 +41,12 @@ def budget(plan: ReportPlan, arm: str) -> Budget:
         most=None if None in most else sum(steps or 0 for steps in most),
         minutes=(core_seconds(runs) or 0) / 60,
     )
+
+
+def all_runs(grid: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs of all points of a grid, and those of the arms without one. grid, runs: of a ``ReportPlan``."""
+    swept = {run["arm"] for run in grid}
+    return [*grid, *(run for run in runs if run["arm"] not in swept)]
 
 
 def core_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:

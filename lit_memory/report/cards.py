@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
-from lit_memory.report.budget import core_seconds
+from lit_memory.report.budget import all_runs, core_seconds
 from lit_memory.report.catalogue import read_verdict, report_folders
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
@@ -136,8 +136,7 @@ def _card(reports: Path, folder: Path) -> Card:
     results = None
     if "arms" in verdict:
         results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
-    tried = (results.plan.grid or results.plan.runs) if results else []
-    seconds = core_seconds(tried)
+    seconds = core_seconds(all_runs(results.plan.grid, results.plan.runs)) if results else None
     name = folder.relative_to(reports).as_posix()
     title = verdict.get("title") or (results.plan.heading if results else verdict["experiment"])
     return Card(

@@ -8,7 +8,7 @@ from typing import Any
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.parsing import paper_section
 from lit_memory.plan.reading import extended, mapping
-from lit_memory.report.budget import core_seconds
+from lit_memory.report.budget import all_runs, core_seconds
 from lit_memory.report.verdict import INCOMPLETE
 from lit_memory.util.provenance import PROJECT
 
@@ -82,7 +82,7 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
         shown, *_ = [*scales_of(folder), folder]
         found, plan = read_verdict(shown), read(shown / "report.json")
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
-        seconds = core_seconds(plan.get("grid") or found.get("runs", [])) or 0
+        seconds = core_seconds(all_runs(plan.get("grid", []), plan.get("runs") or found.get("runs", []))) or 0
         item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
         rows.append((path.stem, item, found.get("verdict", ""), found.get("evidence", ""), seconds))
     return rows

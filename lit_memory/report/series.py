@@ -70,8 +70,8 @@ def relative(results: Results) -> Results:
     cells = {}
     for (arm, metric, x, seed), value in results.cells.items():
         other = results.cells.get((config.relative_to, metric, x, seed))
-        if metric == config.y and other:
-            cells[arm, RELATIVE, x, seed] = 100 * (value / other - 1)
+        if metric == config.y:
+            cells[arm, RELATIVE, x, seed] = 100 * (value / other - 1) if other else math.nan
     label = f"{plan.y_label}: difference from {plan.shown(config.relative_to)} in %"
     changed = replace(
         config, y=RELATIVE, y_label=label, log_y=False, chance=None, identity=False, floors={}, paper_curves={}

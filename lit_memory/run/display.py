@@ -42,7 +42,7 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     """What the command is about to do, in one line with rich's markup."""
     sweep, selected = work.sweep, work.selected
     overrides = " ".join(sweep.options.overrides)
-    modified = f", modified: {overrides}" if overrides else ""
+    modified = f", modified: {escape(overrides)}" if overrides else ""
     statuses = ", ".join(f"{count} {status}" for status, count in work.counts(selected).items() if count)
     line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(selected), 'run')}: {statuses}"
     others = {spec.key for spec in todo} - {spec.key for spec in selected}
@@ -58,7 +58,7 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
 
 def note_on_stages(sweep: Sweep) -> str:
     """The stages that a changed ``train.steps`` does not change, in one line; "" where there are none."""
-    if "train.steps" not in sweep.options.changes:
+    if "train.steps" not in {key.removesuffix("?") for key in sweep.options.changes}:
         return ""
     stages = {i for spec in sweep.selected for i, stage in enumerate(spec.train["stages"], 1) if "steps" in stage}
     numbers = ", ".join(map(str, sorted(stages)))

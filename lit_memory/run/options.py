@@ -162,8 +162,10 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     if given["list"]:
         return Options(list=True)
     if given["gallery"]:
-        return _gallery(given)
+        _check_alone(given, "gallery", "shows all reports")
+        return Options(gallery=True, root=given["root"])
     if given["redraw"]:
+        _check_alone(given, "redraw", "draws the reports of all scales again", "experiment", "overrides")
         names = [given["experiment"], *given["overrides"]] if given["experiment"] else []
         return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
     if given["experiment"] is None:
@@ -178,13 +180,12 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     return Options(**given)
 
 
-def _gallery(given: Mapping[str, Any]) -> Options:
-    """Options of ``--gallery``, which shows all reports. Raises ConfigError for what would choose some."""
+def _check_alone(given: Mapping[str, Any], flag: str, does: str, *beside: str) -> None:
+    """Raise ConfigError for what a command line has beside a flag that stands alone, but for ``--root``."""
     for name, value in given.items():
-        if name not in ("gallery", "root") and value not in (None, [], False, "local"):
+        if name not in (flag, "root", *beside) and value not in (None, [], False, "local"):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
-            raise ConfigError("command line", "--gallery", f"shows all reports, so leave {what} out")
-    return Options(gallery=True, root=given["root"])
+            raise ConfigError("command line", f"--{flag}", f"{does}, so leave {what} out")
 
 
 def short(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -220,7 +221,7 @@ def grid_facts(
 def command(sweep: Sweep) -> str:
     """The command that makes the report."""
     scale = [] if sweep.is_default_scale else ["--scale", sweep.scale]
-    return " ".join(["python run.py", sweep.options.experiment, *sweep.options.overrides, *scale])
+    return shlex.join(["python", "run.py", sweep.options.experiment, *sweep.options.overrides, *scale])
 
 
 def origin(finished: Iterable["Run"]) -> dict[str, str]:
