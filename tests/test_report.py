@@ -502,7 +502,8 @@ def test_the_page_has_claims_requirements_and_properties_apart(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_arms_in_the_words_of_the_yaml(tmp_path):
-    """What all arms share is left out, values are those of the runs, a run that weights come from is named."""
+    """What all arms share is left out, what one of them says is shown of all that have it, values are those of the
+    runs, a run that weights come from is named."""
     model = {"name": "armt", "gamma": "clip", "layers": 2, "heads": 4}
     models = {"armt": model, "raw": model | {"gamma": "raw"}, "mamba": {"name": "mamba", "layers": 4, "state_dim": 16}}
     inits = {"armt": "", "raw": {"run": "armt"}, "mamba": {"decoder": "gpt2"}}
@@ -515,8 +516,8 @@ def test_arms_in_the_words_of_the_yaml(tmp_path):
     own["mamba"] = {"model": models["mamba"], "train.init": inits["mamba"]}
     settings = arm_settings(own, runs)
     assert (
-        settings["armt"] == "`model.name: armt`"
-        and settings["raw"] == "`model.name: armt, model.gamma: raw`, starts from `e/armt`"
+        settings["armt"] == "`model.name: armt, model.gamma: clip, model.layers: 2`"
+        and settings["raw"] == "`model.name: armt, model.gamma: raw, model.layers: 2`, starts from `e/armt`"
     )
     assert settings["mamba"] == "`model.name: mamba, model.layers: 4, model.state_dim: 16, train.init: {decoder: gpt2}`"
     render(make_plan(settings=settings), make_frame(), tmp_path)
@@ -564,11 +565,12 @@ def test_the_plan_that_a_report_gets(tmp_path):
     assert (
         plan.paper_x == 128000
         and plan.settings["memreasoner_iu"]
-        == "`model.name: memreasoner, model.update_lines: 6`, starts from `memreasoner_babi/memreasoner`"
+        == "`model.name: memreasoner, model.update_lines: 6, task.layout: lines, task.segment_len: 16, "
+        "task.margin: 48, model.layers: 2`, starts from `memreasoner_babi/memreasoner`"
     )
     assert report_plan("armt_rwkv", "paper").paper_x is None is report_plan("tarm_stability", "cpu").paper_x
     assert report_plan("armt_rwkv", "cpu").settings == {
-        "armt": "`model.name: armt`",
-        "shared": "`model.name: rwkv`",
+        "armt": "`model.name: armt, train.lr: 0.001, train.weight_decay: 0.1`",
+        "shared": "`model.name: rwkv, train.lr: 0.001, train.weight_decay: 0.1`",
         "tuned": "`model.name: rwkv, train.lr: 0.003, train.weight_decay: 0.001`",
     }

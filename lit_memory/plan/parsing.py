@@ -115,8 +115,14 @@ def base_sections(value: Any, file: str) -> dict[str, Any]:
         base[section] = mapping(base.get(section, {}), file, f"base.{section}")
     for section in base:
         if section not in SECTIONS:
-            raise ConfigError(file, f"base.{section}", f"unknown section; {nearest(section, SECTIONS)}")
+            raise ConfigError(file, f"base.{section}", f"unknown section; {_section(section)}")
     return base
+
+
+def _section(key: str) -> str:
+    """What was expected in place of an unknown section of ``base:``."""
+    section, dot, name = key.partition(".")
+    return f"expected {section}: {{{name}: ...}}" if dot and section in SECTIONS else nearest(key, SECTIONS)
 
 
 def named_arms(value: Any, file: str) -> dict[str, dict[str, Any]]:

@@ -91,6 +91,9 @@ def extended(path: Path, *above: Path) -> Any:
     other = path.with_name(f"{name}.yaml")
     if other in (path, *above):
         raise ConfigError(str(path), "extends", f"{name!r} extends this file; expected no circle")
+    if not other.is_file():
+        others = [file.stem for file in sorted(path.parent.glob("*.yaml"))]
+        raise ConfigError(str(path), "extends", f"{name!r}: no such file beside this one; {nearest(name, others)}")
     below = extended(other, path, *above)
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")

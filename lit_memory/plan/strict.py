@@ -68,7 +68,8 @@ def strict(
     values = _applicable(values, names, others)
     for name, value in values.items():
         if name not in names:
-            raise error(name, f"unknown key; {nearest(name, names)}")
+            others_have = f"; {section}.{name}? counts where it is known" * any(name in field_names(o) for o in others)
+            raise error(name, f"unknown key; {nearest(name, names)}{others_have}")
         for key, problem in problems(value, name):
             raise error(name, f"{key}={problem}")
     settings = copy.deepcopy(_defaults(cls))

@@ -110,12 +110,14 @@ def curve_config(plan: ReportPlan, metric: str) -> ReportConfig:
 
 
 def steps_to_threshold(results: Results, arm: str) -> dict[int, float | None]:
-    """Seed -> the step at which its last stage first validates the report's threshold; None if it never does."""
+    """Seed -> the step at which its last stage first validates the report's threshold; None if it never does. Seeds
+    without a validation are left out."""
     plan, given = results.plan, results.plan.config.threshold
     threshold = nan if given is None else given  # nothing reaches NaN
     less = plan.less_is_better(next(metric for _, metric, _, _ in results.learning))
     begins = {seed: plan.last_stage(arm, seed) for seed in plan.seeds}
-    good: dict[int, list[float]] = {seed: [] for seed in plan.seeds}
+    validated = {seed for of, _, _, seed in results.learning if of == arm}
+    good: dict[int, list[float]] = {seed: [] for seed in plan.seeds if seed in validated}
     for (of, _, step, seed), value in results.learning.items():
         if of == arm and step > begins[seed] and (value <= threshold if less else value >= threshold):
             good[seed].append(step)

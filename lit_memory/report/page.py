@@ -19,8 +19,9 @@ from lit_memory.report.verdict import INCONCLUSIVE, NOT_JUDGED, NOT_REPRODUCED, 
 from lit_memory.report.views import known_views, unknown_runs
 from lit_memory.util.views import VIEWS
 
-MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is a bootstrap
-of {draws:,} draws over {what}, at the level at which Holm's correction over all lines judges it."""
+MARGINS = """Margin: left minus right in the direction of the sign, of a chain the smallest. Its interval is the wider
+of Student's t and a bootstrap of {draws:,} draws over {what}, at the level at which Holm's correction over all
+lines judges it."""
 REQUIRED = "Required before the claim can be judged, by the mean over seeds:"
 VERIFIED = "Verified properties, by the mean over seeds; they hold by construction, and no verdict rests on them alone:"
 FILES = """Every seed and metric: [table.csv](table.csv). For papers: [table.tex](table.tex) and the reproducibility

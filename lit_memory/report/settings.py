@@ -6,22 +6,32 @@ from typing import Any
 
 
 def arm_settings(own: Mapping[str, Mapping[str, Any]], specs: Sequence[Any]) -> dict[str, str]:
-    """Arm -> Markdown: its model, its own settings that differ between arms, and the run whose weights it starts from.
+    """Arm -> Markdown: its model, its settings that differ between arms, and the run whose weights it starts from.
+
+    What the YAML says of an arm comes first, then what it says of others and this one has as well, with other values.
 
     own: arm -> the overrides of the YAML.
     specs: the runs of every arm that are shown.
     """
     runs = {spec.arm: [other for other in specs if other.arm == spec.arm] for spec in specs}
+    said = dict.fromkeys(key for overrides in own.values() for key in _dotted_keys(overrides))
+    unequal = [key for key in said if len({_values(r, key) for r in runs.values() if _has(r[0], key)}) > 1]
     shown = {}
     for arm, overrides in own.items():
         start = _start(runs[arm][0])
         keys = dict.fromkeys(_dotted_keys(overrides))
         differing = [key for key in keys if len({_values(of_arm, key) for of_arm in runs.values()}) > 1]
+        differing += [key for key in unequal if key not in keys and _values(runs[arm], key) not in ("null", "")]
         hidden = {"model.name", "train.init"} if start else {"model.name"}
         settings = ["model.name", *(key for key in differing if key not in hidden)]
         text = ", ".join(f"{key}: {_values(runs[arm], key)}" for key in settings)
         shown[arm] = f"`{text}`, starts from `{start}`" if start else f"`{text}`"
     return shown
+
+
+def _has(spec: Any, key: str) -> bool:
+    section, _, name = key.partition(".")
+    return name in getattr(spec, section)
 
 
 def _dotted_keys(overrides: Mapping[str, Any]) -> Iterator[str]:

@@ -33,7 +33,7 @@ def sheet(plan: ReportPlan, report: Report, contents: Mapping[str, bytes]) -> st
         _models(plan),
         "### Data",
         _data(plan),
-        "### Hyperparameters\n\nWhat differs between the arms; the experiment's file has the rest.",
+        "### Hyperparameters\n\nWhat the experiment's file says of single arms, where they differ; it has the rest.",
         arm_table(plan),
         grid_table(plan),
         "Differences from the paper's set-up:",
@@ -74,7 +74,8 @@ def _data(plan: ReportPlan) -> str:
     trained = "" if plan.train_x is None else f" (training: up to {short(plan.train_x)})"
     sizes = {tuple(found) for arm in plan.arms if (found := plan.samples(arm))}
     samples = " or ".join(sorted({", ".join(map(count, dict.fromkeys(found))) for found in sizes})) or "unknown"
-    return f"- {tested}{trained}\n- test contexts per x and seed, the same for all arms and seeds: {samples}"
+    same = ", the same for all arms and seeds" if len(sizes) == 1 else ""
+    return f"- {tested}{trained}\n- test contexts per x and seed{same}: {samples}"
 
 
 def _files(contents: Mapping[str, bytes]) -> str:

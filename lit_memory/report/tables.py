@@ -57,7 +57,8 @@ def ranking(results: Results) -> str:
     values = {arm: mean(results.values(arm, None, last)) for arm in plan.arms}
     sign = 1 if plan.less_is_better(plan.config.y) else -1
     order = sorted(plan.arms, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
-    shown = ", ".join(f"{i}. {plan.shown(arm)} {values[arm]:.3g}" for i, arm in enumerate(order, 1))
+    ranks = [1 + [values[other] for other in order].index(values[arm]) for arm in order]  # equal ones share one
+    shown = ", ".join(f"{i}. {plan.shown(arm)} {values[arm]:.3g}" for i, arm in zip(ranks, order, strict=True))
     return f"By {plan.y_label} at {short(last)}, mean over seeds: {shown}."
 
 

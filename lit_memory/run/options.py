@@ -95,7 +95,7 @@ SWITCHES = {
     "--dry-run": "print the plan and do nothing",
     "--report": "draw the report of what is finished and train nothing",
     "--fresh": "train again what is finished; the old runs stay in MLflow, retired",
-    "--redraw": "draw the reports of these experiments (default: all) again from their own folders, by today's YAMLs",
+    "--redraw": "draw the reports of experiments (default: the project's) again from their folders, by today's YAMLs",
     "--list": "print the project's experiments with their verdicts and do nothing",
     "--gallery": "write reports/README.md and reports/index.html from all reports and do nothing else",
 }
