@@ -120,12 +120,12 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     console.print(headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
         console.print(plan_table(work, console.width), soft_wrap=True)
-    note = note_on_stages(sweep)
-    if note:
+    if note := note_on_stages(sweep):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if options.dry_run:
         warn_of_twins(tracker, errors)
         return 0
+    list(sweep.paper_specs)  # a mistake at that scale would end the report
     tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code, left = 0, 0

@@ -499,6 +499,14 @@ def test_fresh_does_not_go_with_what_trains_nothing(write, root, flag, capsys):
 
 
 @pytest.mark.usefixtures("unsaved_figures")
+def test_a_mistake_at_the_scale_paper_is_told_before_the_training(write, root, inline, capsys):
+    """The report compares with that scale."""
+    file = write(scales={"cpu": {}, "paper": {"model.widht": 3}})
+    assert main([str(file), "--root", str(root)]) == 2
+    assert "(scale paper): model.widht: unknown key" in capsys.readouterr().err
+    assert not (root / "checkpoints").exists()
+
+
 def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkeypatch):
     file = write()
     assert call(file, "--root", root, "--report") == 0

@@ -100,9 +100,7 @@ class Sweep:
         return [] if self.scale == "paper" or "paper" not in self.whole.scales else self.whole.at("paper").plan()
 
     def check_machine(self, specs: Sequence[RunSpec]) -> None:
-        """Raise ConfigError for what the runs need and this machine does not have: a GPU, files, pretrained weights;
-        and for a mistake at the scale "paper", with which the report will compare them."""
-        list(self.paper_specs)
+        """Raise ConfigError for what the runs need and this machine does not have: a GPU, files, pretrained weights."""
         self.check_gpu(specs)
         self.check_files(specs)
         self.fetch_weights(specs)
