@@ -104,6 +104,10 @@ BAD = {
         ["FILE", "--dry-run", "model.widht=8"],
         "command line: model.widht: unknown key; did you mean 'width'?",
     ),
+    "override of a field that another model has": (
+        ["FILE", "--dry-run", "model.state_dim=8"],
+        "; model.state_dim? counts where it is known",
+    ),
     "gallery of one experiment": (
         ["FILE", "--gallery"],
         "command line: --gallery: shows all reports, so leave ",

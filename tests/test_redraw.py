@@ -1,5 +1,6 @@
 """Reports that are drawn again from their folders: the numbers stay, the words and the rules are those of today."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -139,6 +140,8 @@ def test_the_best_arm_comes_first(metric, minimized, best):
     plan = make_plan(["a", "b"], xs=[2], config=ReportConfig(y=metric), expect=[], minimized=minimized)
     frame = make_frame(["a", "b"], xs=[2], metric=metric, value=lambda arm, seed, x: (arm == "a") + seed / 9)
     results = Results.from_frame(plan, frame)
+    tied = dataclasses.replace(results, cells=dict.fromkeys(results.cells, 0.5))
+    assert all(f"1. {results.plan.shown(arm)} 0.5" in ranking(tied) for arm in results.plan.arms)
     assert f"1. {best} " in ranking(results) and best_arm(results, Draws(results.evidence), 2) == best
 
 
