@@ -76,8 +76,8 @@ def counts_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     names = [path.stem for path in ROOT.glob("experiments/*.yaml")]
+    reports = [read_verdict(folder) for folder, *_ in REPORTS]
     for start, paper in PAPERS.items():
-        reports = [read_verdict(folder) for folder, *_ in REPORTS]
         found = Counter(report["verdict"] for report in reports if report["experiment"].startswith(f"{start}_"))
         planned = sum(name.startswith(f"{start}_") for name in names)
         assert set(found) <= set(VERDICTS)

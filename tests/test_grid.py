@@ -329,7 +329,7 @@ def test_a_report_shows_every_point_and_chooses_first(tuned, unsaved_figures, ro
     page, squeezed = (folder / "README.md").read_text(), re.sub(" +", " ", out)
     assert "| a | 0.2 | 0.700 ± 0.283 | 0.580 ± 0.000 | 0.560 ± 0.000 | 2 of 2 | 1 of 2 |" in squeezed
     assert "## Tuning" in page and "(grid.png)" in page and "[grid.pdf](grid.pdf)" in page
-    assert "`model.name: armt, train.lr: 0.2 or 0.4" in page
+    assert "`model.name: armt, train.lr: 0.2 or 0.4, model.gamma: clip`" in page
     assert "- `a`: lr0.2 (seed 0), lr0.4 (seed 1), chosen on validation data" in page
     assert "> **Unequal tuning**: 3 settings tried for each seed of *a*, 1 of *b*; 18 steps allowed" in page
     budget = "| a | 3 | 6 | 0, 1 | 36 | 36 | 6.0 |"

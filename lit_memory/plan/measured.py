@@ -78,11 +78,10 @@ def answerable(experiment: ScaledExperiment, specs: Sequence[RunSpec], changed: 
     """The experiment as changes of the command line leave it: without the lines and the figure about an x that is no
     longer tested, and with the reasons (``unchecked``) why no verdict can follow.
 
-    specs: the changed plan. changed: the keys of the changes. Raises ConfigError.
+    specs: the changed plan. changed: the keys of the changes, without ?. Raises ConfigError.
     """
     values, lines, reasons = x_values(experiment, specs), dict[str, list[str]](), list[str]()
     judged = any(getattr(experiment, section) for section in KINDS)
-    changed = {key.removesuffix("?") for key in changed}
     moved = judged and any(key.startswith("task") for key in changed)
     stepped = judged and not {"train", "train.steps", "train.stages"}.isdisjoint(changed)
     plan = experiment.plan() if moved or stepped else []

@@ -68,7 +68,7 @@ def strict(
     values = _applicable(values, names, others)
     for name, value in values.items():
         if name not in names:
-            raise error(name, _unknown(f"{section}.{name}", names, others))
+            raise error(name, _unknown(section, name, names, others))
         for key, problem in problems(value, name):
             raise error(name, f"{key}={problem}")
     settings = copy.deepcopy(_defaults(cls))
@@ -95,11 +95,10 @@ def field_names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cls))
 
 
-def _unknown(key: str, names: Sequence[str], others: Sequence[type]) -> str:
+def _unknown(section: str, name: str, names: Sequence[str], others: Sequence[type]) -> str:
     """What to do about a key that a dataclass does not have, and perhaps one of the others."""
-    name = key.rpartition(".")[2]
     elsewhere = any(name in field_names(other) for other in others)
-    return f"unknown key; {nearest(name, names)}" + f"; {key}? counts where it is known" * elsewhere
+    return f"unknown key; {nearest(name, names)}" + f"; {section}.{name}? counts where it is known" * elsewhere
 
 
 def _applicable(values: Mapping[str, Any], names: Sequence[str], others: Sequence[type]) -> dict[str, Any]:

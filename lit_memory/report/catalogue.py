@@ -66,7 +66,8 @@ def report_folders(reports: Path) -> list[Path]:
 def scales_of(folder: Path) -> list[Path]:
     """The reports of an experiment, from its folder in reports/: that of the first scale, if there is one, before the
     others."""
-    return [*filter(read_verdict, [folder]), *report_folders(folder)]
+    own = [folder] if (folder / "verdict.json").is_file() else []
+    return own + report_folders(folder)
 
 
 def list_experiments() -> list[tuple[str, str, str, str, float]]:

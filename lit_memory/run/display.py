@@ -58,7 +58,7 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
 
 def note_on_stages(sweep: Sweep) -> str:
     """The stages that a changed ``train.steps`` does not change, in one line; "" where there are none."""
-    if "train.steps" not in {key.removesuffix("?") for key in sweep.options.changes}:
+    if "train.steps" not in sweep.options.changed:
         return ""
     stages = {i for spec in sweep.selected for i, stage in enumerate(spec.train["stages"], 1) if "steps" in stage}
     numbers = ", ".join(map(str, sorted(stages)))

@@ -61,6 +61,11 @@ class Options:
         """The overrides as dotted keys and values. Raises ConfigError."""
         return dict(map(parse_override, self.overrides))
 
+    @property
+    def changed(self) -> set[str]:
+        """The settings that the overrides change, without the ? of ``model.memory_dim?``. Raises ConfigError."""
+        return {key.removesuffix("?") for key in self.changes}
+
     def check_trains_nothing(self) -> None:
         """Raise ConfigError for what only makes sense where something is trained."""
         training = {"key=value": self.overrides, "--arms": self.arms, "--seeds": self.seeds, "--fresh": self.fresh}

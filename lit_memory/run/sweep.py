@@ -55,7 +55,7 @@ class Sweep:
         with naming_changes(experiment.file, options.overrides):
             specs = experiment.plan(options.overrides)  # imports torch
             if options.overrides:
-                experiment = answerable(experiment, specs, options.changes)
+                experiment = answerable(experiment, specs, options.changed)
             check_report(experiment, specs)
             sized = sizes(experiment, specs)
         arms = select("--arms", options.arms, list(experiment.arms))
