@@ -520,7 +520,8 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     first, table = [Tracker(root).find(s.key).run_id for s in specs], (root / "reports/tiny/table.csv").read_bytes()
     capsys.readouterr()
     assert call(file, "--root", root, "--fresh", "--arms", "a") == 0
-    assert capsys.readouterr().out.count(" finished in ") == 1
+    told = capsys.readouterr().out
+    assert "1 run: 1 finished; 1 of them to train again" in told and told.count(" finished in ") == 1
     second = [Tracker(root).find(s.key).run_id for s in specs]
     assert (
         first[0] != second[0]

@@ -165,10 +165,32 @@ def forget(folder):
         ({"requires": []}, None, "requires: missing beside the lines of expect; expected what must hold before"),
         ({"expect": ["a[3] > 0"]}, None, "expect: expect[0] 'a[3] > 0'"),
         ({"report": {"state_x": 7}}, None, "state_x"),
+        (
+            {"report": {"x": "step"}},
+            None,
+            "report.x: 'step': the report that is drawn again has test_pairs alone; --report writes it anew",
+        ),
+        ({"report": {"y": "accuracy"}}, None, "report.y: 'accuracy': the report that is drawn again has exact_match, "),
+        (
+            {"arms": {"a": {}, "b": {}, "c": {}}, "report": {"relative_to": "c"}},
+            None,
+            "report.relative_to: 'c': the report that is drawn again has a, b alone; --report writes it anew",
+        ),
         ({}, damage, "scores.npz: damaged ("),
         ({}, forget, "report.json: no such file; expected a report that has one; run.py EXPERIMENT --report writes it"),
     ],
-    ids=["arm of requires", "arm that did not run", "no requirement", "x", "state_x", "scores", "no plan"],
+    ids=[
+        "arm of requires",
+        "arm that did not run",
+        "no requirement",
+        "x",
+        "state_x",
+        "another axis",
+        "another metric",
+        "relative to an arm that did not run",
+        "scores",
+        "no plan",
+    ],
 )
 def test_bad_input_is_one_line(drawn, root, write, capsys, changes, spoil, message):
     """And nothing is written."""

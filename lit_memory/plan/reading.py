@@ -84,6 +84,9 @@ def extended(path: Path, *above: Path) -> Any:
         tree["scales"] = extended_scales(tree["scales"], str(path))
     if "grid" in tree:
         tree["grid"] = each_arm(tree["grid"], str(path), "grid")
+    if isinstance(tree.get("arms"), dict):
+        for arm, settings in tree["arms"].items():
+            in_order(settings, str(path), f"arms.{arm}")
     if "extends" not in tree:
         return tree
     name = tree.pop("extends")
@@ -228,7 +231,21 @@ def each_arm(values: Any, file: str, where: str) -> Any:
             if {one, f"{one}?", str(one).removesuffix("?")} & out.keys():
                 raise ConfigError(file, f"{where}.{one}", f"said twice, once by {key}; expected once")
             out[one] = each_arm(value, file, f"{where}.grid") if one == "grid" else value
+    in_order(out, file, where)
     return out
+
+
+def in_order(settings: Any, file: str, where: str) -> None:
+    """Refuse one field of a section that stands before the whole section, which would replace it. Raises
+    ConfigError."""
+    if not isinstance(settings, dict):
+        return  # parse refuses it
+    keys = [str(key) for key in settings]
+    for i, section in enumerate(keys):
+        for key in keys[:i]:
+            if key.startswith(f"{section}."):
+                message = f"dropped by the whole section {section} behind it; expected it behind the section, or inside"
+                raise ConfigError(file, f"{where}.{key}", message)
 
 
 def overlaid(below: dict[str, Any], tree: dict[str, Any], depth: int) -> dict[str, Any]:

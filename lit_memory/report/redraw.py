@@ -19,7 +19,7 @@ from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.render import write
-from lit_memory.report.results import Report
+from lit_memory.report.results import Report, Results
 from lit_memory.report.saved import PLAN, TABLE
 from lit_memory.report.saved import load as saved
 from lit_memory.util.provenance import PROJECT
@@ -52,15 +52,16 @@ def redraw(folder: Path, experiment: Experiment) -> Report:
     """Draw the report in a folder again. Raises ConfigError."""
     results = saved(folder)
     scaled = experiment.at(results.plan.scale)
-    plan = _checked(results.plan, scaled)
+    plan = _checked(results, scaled)
     return write(replace(results, plan=plan), folder, table=(folder / TABLE).read_bytes())
 
 
-def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
-    """A plan with what the file says now, without the lines that the command line had left without an answer. Raises
+def _checked(results: Results, scaled: ScaledExperiment) -> ReportPlan:
+    """The plan with what the file says now, without the lines that the command line had left without an answer. Raises
     ConfigError for lines and figures that its numbers do not serve."""
     check_requirement(scaled)
-    section = "report"
+    plan, section = results.plan, "report"
+    _check_axes(results, scaled)
     try:
         now = stated(scaled)
         gone = {arm: label for arm, label in plan.labels.items() if arm not in scaled.arms}
@@ -76,6 +77,17 @@ def _checked(plan: ReportPlan, scaled: ScaledExperiment) -> ReportPlan:
     except ValueError as error:
         raise ConfigError(scaled.file, section, f"{error} (in the report that is drawn again)") from None
     return plan
+
+
+def _check_axes(results: Results, scaled: ScaledExperiment) -> None:
+    """Raise ConfigError for an axis that was not measured, and for a figure relative to an arm that was not run."""
+    plan, now = results.plan, scaled.report
+    known = {"x": [plan.config.x], "y": [plan.config.y, *results.metrics], "relative_to": ["", *plan.arms]}
+    for name, values in known.items():
+        if (value := getattr(now, name)) not in values:
+            kept = ", ".join(filter(None, dict.fromkeys(values)))
+            message = f"{value!r}: the report that is drawn again has {kept} alone; --report writes it anew"
+            raise ConfigError(scaled.file, f"report.{name}", message)
 
 
 def _plain(path: Path, root: Path) -> Iterator[tuple[Path, str, str]]:

@@ -14,7 +14,7 @@ from lit_memory.registry import load_class
 from lit_memory.report.catalogue import list_experiments
 from lit_memory.run.launchers.base import Child, Launcher
 from lit_memory.run.sweep import Sweep
-from lit_memory.run.worklist import WorkList
+from lit_memory.run.worklist import DONE, WorkList
 from lit_memory.util.provenance import cores
 
 MANY = 1000
@@ -45,6 +45,8 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     modified = f", modified: {escape(overrides)}" if overrides else ""
     statuses = ", ".join(f"{count} {status}" for status, count in work.counts(selected).items() if count)
     line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(selected), 'run')}: {statuses}"
+    if again := sum(work.status(spec) in DONE for spec in todo):  # with --fresh
+        line += f"; {again} of them to train again"
     others = {spec.key for spec in todo} - {spec.key for spec in selected}
     if others:
         line += f"; {len(others)} of other experiments to train first"
