@@ -16,11 +16,12 @@ from lit_memory.cli import main
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report.figures import time_figure
 from lit_memory.report.latex import best_arm, escaped, latex_table
+from lit_memory.report.margins import Margin
 from lit_memory.report.redraw import redraw_all
 from lit_memory.report.render import render
 from lit_memory.report.results import Results
 from lit_memory.report.saved import plan_json, scores_npz
-from lit_memory.report.statistics import Draws, Margin
+from lit_memory.report.statistics import Draws
 from lit_memory.report.tables import ranking
 from lit_memory.report.verdict import judge
 
@@ -230,7 +231,7 @@ def test_a_mean_and_a_deviation_serve_in_the_place_of_seeds():
     gap = drawn.mean("b", "seconds", 4) - 2 * drawn.mean("a", "seconds", 4)
     margin = Margin(float(gap[0]), gap[1:], 3)
     assert margin.estimate == pytest.approx(4.0)
-    assert margin.error == pytest.approx((0.1**2 + 0.2**2) ** 0.5 / 3**0.5, rel=0.02)
+    assert margin.errors[0] == pytest.approx((0.1**2 + 0.2**2) ** 0.5 / 3**0.5, rel=0.02)
     claims = judge(results.plan.lines, results.evidence)
     assert [claim.verdict for claim in claims] == ["REPRODUCED", "REPRODUCED", "INCONCLUSIVE"]
     assert claims[0].resampled == "seeds of which mean and standard deviation alone were kept"

@@ -156,7 +156,7 @@ def test_a_damaged_file_is_told_in_one_line(finished, root, where):
     if where == "folder":
         path, advice = spec.folder(root) / NAME, "its copy in MLflow is read"
     else:
-        (path,), advice = (root / "mlruns").rglob(f"{run.run_id}/artifacts/{NAME}"), "intervals are over seeds alone"
+        (path,), advice = (root / "mlruns").rglob(f"{run.run_id}/artifacts/{NAME}"), "intervals do without them"
         shutil.rmtree(spec.folder(root))
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(
@@ -174,7 +174,7 @@ def test_a_file_that_is_nowhere_is_told_once(finished, root):
     lines = []
     tracker.warn = lines.append
     assert read(*finished, root) == {}
-    assert len(lines) == 1 and "the scores of a seed 0 cannot be read (" in lines[0] and "over seeds alone" in lines[0]
+    assert len(lines) == 1 and "the scores of a seed 0 cannot be read (" in lines[0] and "do without them" in lines[0]
 
 
 def test_a_run_from_before_there_were_scores_has_none(make_spec, root):

@@ -13,36 +13,29 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lit_memory.report.statistics import (
-    DRAWS,
-    RESAMPLES,
-    Draws,
-    Evidence,
-    Margin,
-    holm,
-    resampled_means,
-    student_t,
-)
-from lit_memory.report.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, conclude, judge
+from lit_memory.report import verdict
+from lit_memory.report.margins import Margin, holm, student_t
+from lit_memory.report.statistics import DRAWS, RESAMPLES, Draws, Evidence, resampled_means
+from lit_memory.report.verdict import FINER, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, conclude, judge
 
 
-def evidence(values, scores=None):
-    """Of {arm: values}, all at x = 1; scores: {arm: one array per seed}."""
+def evidence(values, scores=None, samples=0):
+    """Of {arm: values}, all at x = 1; scores: {arm: one array per seed}; samples: of a share."""
     columns = {(arm, "y"): of_seeds for arm, of_seeds in (scores or {}).items()}
-    seeds = len(next(iter(values.values())))
-    return Evidence(lambda arm, metric, x: values[arm], [1], seeds, "y", lambda x: columns)
+    seeds, tested = len(next(iter(values.values()))), lambda arm, metric, x: samples
+    return Evidence(lambda arm, metric, x: values[arm], [1], seeds, "y", lambda x: columns, tested=tested)
 
 
-def with_scores(scores):
+def with_scores(scores, samples=0):
     """Evidence in which every value is the mean of its scores."""
-    return evidence({arm: [s.mean() for s in of_seeds] for arm, of_seeds in scores.items()}, scores)
+    return evidence({arm: [s.mean() for s in of_seeds] for arm, of_seeds in scores.items()}, scores, samples)
 
 
 def margin_of(found, line="a - b"):
     """The margin of ``a > 0`` or ``a > b``."""
     draws = Draws(found)
     values = draws.mean("a", None, 1) - (draws.mean("b", None, 1) if "b" in line else 0)
-    return Margin(float(values[0]), values[1:], found.seeds)
+    return Margin(float(values[0]), values[1:], found.seeds, draws.turns)
 
 
 SEEDS = np.random.default_rng(5).normal(0.5, 0.1, 8)
@@ -77,7 +70,7 @@ def test_the_t_part_agrees_with_scipy(count, level):
     margin = margin_of(evidence({"a": values, "b": other}))
     sem = scipy.stats.sem(values - other)
     low, high = scipy.stats.t.interval(1 - level, count - 1, loc=margin.estimate, scale=sem)
-    assert margin.error == pytest.approx(sem, rel=0.03)
+    assert margin.errors[0] == pytest.approx(sem, rel=0.03)
     ours = margin.interval(level)
     assert ours[0] <= low + 0.03 * (high - low) and ours[1] >= high - 0.03 * (high - low)
     assert ours == pytest.approx((low, high), abs=0.1 * (high - low))  # with so few seeds the percentiles are inside
@@ -127,7 +120,7 @@ def test_what_is_shown_agrees_with_what_is_decided():
 def test_arms_are_compared_within_seeds():
     """What a seed does to both arms cancels."""
     margin = margin_of(evidence({"a": SEEDS + 0.1 + 0.001 * np.arange(8), "b": SEEDS}))
-    assert margin.error == pytest.approx(0.001 * np.std(np.arange(8), ddof=1) / 8**0.5, rel=0.03)
+    assert margin.errors[0] == pytest.approx(0.001 * np.std(np.arange(8), ddof=1) / 8**0.5, rel=0.03)
 
 
 def binary(rng, seeds, share, count=400):
@@ -185,12 +178,73 @@ def test_equal_draws_are_a_point():
     """Ten equal values of 0.1 have a mean with a rounding error, the same in all draws; with one seed nothing is known,
     nor with a value that is no number."""
     margin = margin_of(evidence({"a": [0.1] * 10}), "a")
-    assert margin.interval(0.05) == (margin.estimate, margin.estimate) and margin.error == 0 == margin.p_value
+    assert margin.interval(0.05) == (margin.estimate, margin.estimate) and margin.errors == (0, 0) and margin.p_value == 0
     same = with_scores({"a": [np.ones(50)] * 3})
     assert margin_of(same, "a").interval(0.05) == (1.0, 1.0)
     for values in ([0.5], [0.5, float("nan"), 0.5]):
         margin = margin_of(evidence({"a": values}), "a")
         assert not margin.known and margin.p_value == 1
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["scores", "no scores"])
+def test_equal_shares_are_no_certainty(kept):
+    """Five seeds that answer all of 100 questions may miss one in a hundred, and not one in ten. What is no share is as
+    equal as it looks."""
+    ones = {"a": [np.ones(100)] * 5}
+    found = with_scores(ones, samples=100) if kept else evidence({"a": [1.0] * 5}, samples=100)
+    lines = ["a[1] >= 0.95", "a[1] > 0.99"]
+    easy, hard = judge({"expect": lines}, found)
+    assert (easy.verdict, hard.verdict) == (REPRODUCED, INCONCLUSIVE)
+    low, high = margin_of(found, "a").interval(0.05)
+    assert (1 - low, high - 1) == pytest.approx([1.96 * (0.005 * 0.995 / 100) ** 0.5] * 2, rel=0.15)
+    assert [claim.verdict for claim in judge({"expect": lines}, evidence({"a": [1.0] * 5}))] == [REPRODUCED] * 2
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["scores", "no scores"])
+@pytest.mark.parametrize("agree", [0.9, 0.5, 0.0])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_has_the_difference(seeds, agree, kept):
+    """Of two equal arms whose seeds all read one test of 200 samples, in 95 of 100 experiments; by seeds alone it would
+    be 69 and 37, with 3 and 5 seeds that agree on 90 % of them."""
+    rng, found = np.random.default_rng(4), 0
+    for _ in range(200):
+        common = {arm: rng.random(200) < 0.7 for arm in "ab"}
+        scores = {
+            arm: [np.where(rng.random(200) < agree, common[arm], rng.random(200) < 0.7) + 0.0 for _ in range(seeds)]
+            for arm in "ab"
+        }
+        means = {arm: [one.mean() for one in of_arm] for arm, of_arm in scores.items()}
+        margin = margin_of(with_scores(scores) if kept else evidence(means, samples=200))
+        low, high = margin.interval(0.05)
+        found += low <= 0 <= high
+    assert found >= 185  # 95 % would be 190 ± 3
+
+
+def test_seeds_and_samples_add_like_errors():
+    """Student's quantile is for the spread over seeds, the normal one for the samples, of which there are many: three
+    seeds that agree are as sure as their test."""
+    scores = (np.arange(400) < 240) + 0.0
+    alike = margin_of(with_scores({"a": [scores] * 3}), "a")
+    assert alike.errors == pytest.approx((0, (0.6 * 0.4 / 400) ** 0.5), abs=0.001)
+    low, high = alike.interval(0.05)
+    assert high - low == pytest.approx(2 * 1.96 * (0.6 * 0.4 / 400) ** 0.5, rel=0.05)
+    differ = margin_of(with_scores({"a": [np.roll(scores, 133 * i) for i in range(3)]}), "a")
+    assert differ.errors[0] < 0.02 and differ.errors[1] < 0.012
+    for margin in (alike, differ):
+        half = np.hypot(scipy.stats.t.ppf(0.99, 2) * margin.errors[0], scipy.stats.norm.ppf(0.99) * margin.errors[1])
+        assert margin.half(0.02) == pytest.approx(half)
+        shifted = Margin(half, margin.draws, 3, margin.turns)
+        assert shifted.p_value == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_line_near_a_decision_has_more_draws(monkeypatch):
+    """So that the draws' own chance does not decide it; one that is clear has the usual ones."""
+    values, counts = {"a": [0.5, 0.6, 0.7], "b": [0.1, 0.2, 0.2]}, []
+    bound = 0.43333333 - margin_of(evidence(values)).half(0.05)
+    monkeypatch.setattr(verdict, "Draws", lambda found, count: counts.append(count) or Draws(found, count))
+    judge({"expect": [f"a[1] - b[1] > {bound:.6f}"]}, evidence(values))
+    judge({"expect": ["a[1] - b[1] > -2"]}, evidence(values))
+    assert [count for count in counts if count] == [DRAWS, FINER * DRAWS, DRAWS]
 
 
 def test_the_same_evidence_has_the_same_intervals():

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_memory.plan.claims import ARITHMETIC, COMPARE, Ref, alternatives, calls, conditions, reference, refs
-from lit_memory.report.statistics import Draws, LineMargin, Margin
+from lit_memory.report.margins import LineMargin, Margin
+from lit_memory.report.statistics import Draws
 
 ROUNDING = 1e-6
 """Share of the largest number of a line up to which two sides are equal: results are kept in single precision."""
@@ -103,7 +104,7 @@ class Fold(ast.NodeTransformer):
             every = np.empty(1 + self.drawn.count)  # a comparison of numbers has no draws
             gaps = np.broadcast_arrays(every, *(gap for tree in trees for gap in self._gaps(tree)))
             margins = np.min(gaps[1:], axis=0)
-        return Margin(float(margins[0]), margins[1:], self.drawn.evidence.seeds)
+        return Margin(float(margins[0]), margins[1:], self.drawn.evidence.seeds, self.drawn.turns)
 
     def _gaps(self, tree: ast.Compare) -> Iterator[Any]:
         """By how much every link of a chain holds; 0 where its sides are equal but for the rounding of what was

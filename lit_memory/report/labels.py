@@ -28,6 +28,8 @@ SHARES = {
     "accuracy",
     "token_accuracy",
     "answer_accuracy",
+    "hop1_support",
+    "hop2_support",
 }
 """Metrics from 0 to 1; figures show that range."""
 MINIMIZED = {
@@ -96,7 +98,7 @@ def mean_interval(metric: str, values: Sequence[float]) -> tuple[float, float]:
     one seed."""
     if len(values) < 2:
         return math.nan, math.nan
-    from lit_memory.report.statistics import LEVEL, student_t
+    from lit_memory.report.margins import LEVEL, student_t
 
     middle, half = mean(values), student_t(1 - LEVEL / 2, len(values)) * std(values) / math.sqrt(len(values))
     low, high = middle - half, middle + half

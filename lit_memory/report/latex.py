@@ -2,8 +2,9 @@
 intervals separate it from all others."""
 
 from lit_memory.report.labels import mean_std, short
+from lit_memory.report.margins import LEVEL, Margin, holm
 from lit_memory.report.results import Results
-from lit_memory.report.statistics import DRAWS, LEVEL, Draws, Margin, holm
+from lit_memory.report.statistics import DRAWS, Draws
 from lit_memory.report.tables import shown_columns
 from lit_memory.report.verdict import mean
 
@@ -57,7 +58,7 @@ def best_arm(results: Results, drawn: Draws, x: float) -> str | None:
     best = max(arms, key=lambda arm: sign * mean(results.values(arm, None, x)))
     means = {arm: sign * drawn.mean(arm, None, x) for arm in arms}
     ahead = [means[best] - means[arm] for arm in arms if arm != best]
-    margins = [Margin(float(gap[0]), gap[1:], len(plan.seeds)) for gap in ahead]
+    margins = [Margin(float(gap[0]), gap[1:], len(plan.seeds), drawn.turns) for gap in ahead]
     levels = holm([margin.p_value for margin in margins], LEVEL)
     judged = zip(margins, levels, strict=True)
     return best if all(margin.known and margin.interval(level)[0] > 0 for margin, level in judged) else None

@@ -37,7 +37,8 @@ from lit_memory.plan.reading import extended, file_name, mapping
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig
 from lit_memory.plan.strict import strict
-from lit_memory.report.statistics import LEVEL, Evidence
+from lit_memory.report.margins import LEVEL
+from lit_memory.report.statistics import Evidence
 from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, judge
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT

@@ -50,7 +50,7 @@ def render(
     frame: long DataFrame of FINISHED runs with columns arm, seed, x, metric, value; it may be empty, and rows outside
         the plan are ignored.
     scores: (arm, metric, x, seed) -> the scores of the test samples, of which the value is the mean; where they are
-        not known, intervals are over seeds alone.
+        not known, intervals do without them, see ``statistics``.
     validations: (arm, metric, step, seed) -> the metric of ``report.curves`` along the training.
     """
     return write(replace(Results.from_frame(plan, frame, scores), validations=validations or {}), out_dir)

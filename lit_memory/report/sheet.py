@@ -79,7 +79,7 @@ def _data(plan: ReportPlan) -> str:
 
 
 def _files(contents: Mapping[str, bytes]) -> str:
-    none = "none: the scores of single samples were not kept, so that intervals are over seeds alone"
+    none = "none: the scores of single samples were not kept"
     rows = [
         [name, f"`{hashlib.sha256(contents[name]).hexdigest()}`" if name in contents else none]
         for name in HASHED

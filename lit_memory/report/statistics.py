@@ -1,35 +1,28 @@
-"""How sure the difference of a line is: a hierarchical bootstrap, the interval from it, and Holm's correction.
+"""What the seeds and the samples of a test leave open: draws of a hierarchical bootstrap.
 
 A draw picks as many seeds as there are, with replacement, the same for all arms and x, as a plan has one list of seeds:
 arms are compared within seeds. It picks the samples of a test, with replacement, the same for all arms, metrics and
 seeds, as all of them read the same test: what its samples leave open, more seeds do not settle. Where the scores of the
-samples are not known, it picks seeds alone. Of old times even the seeds are not known, but their mean and standard
-deviation: a draw takes a normal one, as if arms were not paired.
+samples are not known it picks seeds alone, and where all of them are the same there is nothing to pick: a share then
+varies as one that so many samples have measured, with half a success and half a failure added to them (Jeffreys), by a
+normal number that all seeds have in common, as if arms were not paired. Of old times even the seeds are not known, but
+their mean and standard deviation: a draw takes a normal one.
 
-The interval is the wider, at each end, of two:
-    (a) the percentiles of the draws at level Phi(-sqrt(n / (n - 1)) t) instead of alpha / 2
-        (the expanded percentile interval; Hesterberg 2015, What Teachers Should Know About the Bootstrap, 5.3)
-    (b) estimate ± t sqrt(n / (n - 1)) * standard deviation of the draws
-with n seeds and t the quantile 1 - alpha / 2 of Student's distribution with n - 1 degrees of freedom. The plain
-percentiles of 3 to 10 seeds are far too narrow: with 3 seeds, one experiment in eight would differ from itself.
+Draws take turns in reading the picks of samples, ``Draws.turns`` of them: those of one turn differ by their seeds
+alone, by which ``margins`` tells what is left open by seeds from what is left open by samples.
 
-numpy draws and folds, 10,000 draws of a line at once; scipy has Student's and the normal distribution. Its own
-``scipy.stats.bootstrap`` and rliable (Agarwal et al. 2021) have one level, no pairing of both and percentiles alone;
-the tests compare one level with the former.
+numpy draws, 10,000 draws of a line at once. ``scipy.stats.bootstrap`` and rliable (Agarwal et al. 2021) have one level,
+no pairing of both and percentiles alone; the tests compare one level with the former.
 """
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 DRAWS = 10_000
 RESAMPLES = 2_000
 """Means of resampled test samples, per test; the draws take turns in reading them."""
-LEVEL = 0.05
-POWER = 0.8
 GENERATOR = 23
 """Seed of all draws: the same results have the same intervals."""
 BLOCK = 500_000
@@ -53,6 +46,8 @@ class Evidence:
     """x -> the scores of the test samples, of all that are known: one 1-D array per seed."""
     summary: Callable[[str, str | None, float], tuple[float, float] | None] = lambda arm, metric, x: None
     """(arm, metric, x) -> mean and standard deviation over all planned seeds, where the seeds were not kept."""
+    tested: Callable[[str, str | None, float], int] = lambda arm, metric, x: 0
+    """(arm, metric, x) -> how many samples have measured a share; 0 where that is not known, and of what is none."""
 
     def finished(self, arm: str, metric: str | None, x: float) -> int:
         """How many seeds a result has."""
@@ -74,7 +69,12 @@ class Draws:
         self._means: dict[tuple[str, str | None, float], Any] = {}
         bits = PCG64(GENERATOR).random_raw(n * count).reshape(n, count)
         self._picks = (bits % n).astype(np.int64)
-        self._turns = np.arange(count)[None, :] % RESAMPLES
+        self._turn = np.arange(count) % self.turns
+
+    @property
+    def turns(self) -> int:
+        """How many picks of samples there are: the draws i, i + turns, i + 2 turns, ... read the same one."""
+        return max(1, min(RESAMPLES, self.count // 5))
 
     def seeds(self, arm: str, metric: str | None, x: float) -> Any:
         """(seeds, 1 + count): the measured values, then those of every draw."""
@@ -84,8 +84,24 @@ class Draws:
         if not self.count:
             return values[:, None]
         table = self.table(arm, metric, x)
-        drawn = values[self._picks] if table is None else table[self._picks, self._turns]
+        drawn = values[self._picks] if table is None else table[self._picks, self._turn]
+        if table is None or table.min() == table.max():
+            drawn = drawn + self._unseen(float(values.mean()), arm, metric, x)
         return np.concatenate([values[:, None], drawn], axis=1)
+
+    def _unseen(self, mean: float, arm: str, metric: str | None, x: float) -> Any:
+        """(count,): what the samples of a test leave open of a share, in all seeds; 0 of anything else."""
+        if not (samples := self.evidence.tested(arm, metric, x)):
+            return 0.0
+        share = (mean * samples + 0.5) / (samples + 1)
+        error = (max(0.0, share * (1 - share)) / samples) ** 0.5
+        return error * self._standard(f"{arm}/{metric}/{x:.17g}/samples", self.turns)[self._turn]
+
+    def _standard(self, name: str, count: int) -> Any:
+        """(count,): standard normal numbers of that name."""
+        from numpy.random import PCG64, Generator
+
+        return Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(count)
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): means over seeds, drawn once, as the conditions of a line name the same results."""
@@ -104,11 +120,9 @@ class Draws:
         """(1 + count,): means of seeds that were not kept, drawn from a normal distribution of their own. They spread
         as those of picked seeds do, with a variance of (n - 1) / n of what the seeds say."""
         import numpy as np
-        from numpy.random import PCG64, Generator
 
         n = self.evidence.seeds
-        drawn = Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(self.count)
-        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], drawn])
+        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], self._standard(name, self.count)])
 
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""
@@ -158,114 +172,3 @@ def resampled_means(scores: Any, rng: Any) -> Any:
         picks = rng.integers(count, size=(here, count)) + count * np.arange(here)[:, None]
         blocks.append(np.bincount(picks.ravel(), minlength=here * count).reshape(here, count) @ scores / count)
     return np.concatenate(blocks)
-
-
-@dataclass(frozen=True)
-class Margin:
-    """By how much something holds: left - right in the direction of its sign."""
-
-    estimate: float
-    draws: Any
-    """(count,): what every draw would have."""
-    seeds: int
-
-    @cached_property
-    def error(self) -> float:
-        """Standard error: that of the draws for n seeds, which differ less than the seeds themselves; 0 if all draws
-        are equal, NaN with one seed or a draw that is no number."""
-        if self.seeds < 2:
-            return math.nan
-        if self.draws.min() == self.draws.max():
-            return 0.0
-        return float(self.draws.std()) * (self.seeds / (self.seeds - 1)) ** 0.5
-
-    @property
-    def known(self) -> bool:
-        """Whether there is an interval."""
-        return math.isfinite(self.estimate) and math.isfinite(self.error)
-
-    @property
-    def p_value(self) -> float:
-        """Two-sided, of a margin of 0, from interval (b). If all draws are equal, 0, or 1 if they are 0; 1 without an
-        interval."""
-        from scipy.special import stdtr
-
-        if not self.known or not self.estimate:
-            return 1.0
-        return 2 * float(stdtr(self.seeds - 1, -abs(self.estimate) / self.error)) if self.error else 0.0
-
-    def interval(self, level: float) -> tuple[float, float]:
-        """The interval of confidence 1 - level; a point if all draws are equal."""
-        import numpy as np
-        from scipy.special import ndtr
-
-        if not self.error:
-            return self.estimate, self.estimate
-        t = student_t(1 - level / 2, self.seeds)
-        tail = float(ndtr(-t * (self.seeds / (self.seeds - 1)) ** 0.5))
-        low, high = (float(end) for end in np.quantile(self.draws, [tail, 1 - tail]))
-        return min(low, self.estimate - t * self.error), max(high, self.estimate + t * self.error)
-
-    def detectable(self, level: float) -> float:
-        """The margin that four in five such experiments would have told from 0."""
-        return (student_t(1 - level / 2, self.seeds) + student_t(POWER, self.seeds)) * self.error
-
-
-@dataclass(frozen=True)
-class LineMargin:
-    """By how much a line holds, whose min and max take the luckiest or unluckiest of several noisy results.
-
-    That choice is biased, and the more results there are, the more. So what a line says is decided by margins without
-    that choice, and the level is shared among them: a line fails if one of its conditions does, and holds if one of its
-    alternatives does.
-    """
-
-    whole: Margin
-    conditions: Sequence[Margin]
-    """Of the comparisons of which all must hold: the whole is the smallest of them."""
-    alternatives: Sequence[Margin]
-    """Of the sets of comparisons of which one must hold: the whole is the largest of them."""
-
-    @property
-    def known(self) -> bool:
-        """Whether there is an interval."""
-        return all(margin.known for margin in (self.whole, *self.conditions, *self.alternatives))
-
-    @property
-    def p_value(self) -> float:
-        """Two-sided, of a margin of 0: the smallest of those that decide, times their number where it is corrected."""
-        positive = self.whole.estimate > 0
-        margins = self.alternatives if positive else self.conditions
-        found = [margin.p_value for margin in margins if (margin.estimate > 0) == positive]
-        return min(1.0, min(found, default=1.0) / share_of(margins)) if self.known else 1.0
-
-    def interval(self, level: float) -> tuple[float, float]:
-        """The interval of confidence 1 - level."""
-        lows = [margin.interval(level * share_of(self.alternatives))[0] for margin in self.alternatives]
-        highs = [margin.interval(level * share_of(self.conditions))[1] for margin in self.conditions]
-        return max(lows), min(highs)
-
-
-def share_of(margins: Sequence[Margin]) -> float:
-    """What each of some margins has of a level: one or two have all of it, as they can be wrong on one side alone."""
-    return min(1.0, 2 / len(margins))
-
-
-def student_t(share: float, seeds: int) -> float:
-    """The quantile of Student's distribution with ``seeds`` - 1 degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(seeds - 1, share))
-
-
-def holm(p_values: Sequence[float], level: float) -> list[float]:
-    """The level at which Holm's step-down judges every hypothesis: it is refuted if its p is at most that.
-
-    The smallest p is judged at level / m, the next at level / (m - 1), ...; all after the first that is not refuted at
-    the level of that one, at which they are not refuted either.
-    """
-    levels, at, refuted = [0.0] * len(p_values), 0.0, True
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        at = level / (len(p_values) - rank) if refuted else at
-        levels[i], refuted = at, refuted and p_values[i] <= at
-    return levels

@@ -1,6 +1,6 @@
 """The verdict on a claim: the lines of ``plan.claims`` folded over the measured values, and over draws of them.
 
-A line of ``expect`` is decided where the interval of its margin (see ``statistics``) lies on one side of 0, at the
+A line of ``expect`` is decided where the interval of its margin (see ``margins``) lies on one side of 0, at the
 level of Holm's correction over all lines of ``expect``. A requirement and a verified property hold by the mean over
 seeds. A comparison with NaN does not hold, and decides nothing. A requirement that fails bars the lines about its
 arms, and all lines where it is about what no line names; a claim is refuted by any line that is not barred.
@@ -13,11 +13,15 @@ from dataclasses import dataclass, replace
 
 from lit_memory.plan.claims import KINDS, Ref, calls, conditions, parse, refs
 from lit_memory.report.fold import Fold, digits_of, in_numbers, measured, used
-from lit_memory.report.statistics import DRAWS, LEVEL, POWER, Draws, Evidence, LineMargin, holm
+from lit_memory.report.margins import LEVEL, POWER, LineMargin, holm
+from lit_memory.report.statistics import DRAWS, Draws, Evidence
 
 LEAST_SEEDS, LEAST_OF_ABLATION = 5, 10
 """Seeds of a comparison that decides, and of an ablation, which an experiment's name says; fewer are exploratory."""
 
+CLOSE, FINER = 0.02, 10
+"""A line whose interval ends this near to 0, as a share of its width, is judged by so many times as many draws: what
+draws leave to chance is not to decide it."""
 STD_SHARE = 0.5
 """Of its level, at which a line with std is judged: by a few seeds a spread looks small just where its own error does,
 so that at the whole level twice as many of such lines are wrong as should be (tests/test_statistics.py)."""
@@ -70,7 +74,7 @@ class Claim:
     detectable: float | None = None
     """The margin that four in five experiments with these seeds and samples would have told from 0."""
     resampled: str = ""
-    """What was drawn for the interval: "seeds and samples", "seeds alone", or a part of them."""
+    """What was drawn for the interval: "seeds and samples", "seeds alone", or something between."""
     reason: str = ""
     """Why it is undecided."""
 
@@ -99,17 +103,29 @@ def judge(
     found = {section: [measure(line, section, evidence) for line in lines.get(section, ())] for section in KINDS}
     complete = [claim for claim in found["expect"] if claim.verdict != INCOMPLETE]
     if complete:
-        drawn = Draws(evidence, draws)
-        trees = [parse(claim.line) for claim in complete]
-        margins = [Fold(drawn).line_margin(tree) for tree in trees]
-        shares = [STD_SHARE if any(calls(tree, "std")) else 1.0 for tree in trees]
-        adjusted = holm([min(1.0, m.p_value / share) for m, share in zip(margins, shares, strict=True)], level)
-        levels = [one * share for one, share in zip(adjusted, shares, strict=True)]
-        decided = [_decided(*parts, drawn) for parts in zip(complete, margins, levels, strict=True)]
+        decided = _judged(complete, Draws(evidence, draws), level)
+        if any(_close(claim) for claim in decided):
+            decided = _judged(complete, Draws(evidence, FINER * draws), level)
         barred = _barred(complete, found["requires"], evidence)
         judged = iter([replace(c, verdict=NOT_JUDGED) if c.line in barred else c for c in decided])
         found["expect"] = [claim if claim.verdict == INCOMPLETE else next(judged) for claim in found["expect"]]
     return [claim for section in KINDS for claim in found[section]]
+
+
+def _judged(claims: Sequence[Claim], drawn: Draws, level: float) -> list[Claim]:
+    """The lines of ``expect``, each at the level of Holm's correction over all of them."""
+    trees = [parse(claim.line) for claim in claims]
+    margins = [Fold(drawn).line_margin(tree) for tree in trees]
+    shares = [STD_SHARE if any(calls(tree, "std")) else 1.0 for tree in trees]
+    adjusted = holm([min(1.0, m.p_value / share) for m, share in zip(margins, shares, strict=True)], level)
+    levels = [one * share for one, share in zip(adjusted, shares, strict=True)]
+    return [_decided(*parts, drawn) for parts in zip(claims, margins, levels, strict=True)]
+
+
+def _close(claim: Claim) -> bool:
+    """Whether other draws might decide a line otherwise."""
+    low, high = claim.interval or (0.0, 0.0)
+    return 0 < min(abs(low), abs(high)) < CLOSE * (high - low)
 
 
 def measure(line: str, section: str, evidence: Evidence) -> Claim:
@@ -223,13 +239,15 @@ def _decided(claim: Claim, margin: LineMargin, level: float, drawn: Draws) -> Cl
 
 def _resampled(results: Iterable[Ref], fold: Fold) -> str:
     """What was drawn for the interval of a line."""
-    places = [fold.at(ref) for ref in results]
-    if any(fold.drawn.evidence.summary(*place) for place in places):
+    places, evidence = [fold.at(ref) for ref in results], fold.drawn.evidence
+    if any(evidence.summary(*place) for place in places):
         return "seeds of which mean and standard deviation alone were kept"
-    with_samples = {fold.drawn.table(*place) is not None for place in places}
-    if len(with_samples) > 1:
-        return "seeds and a part of the samples"
-    return "seeds and samples" if with_samples == {True} else "seeds alone"
+    known = [fold.drawn.table(*place) is not None for place in places]
+    if all(known):
+        return "seeds and samples"
+    if all(scored or evidence.tested(*place) for scored, place in zip(known, places, strict=True)):
+        return "seeds, with the binomial error of the samples"
+    return "seeds and a part of the samples" if any(known) else "seeds alone"
 
 
 def exploratory(experiment: str, seeds: int) -> str:

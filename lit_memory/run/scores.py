@@ -60,12 +60,12 @@ def read_file(tracker: "Tracker", spec: RunSpec, run: "Run", root: Path) -> byte
     except (OSError, *tracker.Error) as error:
         name = f"{spec.arm} {spec.point}".strip()
         lost = f"the scores of {name} seed {spec.seed} cannot be read ({first_line(error)})"
-        tracker.warn(f"{lost}; intervals of its results are over seeds alone")
+        tracker.warn(f"{lost}; intervals of its results do without them")
         return None
     if hashlib.sha256(content).hexdigest() != digest:
         place, otherwise = str(path), "its copy in MLflow is read"
         if not path.is_file():
-            place, otherwise = f"{NAME} of run {run.run_id} in MLflow", "intervals are over seeds alone"
+            place, otherwise = f"{NAME} of run {run.run_id} in MLflow", "intervals do without them"
         problem = "damaged (its checksum does not match)"
         raise ConfigError(place, "", f"{problem}; expected the file as the run wrote it; remove it, and {otherwise}")
     return content
