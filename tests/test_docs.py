@@ -31,10 +31,10 @@ REPORTS = [found for folder in sorted(ROOT.glob("reports/*/")) if (found := scal
 PAPERS = {
     "armt": "[ARMT](https://arxiv.org/abs/2407.04841)",
     "rmt": "[RMT](https://arxiv.org/abs/2207.06881)",
-    "tarm": "TARM",
+    "tarm": "TARM (Vigneswaran 2023, a course report)",
     "titans": "[Titans](https://arxiv.org/abs/2501.00663)",
-    "larimar": "[Larimar, needle in a haystack](https://arxiv.org/abs/2407.01437)",
-    "memreasoner": "MemReasoner",
+    "larimar": "Larimar ([2403.11901](https://arxiv.org/abs/2403.11901), [needles](https://arxiv.org/abs/2407.01437))",
+    "memreasoner": "MemReasoner (Das et al. 2025)",
     "deltanet": "[DeltaNet](https://arxiv.org/abs/2406.06484)",
 }
 """What the names of experiments begin with -> the paper."""

@@ -52,6 +52,24 @@ def write(folder, **changes):
     return str(folder / "marks.yaml")
 
 
+def test_a_report_of_a_named_scale(folder):
+    """It is read at that scale whatever the summary's, and missing by its name where there is none."""
+    tree = yaml.safe_load((folder / "tiny.yaml").read_text()) | {"scales": {"cpu": {}, "big": {}}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    table = folder / "reports" / "tiny" / "big" / "table.csv"
+    abilities = {"LM": {"experiment": "tiny/big", "+": "model[2] >= 0.9"}}
+    file = write(folder, abilities=abilities)
+    assert Summary.load(file, folder).missing == ["tiny/big"]
+    report = render_marks(Summary.load(file, folder), folder, "run.py")
+    assert report.missing == ["reports/tiny/big: python run.py experiments/tiny.yaml --scale big"]
+    table.parent.mkdir()
+    table.write_text((table.parents[1] / "table.csv").read_text().replace("0.4,0.6", "0.9,1.0"))
+    for scale in (None, "cpu"):
+        found = Summary.load(file, folder, scale)
+        assert [found.mark("LM", arm).mark for arm in "ab"] == ["+", "+"]
+        assert found.scale_shown == "scale big" and found.names == ["tiny/big"]
+
+
 def test_a_mark_is_the_strongest_whose_lines_hold(folder):
     found = Summary.load(write(folder), folder)
     cells = {(a, arm): found.mark(a, arm) for a in found.config.abilities for arm in "ab"}

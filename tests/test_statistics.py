@@ -178,7 +178,8 @@ def test_equal_draws_are_a_point():
     """Ten equal values of 0.1 have a mean with a rounding error, the same in all draws; with one seed nothing is known,
     nor with a value that is no number."""
     margin = margin_of(evidence({"a": [0.1] * 10}), "a")
-    assert margin.interval(0.05) == (margin.estimate, margin.estimate) and margin.errors == (0, 0) and margin.p_value == 0
+    assert margin.interval(0.05) == (margin.estimate, margin.estimate)
+    assert margin.errors == (0, 0) and margin.p_value == 0
     same = with_scores({"a": [np.ones(50)] * 3})
     assert margin_of(same, "a").interval(0.05) == (1.0, 1.0)
     for values in ([0.5], [0.5, float("nan"), 0.5]):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lit_memory.plan.sections import STEP
 from lit_memory.report.axes import Axis, set_x_axis
 from lit_memory.report.curves import curve_config
 from lit_memory.report.labels import label, mean_std, seeds_shown, short
@@ -70,7 +71,8 @@ def grid_table(plan: ReportPlan) -> str:
         settings = (_value(runs[0], key) or "–" for key in keys)
         stages = [", ".join(filter(None, map(stopped_at, finished))) or "–"] * some_stop
         rows.append([plan.shown(runs[0]["arm"]), *settings, *stages, mean_std(valid), *map(mean_std, tests), *counts])
-    tested = [f"test {short(plan.x_values[i])}" for i in shown]
+    along = plan.config.x == STEP
+    tested = [f"{'step' if along else 'test'} {short(plan.x_values[i])}" for i in shown]
     names = [*(key.rstrip("?") for key in keys), *["stopped at stage"] * some_stop]
     header = ["arm", *names, "validation", *tested, "runs", "chosen by"]
     chooser = (
@@ -78,7 +80,7 @@ def grid_table(plan: ReportPlan) -> str:
     )
     caption = (
         f"Tuning: {label(plan.select)} of the last validation, by which {chooser}, and {plan.y_label} "
-        f"of the test,\nmean ± standard deviation over seeds"
+        f"{'along the training' if along else 'of the test'},\nmean ± standard deviation over seeds"
     )
     if plan.tune_seeds:
         caption += ", the validation's over those that chose"

@@ -68,10 +68,10 @@ class Margin:
             return 1.0
         if not any(self.errors):
             return 0.0
-        least = math.log(LEAST_P)
         if self.half(LEAST_P) <= abs(self.estimate):
             return LEAST_P
-        return math.exp(brentq(lambda p: self.half(math.exp(p)) - abs(self.estimate), least, 0.0))
+        found: Any = brentq(lambda p: self.half(math.exp(p)) - abs(self.estimate), math.log(LEAST_P), 0.0)
+        return math.exp(found)
 
     def interval(self, level: float) -> tuple[float, float]:
         """The interval of confidence 1 - level; a point if all draws are equal."""

@@ -63,13 +63,11 @@ class MarksConfig:
 class Source:
     """Another experiment at one scale, and its table."""
 
+    name: str
+    """``name``, or ``name/scale`` for a scale that the file names."""
     experiment: ScaledExperiment
     rows: list[dict[str, str]] = field(default_factory=list)
     """Of table.csv; empty if there is none yet."""
-
-    @property
-    def name(self) -> str:
-        return self.experiment.experiment
 
     @property
     def x_values(self) -> list[float]:
@@ -179,7 +177,7 @@ class Summary:
         return summary
 
     def _experiments(self, ability: str, line: Mapping[str, Any]) -> dict[str, str]:
-        """Arm -> the name of the experiment that shows whether it has an ability."""
+        """Arm -> the name of the experiment that shows whether it has an ability, with the scale that the file says."""
         where, arms = f"marks.abilities.{ability}", list(self.config.models)
         for key in ("experiment", *line):
             if key not in OF_AN_ABILITY:
@@ -192,19 +190,22 @@ class Summary:
             expected = f"expected one experiment, or one for each of {', '.join(arms)}"
             raise ConfigError(self.file, f"{where}.experiment", expected)
         for name in of_arm.values():
-            file_name(name, self.file, f"{where}.experiment")
+            file_name(name.partition("/")[0] if isinstance(name, str) else name, self.file, f"{where}.experiment")
         return of_arm
 
     def _source(self, name: str, root: Path) -> Source:
-        """An experiment and its table."""
-        whole = load(Path(self.file).with_name(f"{name}.yaml"))
-        experiment = whole.at(self.scale or None)
-        folder = "" if self.scale == whole.default_scale else self.scale
+        """An experiment and its table. name: with a scale behind a slash, it is read at that one, whatever the
+        summary's."""
+        file, _, scale = name.partition("/")
+        whole = load(Path(self.file).with_name(f"{file}.yaml"))
+        scale = scale or self.scale
+        experiment = whole.at(scale or None)
+        folder = "" if scale == whole.default_scale else scale
         table = Path("reports", experiment.experiment, folder, "table.csv")
         for path in (root / table, PROJECT / table):
             if path.is_file():
-                return Source(experiment, list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())))
-        return Source(experiment)
+                return Source(name, experiment, list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())))
+        return Source(name, experiment)
 
     def marks(self) -> dict[tuple[str, str], Mark]:
         """(ability, arm) -> mark, in the order of the file."""

@@ -23,7 +23,7 @@ Marks = Mapping[tuple[str, str], Mark]
 def render_marks(summary: Summary, root: Path, command: str) -> Report:
     """Write the report into root/reports; ``command`` is shown on its page."""
     marks = summary.marks()
-    missing = [f"reports/{name}: python run.py experiments/{name}.yaml" for name in summary.missing]
+    missing = [f"reports/{name}: {_command(name)}" for name in summary.missing]
     verdict, seeds = _verdict(marks), [source.seeds for source in summary.read if source.rows]
     scope = "" if verdict == INCOMPLETE else exploratory(summary.name, min(seeds))
     report = Report(verdict, [], missing, _table(summary, marks), scope)
@@ -35,6 +35,12 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
     }
     contents = _figure(summary, report, marks) | {name: text.encode() for name, text in texts.items()}
     return replace(report, paths=files.write_all(root / "reports" / summary.name / summary.scale, contents))
+
+
+def _command(name: str) -> str:
+    """What makes a report of a name, or of name/scale."""
+    experiment, _, scale = name.partition("/")
+    return f"python run.py experiments/{experiment}.yaml" + f" --scale {scale}" * bool(scale)
 
 
 def _verdict(marks: Marks) -> str:
