@@ -120,7 +120,7 @@ def test_the_list_has_another_scale_where_the_first_has_no_report(folders):
     (report / "gpu").mkdir(parents=True)
     (report / "gpu/verdict.json").write_text(json.dumps({"verdict": "REPRODUCED"}))
     (report / "gpu/report.json").write_text(json.dumps({"runs": RUNS[:1]}))
-    assert list_experiments()[-1][2:] == ("REPRODUCED", "", 90)
+    assert list_experiments()[-1][2:] == ("REPRODUCED", "gpu", 90)
     (report / "verdict.json").write_text(json.dumps({"verdict": "INCONCLUSIVE"}))
     assert list_experiments()[-1][2:] == ("INCONCLUSIVE", "", 0)
 

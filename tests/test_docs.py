@@ -65,7 +65,8 @@ def claims_table() -> str:
             place = "" if folder.name == name else f"at `{folder.name}` "
             links.append(f"{place}[{read_verdict(folder)['verdict']}](../{folder.relative_to(ROOT)}/README.md)")
         verdict = "; ".join(links)
-        lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml` |")
+        scale = f" --scale {folders[0].name}" * (folders[0].name != name)
+        lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml{scale}` |")
     return "\n".join(lines)
 
 
