@@ -75,7 +75,7 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
     every project experiment.
 
     All but the first two are those of the report in the project's reports/, at the first scale or, where that has none,
-    at another one, which the level of evidence then names; "" and 0 without one.
+    at another one, whose name then stands for the level of evidence; "" and 0 without one.
     """
     rows = []
     for path in sorted((PROJECT / "experiments").glob("*.yaml")):
@@ -85,6 +85,6 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
         paper = paper_section(mapping(extended(path), str(path), ""), str(path))
         seconds = core_seconds(all_runs(plan.get("grid", []), plan.get("runs") or found.get("runs", []))) or 0
         item = ", ".join(filter(None, [paper.arxiv or paper.title.partition(":")[0], paper.item]))
-        level = ", ".join(filter(None, [found.get("evidence", ""), shown.name if shown != folder else ""]))
+        level = found.get("evidence", "") if shown == folder else shown.name
         rows.append((path.stem, item, found.get("verdict", ""), level, seconds))
     return rows
