@@ -70,6 +70,13 @@ def test_a_report_of_a_named_scale(folder):
         assert found.scale_shown == "scale big" and found.names == ["tiny/big"]
 
 
+def test_the_first_arm_may_start_from_another_one(folder):
+    tree = yaml.safe_load((folder / "tiny.yaml").read_text())
+    tree["arms"] = {"a": {"train.init": {"run": "b"}}, "b": {}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert Summary.load(write(folder), folder).evidence == "toy"
+
+
 def test_a_mark_is_the_strongest_whose_lines_hold(folder):
     found = Summary.load(write(folder), folder)
     cells = {(a, arm): found.mark(a, arm) for a in found.config.abilities for arm in "ab"}

@@ -283,9 +283,9 @@ def has_marks(path: Path) -> bool:
 
 
 def _of_one_arm(experiment: ScaledExperiment) -> list[RunSpec]:
-    """The runs of the first arm and seed."""
-    arm, overrides = next(iter(experiment.arms.items()))
-    return replace(experiment, arms={arm: overrides}, seeds=experiment.seeds[:1]).plan()
+    """The runs of the first arm and seed, which may start from one of another arm."""
+    first, of_one_seed = next(iter(experiment.arms)), replace(experiment, seeds=experiment.seeds[:1])
+    return [spec for spec in of_one_seed.plan() if spec.arm == first]
 
 
 def thresholds(line: Mapping[str, Any], mark: str, arm: str) -> list[str]:
