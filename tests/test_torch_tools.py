@@ -39,3 +39,50 @@ def test_export_leaves_nothing_behind(name, tokens):
     assert torch.allclose(exported(ids), module(ids), rtol=1e-12, atol=1e-12)
     hidden = unroll(module.model, ids, 2, keep=1).hidden_BTD
     assert type(hidden) is torch.Tensor and bool(hidden.isfinite().all())
+
+
+class Adapted(nn.Module):
+    """A linear layer and what an adapter adds to it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.in_features = base, base.in_features
+        self.added = nn.Linear(base.in_features, base.out_features, bias=False).to(base.weight.dtype)
+        nn.init.normal_(self.added.weight, std=0.1)
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    @property
+    def bias(self):
+        return self.base.bias
+
+    def forward(self, input):
+        return self.base(input) + self.added(input)
+
+
+def adapt(model):
+    """Put an adapter in the place of every linear layer; returns the weights of a model that has it merged in."""
+    merged = model.state_dict()
+    for path, linear in [(path, part) for path, part in model.named_modules() if type(part) is nn.Linear]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, Adapted(linear))
+        merged[f"{path}.weight"] = linear.weight + model.get_submodule(path).added.weight
+    return {key: value.detach() for key, value in merged.items()}
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "auto"])
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_are_used_everywhere(name, tokens, schedule):
+    """A model whose linear layers another library has replaced computes what one with the merged weights does, and
+    trains what was added."""
+    model, merged = (build_model(name, {"tie_embeddings": False}).eval() for _ in range(2))
+    merged.load_state_dict(adapt(model))
+    ids = tokens(2, 3 * N)
+    for length in (2, N):
+        out, wanted = (unroll(one, ids, length, schedule=schedule) for one in (model, merged))
+        assert torch.allclose(out.hidden_BTD, wanted.hidden_BTD, rtol=1e-10, atol=1e-10)
+    model.logits(out.hidden_BTD).square().sum().backward()
+    trained = [part for part in model.modules() if isinstance(part, Adapted) and part.base.weight.grad is not None]
+    assert trained and all(part.added.weight.grad is not None for part in trained)

@@ -30,12 +30,11 @@ def by_distance(x_BHTS: Tensor) -> Tensor:
     return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
 
 
-def weight_first(queries: int, rows: int, weight_HKD: Tensor) -> bool:
+def weight_first(queries: int, rows: int, head_width: int, width: int) -> bool:
     """Whether it costs less to apply W of a head to ``queries`` rows than to the ``rows`` that they see.
 
     Multiplications: T K D + T D S, against S D K + T K S.
     """
-    _, head_width, width = weight_HKD.shape
     return queries * width * (head_width + rows) < rows * head_width * (width + queries)
 
 

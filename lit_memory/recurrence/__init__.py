@@ -31,6 +31,7 @@ from lit_memory.recurrence.protocol import (
     SeveralLosses,
     SharedRead,
     Visible,
+    hooked,
 )
 from lit_memory.recurrence.reading import Rereading, reader
 from lit_memory.recurrence.replay import ReplayedLoss, can_record
@@ -79,6 +80,7 @@ __all__ = [
     "expand_state",
     "full_precision",
     "generate",
+    "hooked",
     "logits_per_token",
     "looks",
     "map_state",
