@@ -25,7 +25,9 @@ from lit_memory.recurrence import (
     LayerRecurrent,
     SegmentRecurrent,
     SeparateWrite,
+    detach,
     generate,
+    map_state,
     pack,
     sample_token,
     segment_lengths,
@@ -995,3 +997,28 @@ def test_the_base_class_has_what_every_model_must_have():
         *("config", "decoder", "numbers", "looks_at_numbers", "init_state", "step", "logits", "state_floats"),
         *("reorder", "generate", "from_pretrained", "save_pretrained"),
     }
+
+
+@pytest.mark.parametrize("changed", ["state", "weights"])
+def test_changes_in_place_are_seen(grouped, tokens, changed):
+    """Who changes the first state or a weight before the backward pass gets an error or the gradients of what was read,
+    as by the definition; never others."""
+    ids, model = tokens(2, 3 * N), grouped
+    first = detach(unroll(model, tokens(2, N), N).state)
+
+    def grads(change):
+        state = map_state(torch.clone, first)
+        loss = unroll(model, ids, N, state=state).hidden_BTD.square().sum()
+        weights = [p for p in model.parameters() if p.requires_grad]
+        with torch.no_grad():
+            for tensor in [*(state_tensors(state) if changed == "state" else weights)] if change else []:
+                tensor.mul_(3) if tensor.is_floating_point() else tensor.logical_not_()
+        return torch.autograd.grad(loss, weights, materialize_grads=True)
+
+    wanted = grads(False)
+    try:
+        found = grads(True)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        assert all(map(torch.equal, found, wanted))

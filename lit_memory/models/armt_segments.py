@@ -50,7 +50,8 @@ class Segments(torch.autograd.Function):
         for s in range(len(given.x_SBAD)):
             cell.forward(s)
         if training:
-            ctx.cell = cell  # and not ``save_for_backward``: what it keeps are no inputs or outputs
+            ctx.cell = cell  # and not ``save_for_backward``: most of what it keeps are no inputs or outputs
+            ctx.save_for_backward(*tensors)
         heads = shape.heads + 2 * shape.kv_heads, -1
         rows = cell.rows_SBAD[:, :, : cell.tokens], cell.qkv_SBRE[:, :, : cell.tokens].unflatten(-1, heads)
         return *(part.detach() for part in (*rows, cell.left_SBMD)), *cell.memory.state()
@@ -62,6 +63,7 @@ class Segments(torch.autograd.Function):
         cell, ctx.cell = ctx.cell, None
         if cell is None:
             raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         cell.begin_backward(dA, dz)
         for s, part in reversed(list(enumerate(zip(*given, strict=True)))):
             cell.backward(s, *part)

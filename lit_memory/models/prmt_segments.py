@@ -48,6 +48,7 @@ class Written(torch.autograd.Function):
     def forward(ctx, writer: Writer, ended, memory_BMD, qkv_BTE, hidden_MR):
         new_BMD, known_BME, ctx.tape = writer.forward(memory_BMD, qkv_BTE, hidden_MR)
         ctx.writer = writer
+        ctx.save_for_backward(memory_BMD, qkv_BTE)
         return new_BMD, known_BME
 
     @staticmethod
@@ -55,6 +56,7 @@ class Written(torch.autograd.Function):
     def backward(ctx, *grads):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         return None, grads[0].new_zeros(()), *ctx.writer.backward(*grads, ctx.tape), None
 
 

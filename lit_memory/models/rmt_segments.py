@@ -163,11 +163,13 @@ class Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, stack: Any, *weights):
         ctx.stack = stack
+        ctx.save_for_backward(*weights)
         return weights[0].new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         return None, *ctx.stack.weight_grads()
 
 
@@ -185,6 +187,7 @@ class Segment(torch.autograd.Function):
     def forward(ctx, stack: Stack, ended, fresh_BFD, qkv_BTE, kept_BTD, hidden_RR):
         rows, ctx.tape = stack.forward(fresh_BFD, qkv_BTE, kept_BTD, hidden_RR)
         ctx.stack = stack
+        ctx.save_for_backward(fresh_BFD, qkv_BTE, kept_BTD)
         return rows
 
     @staticmethod
@@ -192,6 +195,7 @@ class Segment(torch.autograd.Function):
     def backward(ctx, dy):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # as above
         return None, dy.new_zeros(()), *ctx.stack.backward(dy, ctx.tape), None
 
 
