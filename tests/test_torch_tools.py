@@ -6,6 +6,9 @@ import torch
 from conftest import TEXT_ONLY, build_model
 from torch import nn
 
+from lit_memory.memory import compiled
+from lit_memory.memory.newton import newton
+from lit_memory.memory.scan import plain_selective_scan
 from lit_memory.models.attention import last_rows, rotary_table
 from lit_memory.models.relative import sinusoids
 from lit_memory.recurrence import unroll
@@ -86,3 +89,37 @@ def test_adapters_are_used_everywhere(name, tokens, schedule):
     model.logits(out.hidden_BTD).square().sum().backward()
     trained = [part for part in model.modules() if isinstance(part, Adapted) and part.base.weight.grad is not None]
     assert trained and all(part.added.weight.grad is not None for part in trained)
+
+
+@pytest.mark.parametrize("forward", ["inside", "outside"])
+@pytest.mark.parametrize("name", MODELS)
+def test_backward_inside_of_autocast(name, tokens, forward, monkeypatch):
+    """``loss.backward()`` inside of autocast, too, has gradients; torch's own products are then in bf16, which ours in
+    full precision are not."""
+    monkeypatch.setattr(compiled, "installed", lambda: False)
+    model, ids, found = build_model(name).float().eval(), tokens(2, 3 * N), []
+    for inside in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=forward == "inside"):
+            loss = model.logits(unroll(model, ids, N).hidden_BTD).float().square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            found.append(torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True))
+    error, size = (sum(t.square().sum() for t in ts) for ts in (map(torch.sub, *found), found[0]))
+    assert error**0.5 < 0.02 * size**0.5 and (name != "mamba" or forward == "outside" or error == 0)
+
+
+def test_backward_by_hand_is_outside_of_autocast():
+    """The iteration and the scan have the same gradients, bit by bit, wherever the backward pass is asked for."""
+    A = torch.randn(2, 3, 4, requires_grad=True)
+    state, steps = torch.randn(2, 3, 4, requires_grad=True), [torch.rand(2, 6, 3), torch.rand(2, 6, 3)]
+    others = torch.rand(2, 6, 4), torch.rand(2, 6, 4)
+    for leaf, make in (
+        (A, lambda: newton(A, A.mT * 0.1, 3)[0]),
+        (state, lambda: plain_selective_scan(*steps, -torch.rand(3, 4).add(0.1), *others, state)[0]),
+    ):
+        torch.manual_seed(0)
+        loss = make().square().sum()
+        grads = []
+        for inside in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                grads.append(torch.autograd.grad(loss, leaf, retain_graph=True)[0])
+        assert torch.equal(*grads)

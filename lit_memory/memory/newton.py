@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_memory.memory.precision import outside_autocast
+
 
 class _Newton(torch.autograd.Function):
     @staticmethod
@@ -28,6 +30,7 @@ class _Newton(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor):
         A_XRD, *kept = ctx.saved_tensors
         dX_XDR, dA_XRD = grads[0], torch.zeros_like(A_XRD)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_memory.memory import compiled
+from lit_memory.memory.precision import outside_autocast
 
 CHUNK = 16
 """Tokens whose states a CPU holds at a time (with gradients RWKV-5 keeps all), and that a block of ``_states`` has."""
@@ -100,6 +101,7 @@ class _LinearScan(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], inputs[2], output)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay_BTX, state_BX, states_BTX = ctx.saved_tensors
         grad_BTX = _reached(decay_BTX, grads[0], torch.zeros_like(state_BX))
@@ -132,6 +134,7 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, starts = ctx.saved_tensors
         grad_y_BTE, grad_BEN, _ = grads

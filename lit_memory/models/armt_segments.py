@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Flags
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.armt_cell import Cell, Given, Shape
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.plain import modules_of
@@ -58,6 +59,7 @@ class Segments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, *grads):
         *given, dA, dz = grads
         cell, ctx.cell = ctx.cell, None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.by_hand import Rotation, Tape
 from lit_memory.models.plain import modules_of
 from lit_memory.models.rmt_segments import Layer, with_gradients
@@ -53,6 +54,7 @@ class Written(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, *grads):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.by_hand import (
     FeedForward,
@@ -168,6 +169,7 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, grad):
         _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         return None, *ctx.stack.weight_grads()
@@ -192,6 +194,7 @@ class Segment(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, dy):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
