@@ -506,6 +506,12 @@ def test_diagonal_needs_equal_layers(build, tokens, flags):
 # --- segments in groups: the layer-major schedule, and RMT's
 
 
+def test_diagonal_refuses_autocast(layered, tokens):
+    """In one line, in place of an error of torch."""
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"schedule='diagonal': .*'sequential'"):
+        unroll(layered.float(), tokens(1, 2 * N), N, schedule="diagonal")
+
+
 @pytest.fixture(params=["compiled", "plain"])
 def way(request, monkeypatch):
     """ARMT's memory through numba's loops, in chunks of 4 segments, or as where numba is not installed."""

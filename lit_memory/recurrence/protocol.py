@@ -126,7 +126,15 @@ class LayerRecurrent(SegmentRecurrent):
 
     def refuses_diagonal(self) -> str | None:
         """Why layers cannot be computed together, by the diagonal schedule; None if they can."""
+        if autocasts(self):
+            return "vmap has no autocast (mixed precision)"
         return "its layers have rotary_bases of their own" if getattr(self.config, "rotary_bases", None) else None
+
+
+def autocasts(module: nn.Module) -> bool:
+    """Whether autocast is on where the module is. On device "meta" there is none."""
+    device = next(module.parameters()).device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -143,7 +151,7 @@ class Grouped(SegmentRecurrent):
         dropout = getattr(self.config, "dropout", 0.0)
         if dropout and self.training:
             return f"dropout={dropout} would draw other numbers"
-        if torch.is_autocast_enabled(next(self.parameters()).device.type):
+        if autocasts(self):
             return "autocast (a mixed precision) has no backward pass by hand"
         if any(hooked(part) for part in self.modules()):
             return "hooks of its modules would not be called"
