@@ -15,6 +15,7 @@ Shape suffixes: B batch, T rows, M memory tokens, D width.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +94,8 @@ class PRMT(KeyValueCache, LayerMajor):
 
     def memories(self) -> list[Tensor]:
         """The learned initial memory of every layer, (M, D) each."""
-        return [layer.get_parameter("memory") for layer in self.layers]
+        layers: Any = self.layers
+        return [layer.memory for layer in layers]
 
     def init_state(self, batch, device=None, dtype=None):
         options = state_options(self, device, dtype)
