@@ -11,8 +11,8 @@ from lit_memory.memory.newton import newton
 from lit_memory.memory.scan import plain_selective_scan
 from lit_memory.models.attention import last_rows, rotary_table
 from lit_memory.models.relative import sinusoids
-from lit_memory.recurrence import unroll
-from lit_memory.registry import MODELS
+from lit_memory.recurrence import LayerRecurrent, unroll
+from lit_memory.registry import MODELS, load_class
 
 N = 5
 
@@ -123,3 +123,43 @@ def test_backward_by_hand_is_outside_of_autocast():
             with torch.autocast("cpu", torch.bfloat16, enabled=inside):
                 grads.append(torch.autograd.grad(loss, leaf, retain_graph=True)[0])
         assert torch.equal(*grads)
+
+
+class Losing(nn.Module):
+    """Reads segments in the default order, and gives a loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return unroll(self.model, ids, N).hidden_BTD.square().mean()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "memreasoner"])  # its GRU is torch's, without
+def test_functional_call(name, tokens):
+    """Other weights, as plain tensors, and gradients by ``torch.func``: those of the model that has these weights."""
+    module, other, ids = Losing(build_model(name).eval()), Losing(build_model(name).eval()), tokens(2, 3 * N)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.01 * torch.randn_like(weight)
+    weights = {key: weight.detach() for key, weight in other.named_parameters()}
+    wanted = torch.autograd.grad(other(ids), list(other.parameters()), materialize_grads=True)
+    assert torch.allclose(torch.func.functional_call(module, weights, (ids,)), other(ids), rtol=1e-12, atol=1e-12)
+    found = torch.func.grad(lambda weights: torch.func.functional_call(module, weights, (ids,)))(weights)
+    for grad, expected in zip(found.values(), wanted, strict=True):
+        assert torch.allclose(grad, expected, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if issubclass(load_class("model", name), LayerRecurrent)])
+def test_hooks_are_called(name, tokens):
+    """In the default order hooks of layers see every segment, as they do in the order of the definition."""
+    model, calls = build_model(name).eval(), []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, args, out: calls.append(args[0].shape))
+    seen = []
+    for schedule in ("sequential", "auto"):
+        calls.clear()
+        unroll(model, tokens(2, 3 * N), N, keep=1, schedule=schedule)
+        seen.append(list(calls))
+    assert seen[0] == seen[1]

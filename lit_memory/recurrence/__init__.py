@@ -3,6 +3,7 @@
 This package is the one door: import from ``lit_memory.recurrence``, not from its files.
 """
 
+from lit_memory.recurrence.calls import hooked
 from lit_memory.recurrence.generate import (
     Position,
     Prompts,
@@ -31,7 +32,6 @@ from lit_memory.recurrence.protocol import (
     SeveralLosses,
     SharedRead,
     Visible,
-    hooked,
 )
 from lit_memory.recurrence.reading import Rereading, reader
 from lit_memory.recurrence.replay import ReplayedLoss, can_record

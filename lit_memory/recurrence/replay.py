@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
+from lit_memory.recurrence.calls import hooked
+from lit_memory.recurrence.protocol import SegmentRecurrent
 from lit_memory.recurrence.segment import Segment, read_segment
 from lit_memory.recurrence.state import State, map_state, state_tensors
 from lit_memory.util.checks import first_line

@@ -90,7 +90,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), first) for first in firsts)
 
     def refuses_groups(self, longest=0):
-        return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
+        return self.refuses_hooks()  # the memory alone is by hand, in full precision and without dropout
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
