@@ -22,7 +22,8 @@ Deviations
 2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are
    for attention only.
 3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j has
-   the position of token j.
+   the position of token j. MAL's attention gets P behind its memory, as in eq. 29: as rows before the first token, with
+   positions, which leave the window as tokens do.
 4. MAC's queries for h have no convolution, which would be a second one over other rows. What they recall, and P, are
    normalised before attention as its other rows are, so that the size of a recall is lost.
 5. With ``per_chunk_gates`` a chunk has the gates of its first token, which is causal; the paper leaves it open.
