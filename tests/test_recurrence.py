@@ -966,6 +966,9 @@ def test_pack_worked_example():
         ({"read_only": -1}, "read_only=-1"),
         ({"bptt": 0}, "bptt=0"),
         ({"checkpoint_segments": 0}, "checkpoint_segments=0: expected at least 1 segment"),
+        ({"segment_len": 0}, "segment_len=0: expected 1 or more"),
+        ({"segment_len": -2}, "segment_len=-2: expected 1 or more"),
+        ({"keep": -1}, "keep=-1: expected 0 or more"),
         ({"schedule": "diagonal", "bptt": 1}, "bptt"),
         ({"schedule": "diagonal", "mask_BT": torch.ones(1, 3 * N, dtype=torch.bool)}, "mask_BT"),
     ],
@@ -973,7 +976,37 @@ def test_pack_worked_example():
 def test_unroll_errors(build, tokens, options, message):
     """Impossible requests raise ValueError and name the argument."""
     with pytest.raises(ValueError, match=message):
-        unroll(build("armt"), tokens(1, 3 * N), N, **options)
+        unroll(build("armt"), tokens(1, 3 * N), **{"segment_len": N, **options})
+
+
+@pytest.mark.parametrize(
+    "segments", [(), iter(()), torch.zeros(2, 0, dtype=torch.long)], ids=["tuple", "iterator", "ids"]
+)
+def test_no_segments(build, segments):
+    """Nothing to read is an error, as nothing says how many samples there are; with a state it is no change."""
+    model = build("armt")
+    with pytest.raises(ValueError, match="expected at least one segment, or a state"):
+        unroll(model, segments)
+    state = model.init_state(2)
+    out = unroll(model, segments, state=state)
+    assert out.state is state and out.hidden_BTD.shape == (2, 0, 0)
+
+
+@pytest.mark.parametrize("given", ["one tensor", "segments", "stream"])
+def test_masks_of_whole_numbers(model, tokens, given):
+    """A mask may hold 1 and 0, as Hugging Face's do."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
+    mask[0, 2 * N + 1 :] = mask[1, 1] = False
+
+    def read(mask):
+        if given == "one tensor":
+            return unroll(model, ids, N, mask_BT=mask)
+        pairs = tuple(zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True))
+        return unroll(model, pairs if given == "segments" else iter(pairs))
+
+    with torch.no_grad():
+        found, wanted = read(mask.long()), read(mask)
+    assert torch.equal(found.hidden_BTD, wanted.hidden_BTD) and same(found.state, wanted.state, 0)
 
 
 @pytest.mark.parametrize(
