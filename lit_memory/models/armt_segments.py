@@ -5,7 +5,7 @@ attends, feeds forward and writes at the memory rows alone. What the token rows 
 is left to the caller, for all segments at once. The slow twin is ``ARMTLayer.forward``, segment after segment.
 
 Shape suffixes: S segments, B batch, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
-a key, D width, H heads of queries, keys and values together, P head width.
+a key, D width, H heads of queries, keys and values together, P head width, K features of a key, E = H P.
 """
 
 from collections.abc import Iterable, Iterator

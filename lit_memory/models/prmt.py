@@ -11,7 +11,8 @@ Deviations
 2. The memory rows that enter the first layer are zeros. The reference embeds a parameter there, which the first layer
    overwrites, so that it never gets a gradient.
 
-Shape suffixes: B batch, T rows, M memory tokens, D width.
+Shape suffixes: B batch, T rows, M memory tokens, D width, S segments (in a mask: keys), R rows of a segment, E channels
+of queries, keys and values together.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Weights get the gradients that all segments together have for them from one node
 ``PRMTLayer.write_rows``.
 
 Shape suffixes: B batch, T tokens, M memory rows, R = M + T + M rows of a segment, E channels of queries, keys and
-values together.
+values together, D width.
 """
 
 from typing import Any

@@ -8,7 +8,8 @@ Deviations
    the second segment on.) A window that covers the sequence is full causal attention. Padding takes no place in it.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
-Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.
+Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary, S =
+W + T keys, P = W columns in front of the open segment, C columns of it.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ Deviations
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
 Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample,
-V vocabulary.
+V vocabulary, E = H K, R rows of a segment.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 Full segments are written to memory once. Of the last one, which is open, is kept what its next token needs; see
 ``Incremental``.
 
-Shape suffixes: B batch, T tokens of a prompt, S tokens of a full segment, V vocabulary.
+Shape suffixes: B batch, T tokens of a prompt, S tokens of a full segment, V vocabulary, D width.
 """
 
 from collections.abc import Callable, Iterable

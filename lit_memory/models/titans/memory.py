@@ -8,7 +8,7 @@ Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, K head width, X samples times heads, I and O inputs
 and outputs of a layer of the memory, J kept inputs of the convolution, S kept inputs and then new ones, C channels of
-queries, keys and values together.
+queries, keys and values together, V value width (K).
 """
 
 import math

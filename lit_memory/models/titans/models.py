@@ -34,7 +34,7 @@ Deviations
 8. The biases of the gates have no weight decay: at 0, which it would pull them to, every token forgets half of the
    memory.
 
-Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
+Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens, S segments, R rows of one.
 """
 
 from dataclasses import dataclass
