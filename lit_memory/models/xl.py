@@ -26,8 +26,8 @@ Deviations
    layers).
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
-Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample,
-V vocabulary, E = H K, R rows of a segment.
+Shape suffixes: B batch, T rows, W cached rows, S = W + T keys (in front: segments), D width, H heads, K head width, N
+tokens of any sample, V vocabulary, E = H K, R rows of a segment.
 """
 
 from dataclasses import dataclass
