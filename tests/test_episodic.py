@@ -129,15 +129,36 @@ def test_lar_newton():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("value", [63.3, 80.0, 1e4])
-def test_newton_diverges_loudly(value, dtype):
+@pytest.mark.parametrize("steps", [1, 3, 7, 15])
+@pytest.mark.parametrize("value", [63.5, 80.0, 1e4])
+def test_newton_diverges_loudly(value, steps, dtype):
     """Spec 11.2: above 63.2 the published iteration diverges, which is an error, be it one matrix of a batch;
     newton_safe does not."""
     A = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 2.0, value]))]).to(dtype)
     with pytest.raises(ValueError, match=r"solver='newton': the iteration diverges.*63\.2.*newton_safe"):
-        pinv(A)
+        pinv(A, steps=steps)
     safe = pinv(A, "newton_safe", 60) @ A
     assert torch.allclose(safe, torch.eye(3, dtype=dtype).expand(2, -1, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_newton_is_allowed_up_to_its_bound(steps, dtype):
+    """With singular values from 0 to 63.2, and directions that the matrix does not have, nothing diverges."""
+    values = torch.linspace(0, 63.2, 33, dtype=torch.float64)
+    left, right = torch.linalg.qr(draw(40, 33))[0], torch.linalg.qr(draw(50, 33))[0]
+    assert pinv((left * values @ right.mT).to(dtype), steps=steps).isfinite().all()
+
+
+def test_newton_under_transforms():
+    """vmap and a derivative by functorch, which follow no node of ours, get the loop."""
+    A = draw(3, 4, 5)
+    X = A.mT / 20
+    wanted = newton(A, X, 6)[0]
+    assert close(torch.func.vmap(lambda a, x: newton(a, x, 6)[0])(A, X), wanted)
+    a = A.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(newton(a, X, 6)[0].sin().sum(), a)
+    assert close(torch.func.grad(lambda a: newton(a, X, 6)[0].sin().sum())(A), expected)
 
 
 def test_newton_safe_against_newton():

@@ -1,5 +1,6 @@
 """The open segment: what models keep of it, against reading all of it again."""
 
+import copy
 import sys
 
 import pytest
@@ -162,3 +163,21 @@ def test_a_cache_grows(build, tokens):
         more, _ = read_on(model, position, ids[:, GROWTH - 9 :])
         expected = unroll(model, ids).hidden_BTD
     assert torch.allclose(torch.cat([first, more], dim=1), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("weights", ["autocast", "bf16"])
+def test_bf16(model, tokens, weights):
+    """In bf16, by autocast or in the weights, a ragged batch is read piece by piece near what fp32 makes of it."""
+    model, ids = model.float().eval(), tokens(2, 4 * N)
+    mask = torch.arange(2 * N + 3) < torch.tensor([2 * N + 3, 4])[:, None]
+    low = copy.deepcopy(model).bfloat16() if weights == "bf16" else model
+
+    def read(one):
+        with torch.no_grad():
+            _, position = read_prompts(one, pack(ids[:, : 2 * N + 3], mask), N)
+            return read_on(one, position, ids[:, 2 * N + 3 :])[0].float()
+
+    exact = read(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=weights == "autocast"):
+        assert generate(low, ids[:, : 2 * N + 3], 4, segment_len=N, mask_BT=mask).shape == (2, 4)
+        assert 0 < (read(low) - exact).norm() / exact.norm() < 0.1

@@ -422,6 +422,20 @@ def test_losses_slow_twin():
     assert close(both["keys"] * 4, first["keys"] * 3 + alone["keys"])
 
 
+@pytest.mark.parametrize("keys", ["linear", "one_hot", "gaussian"])
+def test_losses_of_an_episode_without_lines(keys):
+    """It adds nothing to the losses of the others, and alone they are 0."""
+    model, ids = make(keys=keys), ids_of(2, 3 * N)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1] = False
+    both, first = model.losses(*model.cut(ids, mask)), model.losses(*model.cut(ids[:1]))
+    assert both.keys() == first.keys() and all(close(both[name], first[name]) for name in first)
+    none = model.losses(*model.cut(ids[:1], mask[1:]))
+    assert not any(loss.any() for loss in none.values())
+    sum(both.values()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_losses_train_all():
     """Every parameter gets a gradient, and a few steps lower all three cross-entropies."""
     model, ids = make(line_tokens=N), ids_of(4, 3 * N)

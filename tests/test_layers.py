@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import multiprocessing
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -249,6 +250,23 @@ def test_packages_from_elsewhere():
         assert at_import <= allowed, f"{file} imports {at_import - allowed}"
         inside = {name for name, late in found if late} - {"lit_memory"}
         assert inside <= allowed | set(LATE.get(file, "").split()), f"{file}: {inside - allowed} inside a function"
+
+
+def legend_of(file):
+    """The dimensions that a file explains, with those of files of its folder that its legend refers to."""
+    paragraph = (ast.get_docstring(TREES[file]) or "").partition("Shape suffixes")[2].partition("\n\n")[0]
+    others = [str(Path(file).with_name(name)) for name in re.findall(r"``(\w+\.py)``", paragraph)]
+    return set(re.findall(r"\b[A-Z]\b", paragraph)).union(*(legend_of(other) for other in others if other in TREES))
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith(("memory/", "models/", "recurrence/"))])
+def test_legends(file):
+    """Every dimension of a shape suffix is in the legend of its file."""
+    named = (getattr(n, "id", getattr(n, "arg", getattr(n, "attr", None))) for n in ast.walk(TREES[file]))
+    suffixes = {name: name.rpartition("_")[2] for name in named if name and "_" in name and not name.isupper()}
+    legend = legend_of(file)
+    shaped = {name: {*filter(str.isalpha, dims)} for name, dims in suffixes.items() if re.fullmatch("[A-Z0-9]+", dims)}
+    assert not {name: dims - legend for name, dims in shaped.items() if dims - legend}
 
 
 def test_sizes():

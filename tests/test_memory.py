@@ -235,6 +235,18 @@ def test_empty_memory():
     assert not torch.equal(written.z_BK[1] - state.z_BK[1], phi[1, 0])
 
 
+@pytest.mark.parametrize("beta_on_z", [False, True])
+def test_a_key_that_is_almost_nothing_is_the_first(beta_on_z):
+    """The key behind it is not the first one, although their lengths add up to its own."""
+    phi = torch.tensor([[[1e-9, 0.0], [1.0, 0.5]]], **DOUBLE)
+    state = AssociativeState(torch.zeros(1, 2, 3, **DOUBLE), torch.zeros(1, 2, **DOUBLE))
+    flags = {"gamma": "raw", "beta_on_z": beta_on_z, **EPS}
+    rest = torch.randn(1, 2, 3, **DOUBLE), torch.tensor([[[0.5], [0.9]]], **DOUBLE)
+    flags |= {"gamma_detach": False, "use_denom": True, "denom_floor": 0.0, "update": "sequential"}
+    slow = slow_write(*state, phi, *rest, **flags)
+    assert all(map(torch.allclose, write(state, phi, *rest, **flags), slow))
+
+
 # --- slow twin and gradients
 
 

@@ -25,7 +25,9 @@ from lit_memory.recurrence import (
     LayerRecurrent,
     SegmentRecurrent,
     SeparateWrite,
+    detach,
     generate,
+    map_state,
     pack,
     sample_token,
     segment_lengths,
@@ -504,6 +506,12 @@ def test_diagonal_needs_equal_layers(build, tokens, flags):
 # --- segments in groups: the layer-major schedule, and RMT's
 
 
+def test_diagonal_refuses_autocast(layered, tokens):
+    """In one line, in place of an error of torch."""
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"schedule='diagonal': .*'sequential'"):
+        unroll(layered.float(), tokens(1, 2 * N), N, schedule="diagonal")
+
+
 @pytest.fixture(params=["compiled", "plain"])
 def way(request, monkeypatch):
     """ARMT's memory through numba's loops, in chunks of 4 segments, or as where numba is not installed."""
@@ -534,13 +542,15 @@ OUTPUTS = {"mamba": "out_proj", "rwkv": "channel", "deltanet": "out_proj", "gate
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_rows_that_nobody_reads_are_not_computed(build, tokens, name):
+def test_rows_that_nobody_reads_are_not_computed(build, tokens, name, monkeypatch):
     """Of a context that is read for its memory the top layer computes the state alone; gradients are the same."""
     assert set(OUTPUTS) == {name for name in MODELS if issubclass(load_class("model", name), ReadsAhead)}
     found, ids = [], tokens(2, 6 * N)
     for schedule in ("layer", "sequential"):
         model, calls = build(name), []
-        model.layers[-1].get_submodule(OUTPUTS[name]).register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        part = model.layers[-1].get_submodule(OUTPUTS[name])  # without a hook, which would be called for every segment
+        run = part.forward
+        monkeypatch.setattr(part, "forward", lambda *args, run=run, calls=calls: calls.append(1) or run(*args))
         state = unroll(model, ids, N, keep=0, schedule=schedule).state
         sum(t.square().sum() for t in state_tensors(state)).backward()
         found.append((state, tuple(p.grad for p in model.parameters() if p.grad is not None), len(calls)))
@@ -958,6 +968,9 @@ def test_pack_worked_example():
         ({"read_only": -1}, "read_only=-1"),
         ({"bptt": 0}, "bptt=0"),
         ({"checkpoint_segments": 0}, "checkpoint_segments=0: expected at least 1 segment"),
+        ({"segment_len": 0}, "segment_len=0: expected 1 or more"),
+        ({"segment_len": -2}, "segment_len=-2: expected 1 or more"),
+        ({"keep": -1}, "keep=-1: expected 0 or more"),
         ({"schedule": "diagonal", "bptt": 1}, "bptt"),
         ({"schedule": "diagonal", "mask_BT": torch.ones(1, 3 * N, dtype=torch.bool)}, "mask_BT"),
     ],
@@ -965,7 +978,37 @@ def test_pack_worked_example():
 def test_unroll_errors(build, tokens, options, message):
     """Impossible requests raise ValueError and name the argument."""
     with pytest.raises(ValueError, match=message):
-        unroll(build("armt"), tokens(1, 3 * N), N, **options)
+        unroll(build("armt"), tokens(1, 3 * N), **{"segment_len": N, **options})
+
+
+@pytest.mark.parametrize(
+    "segments", [(), iter(()), torch.zeros(2, 0, dtype=torch.long)], ids=["tuple", "iterator", "ids"]
+)
+def test_no_segments(build, segments):
+    """Nothing to read is an error, as nothing says how many samples there are; with a state it is no change."""
+    model = build("armt")
+    with pytest.raises(ValueError, match="expected at least one segment, or a state"):
+        unroll(model, segments)
+    state = model.init_state(2)
+    out = unroll(model, segments, state=state)
+    assert out.state is state and out.hidden_BTD.shape == (2, 0, 0)
+
+
+@pytest.mark.parametrize("given", ["one tensor", "segments", "stream"])
+def test_masks_of_whole_numbers(model, tokens, given):
+    """A mask may hold 1 and 0, as Hugging Face's do."""
+    ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
+    mask[0, 2 * N + 1 :] = mask[1, 1] = False
+
+    def read(mask):
+        if given == "one tensor":
+            return unroll(model, ids, N, mask_BT=mask)
+        pairs = tuple(zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True))
+        return unroll(model, pairs if given == "segments" else iter(pairs))
+
+    with torch.no_grad():
+        found, wanted = read(mask.long()), read(mask)
+    assert torch.equal(found.hidden_BTD, wanted.hidden_BTD) and same(found.state, wanted.state, 0)
 
 
 @pytest.mark.parametrize(
@@ -995,3 +1038,28 @@ def test_the_base_class_has_what_every_model_must_have():
         *("config", "decoder", "numbers", "looks_at_numbers", "init_state", "step", "logits", "state_floats"),
         *("reorder", "generate", "from_pretrained", "save_pretrained"),
     }
+
+
+@pytest.mark.parametrize("changed", ["state", "weights"])
+def test_changes_in_place_are_seen(grouped, tokens, changed):
+    """Who changes the first state or a weight before the backward pass gets an error or the gradients of what was read,
+    as by the definition; never others."""
+    ids, model = tokens(2, 3 * N), grouped
+    first = detach(unroll(model, tokens(2, N), N).state)
+
+    def grads(change):
+        state = map_state(torch.clone, first)
+        loss = unroll(model, ids, N, state=state).hidden_BTD.square().sum()
+        weights = [p for p in model.parameters() if p.requires_grad]
+        with torch.no_grad():
+            for tensor in [*(state_tensors(state) if changed == "state" else weights)] if change else []:
+                tensor.mul_(3) if tensor.is_floating_point() else tensor.logical_not_()
+        return torch.autograd.grad(loss, weights, materialize_grads=True)
+
+    wanted = grads(False)
+    try:
+        found = grads(True)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        assert all(map(torch.equal, found, wanted))

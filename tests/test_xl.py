@@ -145,7 +145,7 @@ def test_xl_weight_order(build, tokens, monkeypatch, first):
 def test_xl_weight_first(queries, rows, width, head_width, first):
     """The cheaper order: short segments that see many rows have the weight on their queries, the 16 x 410 model and
     what sees no more than itself on the rows."""
-    assert weight_first(queries, rows, torch.empty(2, head_width, width)) == first
+    assert weight_first(queries, rows, head_width, width) == first
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -245,7 +245,7 @@ def _raw_gammas(
     """The raw gammas of tokens that are written one after another. known: their overlap with z. weight: of gamma, in
     z."""
     mass_BM1 = phi_BMK.square().sum(-1, keepdim=True)
-    written_BM1 = (weight_BM1 * mass_BM1).cumsum(1) - weight_BM1 * mass_BM1  # 0 before the first key that is not
+    written_BM1 = F.pad((weight_BM1 * mass_BM1)[:, :-1].cumsum(1), (0, 0, 1, 0))  # 0 before the first key that is not
     first_BM1 = (z_BK == 0).all(-1)[:, None, None] & (written_BM1 == 0)
     share_BM1 = (weight_BM1 / (mass_BM1 + eps)).masked_fill(first_BM1, 0)
     given_BM1 = known_BM1 + earlier_BMM @ weight_BM1

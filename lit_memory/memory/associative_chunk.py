@@ -14,7 +14,7 @@ after s and e_m the gradients of what they found,
 The equations are those of ``associative.py``, which is the slow twin.
 
 Shape suffixes: B batch, S segments, R rows that read, M rows that are written together, C channels, K features, D value
-width, E = C + D + 1.
+width, E = C + D + 1, N rows that all segments write (or, of the keys of reads, read).
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """``Chunk`` of ``associative_chunk.py`` through the loops of ``associative_kernels.py``.
 
-Shape suffixes: as in ``associative_chunk.py``; E = C + D + 1.
+Shape suffixes: as in ``associative_chunk.py``; G groups of rows that are written together, of all segments.
 """
 
 from typing import Any

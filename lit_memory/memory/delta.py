@@ -28,7 +28,7 @@ Deviations
 2. Gradients reach the first state and flow back from the final one.
 
 Shape suffixes: B batch, T tokens, H heads, K key width, V value width, X samples times heads, N chunks, C tokens of a
-chunk.
+chunk, E = V + K.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_memory.memory.newton import newton
+from lit_memory.memory.newton import diverges, newton
 from lit_memory.util.checks import FieldError
 
 NEWTON_SCALE = 5e-4
@@ -96,15 +96,12 @@ def pinv(A_XRD: Tensor, solver: str = "newton", steps: int = 15, rcond: float = 
         size = A_XRD.abs()
         bound_X = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)  # at least the square of the largest singular value
         X_XDR = A_XRD.mT / torch.where(bound_X > 0, bound_X, 1)[..., None, None]
-    rows, columns = A_XRD.shape[-2:]
     X_XDR, product = newton(A_XRD, X_XDR, steps)
-    if solver == "newton":
-        bounded_X = product.square().sum((-2, -1)) < 2 * min(rows, columns)  # its eigenvalues are in [0, 1], or diverge
-        if not bool(bounded_X.all()):
-            raise ValueError(
-                "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', "
-                "or shorter latents"
-            )
+    if solver == "newton" and diverges(product, steps):
+        raise ValueError(
+            "solver='newton': the iteration diverges, as a singular value is above 63.2; use solver='newton_safe', "
+            "or shorter latents"
+        )
     return X_XDR
 
 

@@ -129,9 +129,9 @@ def layer_backward(layer: Layer, h: Tensor, row: Row, drow: Any, dy: Tensor | No
         dh = torch.bmm(joined(a, row.write_XTJ1), dnew)
         dV = dV.flatten(1, 2)
     if dy is not None:
-        dread_P = torch.bmm(dy, h.mT)
-        dinside.addcmul_(dread_P, P)
-        dP = dread_P.mul_(row.inside_XTT)
+        dmixed = torch.bmm(dy, h.mT)
+        dinside.addcmul_(dmixed, P)
+        dP = dmixed.mul_(row.inside_XTT)
         dx = joined_backward(torch.bmm(dy, V.flatten(1, 2).mT), x, row.read_XTJ1, dread).baddbmm_(dP, a)
         da = plus(da, dP.mT, x)
         dh = plus(dh, (P * row.inside_XTT).mT, dy)

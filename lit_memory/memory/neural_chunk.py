@@ -19,7 +19,7 @@ product of the gates g of the tokens j+1..t, and from the start of the chunk for
 goes from chunk to chunk. ``neural_exact.py`` does where every token has a surprise of its own.
 
 Shape suffixes: X samples times heads, N chunks, T tokens (of a chunk, or of all), K width of keys and queries, V width
-of values, I and O inputs and outputs of a layer of the memory.
+of values, I and O inputs and outputs of a layer of the memory, J parts of the state (M, and S with momentum).
 """
 
 from typing import Any

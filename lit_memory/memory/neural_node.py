@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lit_memory.memory.neural import ACTIVATIONS, NeuralState, shortening, surprise
 from lit_memory.memory.neural_by_hand import Coefficients, Layer, one_chunk, one_chunk_backward, rows_of
+from lit_memory.memory.precision import outside_autocast
 
 
 class Form(NamedTuple):
@@ -109,6 +110,7 @@ class _Chunks(torch.autograd.Function):
         return torch.stack(outputs, 1), scale, *new
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor | None):
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)

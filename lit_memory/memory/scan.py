@@ -13,7 +13,7 @@ Deviations
    step multiplies by a decay of at most 1, so that nothing overflows.
 
 Shape suffixes: B batch, T tokens, E channels, N states per channel, H heads, K key width, V value width, X any further
-dimensions.
+dimensions, S blocks of C tokens in a scan.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_memory.memory import compiled
+from lit_memory.memory.precision import outside_autocast
 
 CHUNK = 16
 """Tokens whose states a CPU holds at a time (with gradients RWKV-5 keeps all), and that a block of ``_states`` has."""
@@ -50,14 +51,14 @@ def _states(decay_BTX: Tensor, input_BTX: Tensor, state_BX: Tensor) -> Tensor:
     whole = tokens - tokens % CHUNK
     if whole <= CHUNK or not _is_wide(input_BTX):
         return _one_by_one(decay_BTX, input_BTX, state_BX, dim=1)
-    decay_BNCX, input_BNCX = (t[:, :whole].unflatten(1, (-1, CHUNK)) for t in (decay_BTX, input_BTX))
-    states_BNCX = _one_by_one(decay_BNCX, input_BNCX, torch.zeros_like(input_BNCX[:, :, 0]), dim=2)  # from 0
-    decay_BNCX = decay_BNCX.cumprod(2)  # since the block began
-    ends_BNX = _states(decay_BNCX[:, :, -1], states_BNCX[:, :, -1], state_BX)
-    states_BTX = torch.addcmul(states_BNCX, decay_BNCX, _before(state_BX, ends_BNX).unsqueeze(2)).flatten(1, 2)
+    decay_BSCX, input_BSCX = (t[:, :whole].unflatten(1, (-1, CHUNK)) for t in (decay_BTX, input_BTX))
+    states_BSCX = _one_by_one(decay_BSCX, input_BSCX, torch.zeros_like(input_BSCX[:, :, 0]), dim=2)  # from 0
+    decay_BSCX = decay_BSCX.cumprod(2)  # since the block began
+    ends_BSX = _states(decay_BSCX[:, :, -1], states_BSCX[:, :, -1], state_BX)
+    states_BTX = torch.addcmul(states_BSCX, decay_BSCX, _before(state_BX, ends_BSX).unsqueeze(2)).flatten(1, 2)
     if whole == tokens:
         return states_BTX
-    rest_BTX = _one_by_one(decay_BTX[:, whole:], input_BTX[:, whole:], ends_BNX[:, -1], dim=1)
+    rest_BTX = _one_by_one(decay_BTX[:, whole:], input_BTX[:, whole:], ends_BSX[:, -1], dim=1)
     return torch.cat([states_BTX, rest_BTX], dim=1)
 
 
@@ -100,6 +101,7 @@ class _LinearScan(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], inputs[2], output)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay_BTX, state_BX, states_BTX = ctx.saved_tensors
         grad_BTX = _reached(decay_BTX, grads[0], torch.zeros_like(state_BX))
@@ -132,6 +134,7 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, starts = ctx.saved_tensors
         grad_y_BTE, grad_BEN, _ = grads

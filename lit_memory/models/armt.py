@@ -22,7 +22,8 @@ Deviations
    ends with the table), and with ``past_tokens`` so do Gemma's rotations; fresh memory tokens have the scale of the
    embeddings (there: 0.02), and a state is never below fp32.
 
-Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key.
+Shape suffixes: B batch, T rows (tokens, then memory tokens), M memory tokens, D width, K features of a key, C channels
+of a key, S segments, R rows that enter a layer.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ What the segments have of a kind lies in one tensor, so that gradients of weight
 nothing is copied together.
 
 Shape suffixes: S segments, B batch, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
-a key, D width, H heads of queries, keys and values together, P head width, E = H P, G = C + D + 1.
+a key, D width, H heads of queries, keys and values together, P head width, E = H P, G = C + D + 1, K features of a key.
 """
 
 from typing import Any, NamedTuple

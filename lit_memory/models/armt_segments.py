@@ -5,7 +5,7 @@ attends, feeds forward and writes at the memory rows alone. What the token rows 
 is left to the caller, for all segments at once. The slow twin is ``ARMTLayer.forward``, segment after segment.
 
 Shape suffixes: S segments, B batch, T token rows, M memory rows, R = T + M, A rows that recall (T or R), C channels of
-a key, D width, H heads of queries, keys and values together, P head width.
+a key, D width, H heads of queries, keys and values together, P head width, K features of a key, E = H P.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.associative import AssociativeState
 from lit_memory.memory.associative_chunk import Flags
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.armt_cell import Cell, Given, Shape
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.plain import modules_of
@@ -50,18 +51,21 @@ class Segments(torch.autograd.Function):
         for s in range(len(given.x_SBAD)):
             cell.forward(s)
         if training:
-            ctx.cell = cell  # and not ``save_for_backward``: what it keeps are no inputs or outputs
+            ctx.cell = cell  # and not ``save_for_backward``: most of what it keeps are no inputs or outputs
+            ctx.save_for_backward(*tensors)
         heads = shape.heads + 2 * shape.kv_heads, -1
         rows = cell.rows_SBAD[:, :, : cell.tokens], cell.qkv_SBRE[:, :, : cell.tokens].unflatten(-1, heads)
         return *(part.detach() for part in (*rows, cell.left_SBMD)), *cell.memory.state()
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, *grads):
         *given, dA, dz = grads
         cell, ctx.cell = ctx.cell, None
         if cell is None:
             raise RuntimeError("schedule='layer' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         cell.begin_backward(dA, dz)
         for s, part in reversed(list(enumerate(zip(*given, strict=True)))):
             cell.backward(s, *part)

@@ -7,14 +7,14 @@ keys and values together.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from lit_memory.models.tables import table
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a table first made during validation must serve training as well
+
+@table(maxsize=64)
 def rotary_table(
     length: int, dims: int, base: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -43,8 +43,7 @@ def split_heads(qkv_BTE: Tensor, widths: Sequence[int], head_width: int) -> Iter
     return (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in qkv_BTE.split(widths, dim=-1))
 
 
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)  # as above
+@table(maxsize=16)
 def last_rows(rows: int, keys: int, device: torch.device) -> Tensor:
     """(T, S), True at the keys that the last T of S causal rows see."""
     return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)

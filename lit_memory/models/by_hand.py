@@ -4,7 +4,8 @@
 built of these, have ``forward`` and ``backward`` per segment, which share a tape, and ``weight_grads`` for all segments
 together.
 
-Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width.
+Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width, C
+last rows that have an output, E channels of queries, keys and values together, D width.
 """
 
 from collections.abc import Callable, Sequence

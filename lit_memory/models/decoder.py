@@ -22,7 +22,7 @@ Deviations
    Its one norm a layer, ``norm1`` and ``norm2`` here, is computed for attention and feed-forward each.
 
 Shape suffixes: B batch, T rows, S keys (cached rows, then the T rows), D width, H heads, G heads of keys and values, K
-head width, V vocabulary.
+head width, V vocabulary, E channels of queries, keys and values together.
 """
 
 from collections.abc import Callable

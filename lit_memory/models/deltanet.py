@@ -22,7 +22,7 @@ Deviations
    convolution or beta are left out.
 
 Shape suffixes: B batch, T tokens, J kept inputs (taps-1), C channels of queries, keys and values together, D width, H
-heads, K key width of a head, V value width of a head.
+heads, K key width of a head, V value width of a head, E = H V.
 """
 
 import math

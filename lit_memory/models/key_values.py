@@ -91,6 +91,7 @@ class Piece:
         missing = self.capacity - cache_BGCK.shape[2]
         if missing:
             cache_BGCK = F.pad(cache_BGCK.to(rows_BGTK.dtype), (0, 0, 0, missing))
+        rows_BGTK = rows_BGTK.to(cache_BGCK.dtype)  # under autocast those of a state have more digits than new ones
         if self.even is not None:
             cache_BGCK[:, :, self.even] = rows_BGTK
             return cache_BGCK

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from lit_memory.memory import compiled
 from lit_memory.memory.scan import selective_scan
 from lit_memory.models.parts import causal_conv
+from lit_memory.models.plain import is_plain
 from lit_memory.models.token_recurrent import ReadsAhead, Stack, TokenRecurrentConfig
 from lit_memory.recurrence import Compiled, NoWeightDecay, Visible, full_precision, state_options
 from lit_memory.util.checks import at_least
@@ -100,13 +101,19 @@ class MambaLayer(nn.Module):
         """Algorithm 2 in the state's precision: outputs (B, T, E) and the state after the last token."""
         c, dtype = self.config, state_BEN.dtype
         delta_BTR, B_BTN, C_BTN = self.x_proj(x_BTE).split([c.rank, c.state_dim, c.state_dim], dim=-1)
-        delta_BTE = F.softplus(F.linear(delta_BTR, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype))
+        delta_BTE = F.softplus(self.delta(delta_BTR, dtype))
         if mask_BT is not None:
             delta_BTE = delta_BTE * mask_BT.unsqueeze(-1)  # Delta = 0 leaves the state as it is
         A_EN = -self.A_log.to(dtype).exp()
         with full_precision(x_BTE.device):
             y_BTE, state_BEN = selective_scan(x_BTE, delta_BTE, A_EN, B_BTN, C_BTN, state_BEN)  # eq. 2a, 2b, 4
         return y_BTE + self.D.to(dtype) * x_BTE, state_BEN
+
+    def delta(self, delta_BTR: Tensor, dtype: torch.dtype) -> Tensor:
+        """The projection to Delta, before its softplus, (B, T, E). Its bias is added in full precision."""
+        if not is_plain(self.dt_proj):
+            return self.dt_proj(delta_BTR).to(dtype)
+        return F.linear(delta_BTR, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype)
 
 
 class Mamba(Visible, Compiled, NoWeightDecay, ReadsAhead):

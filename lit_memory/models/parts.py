@@ -3,7 +3,7 @@
 Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``.
 
 Shape suffixes: B batch, T tokens, D width, H heads, K head width, X samples times heads, J kept inputs of a
-convolution, S kept inputs and then new ones, C channels.
+convolution, S kept inputs and then new ones, C channels, G heads of keys and values, W rows that a window keeps.
 """
 
 from typing import Any

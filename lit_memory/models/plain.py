@@ -1,9 +1,11 @@
-"""Whether the modules of a ``Block`` are those that it was built with, as its backward pass by hand reads their weights
-and does not call them."""
+"""Whether modules are those that a model was built with, where their weights are read and they are not called: in the
+backward passes by hand, and where a part of a weight is enough."""
 
 from collections.abc import Iterable
 
 from torch import nn
+
+from lit_memory.recurrence import hooked
 
 PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 """Modules that have a backward pass by hand; what derives from them may compute something else."""
@@ -21,3 +23,8 @@ def replaced(modules: Iterable[nn.Module]) -> str | None:
     adds low-rank matrices to what a layer computes). None if they have one."""
     others = [type(module).__name__ for module in modules if type(module) not in PLAIN]
     return f"{others[0]} is none of its own layers" if others else None
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module computes what its weights say, and nobody waits for its calls."""
+    return type(module) in PLAIN and not hooked(module)

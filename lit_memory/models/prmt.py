@@ -11,10 +11,12 @@ Deviations
 2. The memory rows that enter the first layer are zeros. The reference embeds a parameter there, which the first layer
    overwrites, so that it never gets a gradient.
 
-Shape suffixes: B batch, T rows, M memory tokens, D width.
+Shape suffixes: B batch, T rows, M memory tokens, D width, S segments (in a mask: keys), R rows of a segment, E channels
+of queries, keys and values together.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +95,8 @@ class PRMT(KeyValueCache, LayerMajor):
 
     def memories(self) -> list[Tensor]:
         """The learned initial memory of every layer, (M, D) each."""
-        return [layer.get_parameter("memory") for layer in self.layers]
+        layers: Any = self.layers
+        return [layer.memory for layer in layers]
 
     def init_state(self, batch, device=None, dtype=None):
         options = state_options(self, device, dtype)

@@ -4,7 +4,7 @@ Weights get the gradients that all segments together have for them from one node
 ``PRMTLayer.write_rows``.
 
 Shape suffixes: B batch, T tokens, M memory rows, R = M + T + M rows of a segment, E channels of queries, keys and
-values together.
+values together, D width.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.by_hand import Rotation, Tape
 from lit_memory.models.plain import modules_of
 from lit_memory.models.rmt_segments import Layer, with_gradients
@@ -48,13 +49,16 @@ class Written(torch.autograd.Function):
     def forward(ctx, writer: Writer, ended, memory_BMD, qkv_BTE, hidden_MR):
         new_BMD, known_BME, ctx.tape = writer.forward(memory_BMD, qkv_BTE, hidden_MR)
         ctx.writer = writer
+        ctx.save_for_backward(memory_BMD, qkv_BTE)
         return new_BMD, known_BME
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, *grads):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         return None, grads[0].new_zeros(()), *ctx.writer.backward(*grads, ctx.tape), None
 
 

@@ -5,15 +5,14 @@ Paper:     Dai et al. 2019, Transformer-XL, arXiv 1901.02860, section 3.3 and ap
 Shape suffixes: B batch, T rows, S rows that they see, of which they are the last, D width, H heads, K head width.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_memory.models.tables import table
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a table first made during validation must serve training as well
+
+@table(maxsize=64)
 def sinusoids(length: int, width: int, clamp: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """R_n of the distances n = length-1, ..., 0, clamped to ``clamp`` (0: no limit), (length, D)."""
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=torch.float64).clamp(max=clamp or length)
@@ -31,12 +30,11 @@ def by_distance(x_BHTS: Tensor) -> Tensor:
     return padded[..., 1:, :].flatten(-2).unflatten(-1, (rows, keys))
 
 
-def weight_first(queries: int, rows: int, weight_HKD: Tensor) -> bool:
+def weight_first(queries: int, rows: int, head_width: int, width: int) -> bool:
     """Whether it costs less to apply W of a head to ``queries`` rows than to the ``rows`` that they see.
 
     Multiplications: T K D + T D S, against S D K + T K S.
     """
-    _, head_width, width = weight_HKD.shape
     return queries * width * (head_width + rows) < rows * head_width * (width + queries)
 
 

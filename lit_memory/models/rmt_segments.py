@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.by_hand import (
     FeedForward,
@@ -163,11 +164,14 @@ class Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, stack: Any, *weights):
         ctx.stack = stack
+        ctx.save_for_backward(*weights)
         return weights[0].new_zeros(())
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, grad):
+        _ = ctx.saved_tensors  # raises if somebody has changed one in place since
         return None, *ctx.stack.weight_grads()
 
 
@@ -185,13 +189,16 @@ class Segment(torch.autograd.Function):
     def forward(ctx, stack: Stack, ended, fresh_BFD, qkv_BTE, kept_BTD, hidden_RR):
         rows, ctx.tape = stack.forward(fresh_BFD, qkv_BTE, kept_BTD, hidden_RR)
         ctx.stack = stack
+        ctx.save_for_backward(fresh_BFD, qkv_BTE, kept_BTD)
         return rows
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, dy):
         if not ctx.tape:
             raise RuntimeError("schedule='auto' allows one backward pass; use schedule='sequential' to run it again")
+        _ = ctx.saved_tensors  # as above
         return None, dy.new_zeros(()), *ctx.stack.backward(dy, ctx.tape), None
 
 

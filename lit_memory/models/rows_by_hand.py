@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_memory.memory.precision import outside_autocast
 from lit_memory.models.by_hand import Activation, Linear, Norm, activation
 from lit_memory.models.plain import modules_of
 
@@ -106,6 +107,7 @@ class Finish(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx, *grads):
         (dy_ND,), (x_ND, attended_NE, *weights) = grads, ctx.saved_tensors
         out, ff = Linear(*weights[:2]), feed_forward(ctx.family, ctx.eps, tuple(weights[2:]))

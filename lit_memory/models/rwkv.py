@@ -17,7 +17,8 @@ Deviations
    at zero, so that a fresh model is the identity. Ours.
 4. Masked tokens are skipped: they change neither the shifts nor the state.
 
-Shape suffixes: B batch, T tokens, D width, H heads, K key width of a head, V value width (equal), F feed-forward width.
+Shape suffixes: B batch, T tokens, D width, H heads, K key width of a head, V value width (equal), F feed-forward width,
+S the row before and then T.
 """
 
 import math

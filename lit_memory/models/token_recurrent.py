@@ -98,7 +98,7 @@ class ReadsAhead(TokenRecurrent, LayerMajor):
     """
 
     def refuses_groups(self, longest: int = 0) -> str | None:
-        return None
+        return self.refuses_hooks()
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, found = len(rows_SBRD), []

@@ -8,7 +8,8 @@ Deviations
    the second segment on.) A window that covers the sequence is full causal attention. Padding takes no place in it.
 2. The cache may carry gradients (``window_detach=False``); the reference always detaches it.
 
-Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary.
+Shape suffixes: B batch, T tokens, W cached tokens, D width, G heads of keys and values, K head width, V vocabulary, S =
+W + T keys, P = W columns in front of the open segment, C columns of it.
 """
 
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ class Transformer(SeparateWrite, KeyValueCache, LayerRecurrent):
             real_BP = torch.where(live_B[:, None], real_BP, opened.real_BP)
         piece = Piece(opened, self.config.window, live_B * self.config.window)
         for layer, layer_state in zip(self.layers, state, strict=True):
-            piece.put(self.turned(layer, layer_state.k_BGWK), layer_state.v_BGWK)
+            kept = self.turned(layer, layer_state.k_BGWK), layer_state.v_BGWK
+            piece.put(*(part.to(self.decoder.norm.weight.dtype) for part in kept))
         return piece.done()._replace(real_BP=real_BP)
 
     def turned(self, layer: Any, k_BGWK: Tensor, rows_B: Tensor | None = None) -> Tensor:
@@ -134,6 +136,6 @@ class Transformer(SeparateWrite, KeyValueCache, LayerRecurrent):
         new = []
         for layer, layer_state, cache in zip(self.layers, state, opened.layers, strict=True):
             k, v = (part.take_along_dim(kept_BW[:, None, :, None], dim=2) for part in cache)
-            k, v = (part.to(layer_state.k_BGWK.dtype) for part in (self.turned(layer, k, opened.rows_B), v))
-            new.append(WindowState(k, v, mask_BW))
+            k, v = (part.to(layer_state.k_BGWK.dtype) for part in (k, v))
+            new.append(WindowState(self.turned(layer, k, opened.rows_B), v, mask_BW))
         return tuple(new)

@@ -26,8 +26,8 @@ Deviations
    layers).
 4. ``mem_detach=False`` lets gradients enter the cache. Ours.
 
-Shape suffixes: B batch, T rows, W cached rows, S = W + T keys, D width, H heads, K head width, N tokens of any sample,
-V vocabulary.
+Shape suffixes: B batch, T rows, W cached rows, S = W + T keys (in front: segments), D width, H heads, K head width, N
+tokens of any sample, V vocabulary, E = H K, R rows of a segment.
 """
 
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from lit_memory.models import xl_segments
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.decoder import embedding
 from lit_memory.models.parts import Dropout, newest
+from lit_memory.models.plain import is_plain
 from lit_memory.models.relative import blend, by_distance, probabilities, score, sinusoids, weight_first
 from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, state_options
 from lit_memory.util.checks import FieldError, at_least, check_layers
@@ -103,8 +104,9 @@ class XLBlock(nn.Module):
         content_BHTK, position_BHTK = self.queries(x_BTD)
         r_HSK = self.distances(all_BSD.shape[1], x_BTD)
         distant_BHTS = by_distance(torch.einsum("bhtk,hsk->bhts", position_BHTK, r_HSK))
-        key_HKD, value_HKD = self.key_value.weight.unflatten(0, (2, self.heads, -1)).unbind(0)  # (1)
-        if weight_first(x_BTD.shape[1], all_BSD.shape[1], key_HKD):
+        sizes = x_BTD.shape[1], all_BSD.shape[1], self.u_HK.shape[1], x_BTD.shape[2]
+        if is_plain(self.key_value) and weight_first(*sizes):
+            key_HKD, value_HKD = self.key_value.weight.unflatten(0, (2, self.heads, -1)).unbind(0)  # (1)
             p_BHTS = probabilities(score(content_BHTK, key_HKD, all_BSD) + distant_BHTS, mask)
             y_BHTK = blend(p_BHTS, value_HKD, all_BSD)
         else:
@@ -182,12 +184,8 @@ class XLDecoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         u_HK, v_HK = (nn.Parameter(torch.empty(config.heads, config.head_width)) for _ in range(2))
         self.layers = nn.ModuleList(XLLayer(config, u_HK, v_HK) for _ in range(config.layers))
-        plain = not config.cutoffs
-        self.head = (
-            nn.Linear(config.width, config.vocab_size)
-            if plain
-            else AdaptiveHead(config.width, config.vocab_size, config.cutoffs)
-        )
+        cutoffs, sizes = config.cutoffs, (config.width, config.vocab_size)
+        self.head = AdaptiveHead(*sizes, cutoffs) if cutoffs else nn.Linear(*sizes)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

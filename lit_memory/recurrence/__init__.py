@@ -3,6 +3,7 @@
 This package is the one door: import from ``lit_memory.recurrence``, not from its files.
 """
 
+from lit_memory.recurrence.calls import hooked
 from lit_memory.recurrence.generate import (
     Position,
     Prompts,
@@ -79,6 +80,7 @@ __all__ = [
     "expand_state",
     "full_precision",
     "generate",
+    "hooked",
     "logits_per_token",
     "looks",
     "map_state",

@@ -3,7 +3,7 @@
 Full segments are written to memory once. Of the last one, which is open, is kept what its next token needs; see
 ``Incremental``.
 
-Shape suffixes: B batch, T tokens of a prompt, S tokens of a full segment, V vocabulary.
+Shape suffixes: B batch, T tokens of a prompt, S tokens of a full segment, V vocabulary, D width.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from lit_memory.recurrence.reading import joined, prefix_mask, reader
 from lit_memory.recurrence.segment import with_new_samples
 from lit_memory.recurrence.state import State, map_state
 from lit_memory.recurrence.unroll import unroll
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import check_least
 
 
 class Prompts(NamedTuple):
@@ -98,13 +98,6 @@ def generate(
     hidden_B1D, position = read_prompts(model, pack(ids_BT, mask_BT), segment_len, state)
     draw = partial(sample_token, temperature=temperature, top_k=top_k, generator=generator)
     return continue_from(model, hidden_B1D, position, max_new_tokens, stops, draw)
-
-
-def check_least(least: int, **arguments: float | None) -> None:
-    """Raise FieldError for an argument below ``least``. None passes."""
-    for name, value in arguments.items():
-        if value is not None and value < least:
-            raise FieldError(name, value, f"expected {least} or more")
 
 
 class Position(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from lit_memory.recurrence.protocol import Look, Visible
-from lit_memory.recurrence.segment import Segment, with_new_samples, without_ended
+from lit_memory.recurrence.segment import as_segment, with_new_samples, without_ended
 
 
 def looks(model: Visible, segments: Iterable[Tensor | tuple[Tensor, Tensor]]) -> Iterator[Look]:
@@ -20,7 +20,7 @@ def looks(model: Visible, segments: Iterable[Tensor | tuple[Tensor, Tensor]]) ->
     """
     state = None
     for found in segments:
-        ids_BT, mask_BT = Segment(*found) if isinstance(found, tuple) else Segment(found)
+        ids_BT, mask_BT = as_segment(found)
         state = model.init_state(len(ids_BT), ids_BT.device) if state is None else state
         state = with_new_samples(model, state, ids_BT)
         look, new = model.look(state, ids_BT, mask_BT)

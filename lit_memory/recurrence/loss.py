@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
+from lit_memory.recurrence.calls import hooked
+from lit_memory.recurrence.protocol import SegmentRecurrent
 
 BLOCK = 2**19
 """Logits of a block: 2 MB of fp32, which stay in the cache of a core."""

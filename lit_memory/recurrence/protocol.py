@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from lit_memory.recurrence.calls import autocasts, hooked
 from lit_memory.recurrence.state import State, map_state, state_tensors
 from lit_memory.util.names import load
 
@@ -126,13 +127,9 @@ class LayerRecurrent(SegmentRecurrent):
 
     def refuses_diagonal(self) -> str | None:
         """Why layers cannot be computed together, by the diagonal schedule; None if they can."""
+        if autocasts(self):
+            return "vmap has no autocast (mixed precision)"
         return "its layers have rotary_bases of their own" if getattr(self.config, "rotary_bases", None) else None
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody wants to know when a module is called."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in hooks)
 
 
 class Grouped(SegmentRecurrent):
@@ -143,11 +140,15 @@ class Grouped(SegmentRecurrent):
         dropout = getattr(self.config, "dropout", 0.0)
         if dropout and self.training:
             return f"dropout={dropout} would draw other numbers"
-        if torch.is_autocast_enabled(next(self.parameters()).device.type):
+        if autocasts(self):
             return "autocast (a mixed precision) has no backward pass by hand"
-        if any(hooked(part) for part in self.modules()):
-            return "hooks of its modules would not be called"
-        return None
+        if torch._C._are_functorch_transforms_active():
+            return "functorch's transforms follow no backward pass by hand"
+        return self.refuses_hooks()
+
+    def refuses_hooks(self) -> str | None:
+        """``refuses_groups`` where that is all that stands against it: nothing of the model is by hand."""
+        return "hooks of its modules would not be called" if any(map(hooked, self.modules())) else None
 
     def read_group(
         self, ids_SBT: Tensor, state: State, mask_SBT: Tensor | None, cuts: frozenset[int], keep: int

@@ -5,6 +5,8 @@ every further batch of its shape (``ReplayedLoss``).
 A segment of a small model is some hundred kernels of a few microseconds each, and a CPU takes longer to launch them
 than a GPU to run them. A whole graph is launched at once: a segment of 512 tokens and four layers of ARMT takes 1.4 ms
 in place of 6 to 11 (H200; 8 samples as 1), and a recording some 25 ms.
+
+Shape suffixes: B batch, T tokens, D width.
 """
 
 import warnings
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_memory.recurrence.protocol import SegmentRecurrent, hooked
+from lit_memory.recurrence.calls import hooked
+from lit_memory.recurrence.protocol import SegmentRecurrent
 from lit_memory.recurrence.segment import Segment, read_segment
 from lit_memory.recurrence.state import State, map_state, state_tensors
 from lit_memory.util.checks import first_line

@@ -18,6 +18,12 @@ class Segment(NamedTuple):
     mask_BT: Tensor | None = None
 
 
+def as_segment(segment: Tensor | tuple[Tensor, Tensor | None]) -> Segment:
+    """The segment of ids, or of ids and a mask of any type."""
+    ids_BT, mask_BT = segment if isinstance(segment, tuple) else (segment, None)
+    return Segment(ids_BT, None if mask_BT is None else mask_BT.bool())
+
+
 def read_segment(model: SegmentRecurrent, state: State, segment: Segment, wanted: bool) -> tuple[Tensor | None, State]:
     """Read and write one segment: its hidden states (B, T, D), None if they are not ``wanted``, and the next state."""
     ids_BT, mask_BT = segment

@@ -12,9 +12,9 @@ from torch import Tensor
 from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
 from lit_memory.recurrence.schedules import check_schedule, one_by_one, scheduled
-from lit_memory.recurrence.segment import Segment, with_new_samples
+from lit_memory.recurrence.segment import Segment, as_segment, with_new_samples
 from lit_memory.recurrence.state import State, batch_size, detach, map_state
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import FieldError, check_least
 
 
 class Order(NamedTuple):
@@ -51,7 +51,7 @@ def unroll(
     ids_BT: (B, T) token ids; or a tuple of segments; or an iterator of them, which is read in constant memory (use
         ``keep``). Segments, or pairs (ids, mask) of them, may gain samples: new ones begin behind the present ones.
     segment_len, align: how a tensor is cut, see ``segment_lengths``. Default: one segment.
-    mask_BT: (B, T), True at real tokens. A sample whose segment has none keeps its state. Not for a tuple.
+    mask_BT: (B, T), True (or 1) at real tokens. A sample whose segment has none keeps its state. Not for a tuple.
     state: the state to start from; default ``model.init_state``.
     read_only: number of last segments that read the memory and do not write it. They run as one batch.
     keep: number of last segments whose hidden states are returned; default all.
@@ -62,7 +62,7 @@ def unroll(
     checkpoint_segments: the graph holds the states between groups of so many writing segments; a group is computed
         again on the way back. Default: the graph holds everything.
     """
-    check_options(bptt, schedule, checkpoint_segments)
+    check_options(segment_len, keep, bptt, schedule, checkpoint_segments)
     if isinstance(ids_BT, Tensor | tuple):
         segments = cut(ids_BT, mask_BT, segment_len, align)
         order = Order(schedule, bptt, checkpoint_segments)
@@ -74,14 +74,24 @@ def unroll(
     return Unrolled(join_hidden(model, hidden, state), state)
 
 
-def check_options(bptt: int | None, schedule: str, checkpoint_segments: int | None) -> None:
+def check_options(
+    segment_len: int | None, keep: int | None, bptt: int | None, schedule: str, checkpoint_segments: int | None
+) -> None:
     """Raise FieldError for an argument out of its range."""
+    check_least(1, segment_len=segment_len)
+    check_least(0, keep=keep)
     if checkpoint_segments is not None and checkpoint_segments < 1:
         expected = "expected at least 1 segment, or None for no checkpointing"
         raise FieldError("checkpoint_segments", checkpoint_segments, expected)
     if bptt is not None and bptt < 1:
         raise FieldError("bptt", bptt, "expected at least 1 segment, or None for no truncation")
     check_schedule(schedule)
+
+
+def check_state(state: State | None) -> None:
+    """Raise FieldError if there is no state, where there was no segment."""
+    if state is None:
+        raise FieldError("ids_BT", (), "expected at least one segment, or a state to go on from")
 
 
 def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[int]:
@@ -102,10 +112,6 @@ def segment_lengths(total: int, segment_len: int, align: str = "left") -> list[i
     return [*full, rest] if align == "left" else [rest, *full]
 
 
-def as_segment(segment: Tensor | tuple[Tensor, Tensor]) -> Segment:
-    return Segment(*segment) if isinstance(segment, tuple) else Segment(segment)
-
-
 def cut(
     ids_BT: Tensor | tuple[Tensor | tuple[Tensor, Tensor], ...],
     mask_BT: Tensor | None,
@@ -114,9 +120,9 @@ def cut(
 ) -> tuple[Segment, ...]:
     """The segments of a tensor, or of a tuple of segments. Either all of them have a mask, or none has."""
     if isinstance(ids_BT, Tensor):
-        lengths = segment_lengths(ids_BT.shape[1], segment_len or ids_BT.shape[1], align)
+        lengths = segment_lengths(ids_BT.shape[1], segment_len or ids_BT.shape[1] or 1, align)
         ids = ids_BT.split(lengths, dim=1)
-        masks = [None] * len(ids) if mask_BT is None else mask_BT.split(lengths, dim=1)
+        masks = [None] * len(ids) if mask_BT is None else mask_BT.bool().split(lengths, dim=1)
         return tuple(map(Segment, ids, masks))
     if mask_BT is not None:
         raise ValueError("a tuple of segments allows no mask_BT; pass one tensor, or pairs of ids and mask")
@@ -141,6 +147,8 @@ def write_then_read(
         raise FieldError("read_only", read_only, f"the input has {len(segments)} segments")
     writing = segments[: len(segments) - read_only]
     reading = segments[len(segments) - (read_only if keep is None else min(read_only, keep)) :]
+    if not segments:
+        check_state(state)
     if state is None:
         state = model.init_state(segments[0].ids_BT.shape[0], segments[0].ids_BT.device)
     elif order.bptt is not None and order.bptt <= len(writing) + (read_only > 0):
@@ -204,4 +212,5 @@ def join_hidden(model: SegmentRecurrent, hidden: Iterable[Tensor], state: State)
     parts = list(hidden)
     if parts:
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    check_state(state)
     return next(model.parameters()).new_zeros(batch_size(state), 0, 0)

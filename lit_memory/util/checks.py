@@ -59,6 +59,13 @@ def at_least(least: int, config: Any, *names: str) -> None:
             raise FieldError(name, value, f"expected {f'at least {least}' if least else '0 or more'}")
 
 
+def check_least(least: int, **arguments: float | None) -> None:
+    """Raise FieldError for an argument below ``least``. None passes."""
+    for name, value in arguments.items():
+        if value is not None and value < least:
+            raise FieldError(name, value, f"expected {least} or more")
+
+
 def check_layers(config: Any, *names: str) -> None:
     """Raise FieldError for a number of layers that is no plan but a loop without end."""
     for name in names:

@@ -2,7 +2,7 @@
 
 Source: section 3 of Das et al. 2024, arXiv 2403.11901, and its code as spec 11 describes it.
 
-Shape suffixes: T tokens, X lines of a batch, U different ones, D width, C width of a latent.
+Shape suffixes: T tokens, X lines of a batch, U different ones, D width, C width of a latent, B batch.
 """
 
 from dataclasses import dataclass

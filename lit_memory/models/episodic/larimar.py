@@ -208,9 +208,10 @@ class Larimar(LineRecurrent):
             lines_BNE, real_BN = self.lines(ids_BNT, mask_BNT), mask_BNT.any(-1)
             latents_XC = lines_BNE[..., : self.config.latent_width].flatten(0, 1)
             known = torch.arange(len(latents_XC), device=latents_XC.device), latents_XC
-            read_BNC, w_BNK = self.address(lines_BNE, lines_BNE, real_BN)
+            empty_B1 = ~real_BN.any(1, keepdim=True)  # episodes without a line, whose reads are not scored
+            read_BNC, w_BNK = self.address(lines_BNE, lines_BNE, real_BN | empty_B1)
             if w_BNK is not None:
-                out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].mean()
+                out["keys"] = (w_BNK.square().sum(-1) / 2)[real_BN].sum() / real_BN.sum().clamp(min=1)
             if "memory" in names:
                 out["memory"] = self.reconstruction(*lines, read_BNC.flatten(0, 1))
         if "autoencoding" in names:

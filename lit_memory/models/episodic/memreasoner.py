@@ -33,7 +33,7 @@ Deviations
 7. Without ``memory`` (appendix D.5.2) the state holds the tokens of the context, which the decoder reads in front of
    its own. The paper's prompt has headings between the parts; here that is up to the task.
 
-Shape suffixes: B batch, T tokens, N lines, H hops, I lines that are kept, C width of a latent, K slots.
+Shape suffixes: B batch, T tokens, N lines, H hops, I lines that are kept, C width of a latent, K slots, D width, E = C.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ Reference: none by the authors; ``titans/models.py`` lists the deviations.
 Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``: causal rows do not see it, and states skip it.
 
 Shape suffixes: B batch, T tokens, D width, K head width of the memory, P rows of a prefix, C channels of keys and
-values together, X samples times heads.
+values together, X samples times heads, J kept inputs of the convolution.
 """
 
 from typing import Any, NamedTuple

@@ -8,7 +8,7 @@ Padding is at the end of the rows, as everywhere in a ``TokenRecurrent``.
 
 Shape suffixes: B batch, T tokens, D width, H heads of the memory, K head width, X samples times heads, I and O inputs
 and outputs of a layer of the memory, J kept inputs of the convolution, S kept inputs and then new ones, C channels of
-queries, keys and values together.
+queries, keys and values together, V value width (K).
 """
 
 import math
@@ -23,6 +23,7 @@ from lit_memory.memory import neural
 from lit_memory.memory.neural import Gates, NeuralState
 from lit_memory.memory.neural_chunk import by_chunk
 from lit_memory.models.parts import RMSNorm, causal_conv, fold_heads, l2_normalized, unfold_heads
+from lit_memory.models.plain import is_plain
 from lit_memory.recurrence import full_precision
 
 
@@ -98,7 +99,8 @@ class NeuralMemory(nn.Module):
 
     def own_queries(self, x_BTD: Tensor, state: MemoryState) -> Tensor:
         """Queries (X, T, K), for ``recall``, of rows that are already normalised, without convolution."""
-        queries = F.linear(x_BTD, self.qkv.weight[: self.config.width])
+        width = self.config.width
+        queries = F.linear(x_BTD, self.qkv.weight[:width]) if is_plain(self.qkv) else self.qkv(x_BTD)[..., :width]
         with full_precision(x_BTD.device):
             return l2_normalized(fold_heads(F.silu(queries), self.config.memory_heads).to(state.M[0].dtype))
 

@@ -22,7 +22,8 @@ Deviations
 2. The memory's persistent tokens are read once, before the first token: they make the initial state. In MAC they are
    for attention only.
 3. Attention sees P without positions: as rotated keys they would have another distance to every token. In MAC, h_j has
-   the position of token j.
+   the position of token j. MAL's attention gets P behind its memory, as in eq. 29: as rows before the first token, with
+   positions, which leave the window as tokens do.
 4. MAC's queries for h have no convolution, which would be a second one over other rows. What they recall, and P, are
    normalised before attention as its other rows are, so that the size of a recall is lost.
 5. With ``per_chunk_gates`` a chunk has the gates of its first token, which is causal; the paper leaves it open.
@@ -33,7 +34,7 @@ Deviations
 8. The biases of the gates have no weight decay: at 0, which it would pull them to, every token forgets half of the
    memory.
 
-Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens.
+Shape suffixes: B batch, T tokens, D width, H heads of the memory, P persistent tokens, S segments, R rows of one.
 """
 
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
         return tuple(map_state(lambda t: t.expand(batch, *t.shape[1:]), first) for first in firsts)
 
     def refuses_groups(self, longest=0):
-        return None  # nothing of it is by hand but the memory, which is in full precision and has no dropout
+        return self.refuses_hooks()  # the memory alone is by hand, in full precision and without dropout
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
