@@ -238,6 +238,13 @@ def test_seeds_and_samples_add_like_errors():
         assert shifted.p_value == pytest.approx(0.02, rel=0.01)
 
 
+def test_a_metric_that_is_named_is_that_of_the_figure():
+    """Its chance is the same: nothing is left of a difference from itself."""
+    found = evidence({"a": [0.5, 0.6, 0.7]}, samples=100)
+    drawn = Draws(found)
+    assert (drawn.mean("a", None, 1) == drawn.mean("a", "y", 1)).all()
+
+
 def test_a_line_near_a_decision_has_more_draws(monkeypatch):
     """So that the draws' own chance does not decide it; one that is clear has the usual ones."""
     values, counts = {"a": [0.5, 0.6, 0.7], "b": [0.1, 0.2, 0.2]}, []

@@ -95,7 +95,8 @@ class Draws:
             return 0.0
         share = (mean * samples + 0.5) / (samples + 1)
         error = (max(0.0, share * (1 - share)) / samples) ** 0.5
-        return error * self._standard(f"{arm}/{metric}/{x:.17g}/samples", self.turns)[self._turn]
+        name = f"{arm}/{metric or self.evidence.metric}/{x:.17g}/samples"
+        return error * self._standard(name, self.turns)[self._turn]
 
     def _standard(self, name: str, count: int) -> Any:
         """(count,): standard normal numbers of that name."""
@@ -112,7 +113,7 @@ class Draws:
     def _mean(self, arm: str, metric: str | None, x: float) -> Any:
         """One seed after the other, so that equal values have equal means."""
         if told := self.evidence.summary(arm, metric, x):
-            return self._normal(*told, f"{arm}/{metric}/{x:.17g}")
+            return self._normal(*told, f"{arm}/{metric or self.evidence.metric}/{x:.17g}")
         values = self.seeds(arm, metric, x)
         return sum(values) / len(values)
 
