@@ -27,8 +27,8 @@ BROKEN = {
         "FILE (arm b): mdel.gamma: expected model.<field>, … did you mean 'model'?",
     ),
     "field of a replaced section": (
-        {"scales/cpu/model.width": 8, "arms/b/model": {"name": "rmt", "width": "x"}},
-        "FILE (arm b): model.width: Value 'x'",
+        {"scales/cpu/model.width": 8, "arms/a/model": {"name": "rmt", "width": "x"}},
+        "FILE (arm a): model.width: Value 'x'",
     ),
     "field of a scale": (
         {"scales/cpu/model.wdth": 8},
