@@ -23,7 +23,7 @@ def evidence(values, scores=None, samples=0):
     """Of {arm: values}, all at x = 1; scores: {arm: one array per seed}; samples: of a share."""
     columns = {(arm, "y"): of_seeds for arm, of_seeds in (scores or {}).items()}
     seeds, tested = len(next(iter(values.values()))), lambda arm, metric, x: samples
-    return Evidence(lambda arm, metric, x: values[arm], [1], seeds, "y", lambda x: columns, tested=tested)
+    return Evidence(lambda arm, metric, x: values[arm], [1], seeds, "y", lambda x: columns, samples=tested)
 
 
 def with_scores(scores, samples=0):

@@ -1,7 +1,7 @@
 """Tables that depend on sizes alone, such as the cosines of positions: each is computed once."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache, partial, update_wrapper
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ class Kept(Generic[P, R]):
     """
 
     def __init__(self, make: Callable[P, R], maxsize: int) -> None:
+        update_wrapper(self, make)
         self.make = torch.inference_mode(False)(make)
         self.kept = lru_cache(maxsize)(self.make)
         self.cache_clear = self.kept.cache_clear

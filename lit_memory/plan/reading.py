@@ -11,6 +11,7 @@ extends has no scale of that name, of that file as well.
 
 import copy
 import io
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -240,10 +241,10 @@ def in_order(settings: Any, file: str, where: str) -> None:
     ConfigError."""
     if not isinstance(settings, dict):
         return  # parse refuses it
-    keys = [str(key) for key in settings]
-    for i, section in enumerate(keys):
-        for key in keys[:i]:
-            if key.startswith(f"{section}."):
+    places = {str(key): place for place, key in enumerate(settings)}
+    for key, place in places.items():
+        for section in itertools.accumulate(key.split("."), "{}.{}".format):
+            if places.get(section, place) > place:
                 message = f"dropped by the whole section {section} behind it; expected it behind the section, or inside"
                 raise ConfigError(file, f"{where}.{key}", message)
 

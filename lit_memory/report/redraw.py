@@ -82,10 +82,10 @@ def _checked(results: Results, scaled: ScaledExperiment) -> ReportPlan:
 def _check_axes(results: Results, scaled: ScaledExperiment) -> None:
     """Raise ConfigError for an axis that was not measured, and for a figure relative to an arm that was not run."""
     plan, now = results.plan, scaled.report
-    known = {"x": [plan.config.x], "y": [plan.config.y, *results.metrics], "relative_to": ["", *plan.arms]}
+    known = {"x": [plan.config.x], "y": results.metrics, "relative_to": ["", *plan.arms]}
     for name, values in known.items():
         if (value := getattr(now, name)) not in values:
-            kept = ", ".join(filter(None, dict.fromkeys(values)))
+            kept = ", ".join(filter(None, values))
             message = f"{value!r}: the report that is drawn again has {kept} alone; --report writes it anew"
             raise ConfigError(scaled.file, f"report.{name}", message)
 

@@ -121,10 +121,10 @@ class Results:
     @property
     def evidence(self) -> Evidence:
         """What the lines are judged by."""
-        plan, told = self.plan, (self.scores_at, self.summary, self.tested)
+        plan, told = self.plan, (self.scores_at, self.summary, self.samples)
         return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, *told)
 
-    def tested(self, arm: str, metric: str | None, x: float) -> int:
+    def samples(self, arm: str, metric: str | None, x: float) -> int:
         """How many samples of the test have measured a share; 0 where that is not known, and of what is no share."""
         xs, samples = self.plan.tested(arm), self.plan.samples(arm)
         if (metric or self.plan.config.y) not in SHARES or len(xs) != len(samples):

@@ -46,7 +46,7 @@ class Evidence:
     """x -> the scores of the test samples, of all that are known: one 1-D array per seed."""
     summary: Callable[[str, str | None, float], tuple[float, float] | None] = lambda arm, metric, x: None
     """(arm, metric, x) -> mean and standard deviation over all planned seeds, where the seeds were not kept."""
-    tested: Callable[[str, str | None, float], int] = lambda arm, metric, x: 0
+    samples: Callable[[str, str | None, float], int] = lambda arm, metric, x: 0
     """(arm, metric, x) -> how many samples have measured a share; 0 where that is not known, and of what is none."""
 
     def finished(self, arm: str, metric: str | None, x: float) -> int:
@@ -91,17 +91,17 @@ class Draws:
 
     def _unseen(self, mean: float, arm: str, metric: str | None, x: float) -> Any:
         """(count,): what the samples of a test leave open of a share, in all seeds; 0 of anything else."""
-        if not (samples := self.evidence.tested(arm, metric, x)):
+        if not (samples := self.evidence.samples(arm, metric, x)):
             return 0.0
         share = (mean * samples + 0.5) / (samples + 1)
         error = (max(0.0, share * (1 - share)) / samples) ** 0.5
-        name = f"{arm}/{metric or self.evidence.metric}/{x:.17g}/samples"
-        return error * self._standard(name, self.turns)[self._turn]
+        return error * self._standard(arm, metric, x, self.turns, "/samples")[self._turn]
 
-    def _standard(self, name: str, count: int) -> Any:
-        """(count,): standard normal numbers of that name."""
+    def _standard(self, arm: str, metric: str | None, x: float, count: int, what: str = "") -> Any:
+        """(count,): standard normal numbers of a result."""
         from numpy.random import PCG64, Generator
 
+        name = f"{arm}/{metric or self.evidence.metric}/{x:.17g}{what}"
         return Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(count)
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
@@ -113,17 +113,17 @@ class Draws:
     def _mean(self, arm: str, metric: str | None, x: float) -> Any:
         """One seed after the other, so that equal values have equal means."""
         if told := self.evidence.summary(arm, metric, x):
-            return self._normal(*told, f"{arm}/{metric or self.evidence.metric}/{x:.17g}")
+            return self._normal(*told, self._standard(arm, metric, x, self.count))
         values = self.seeds(arm, metric, x)
         return sum(values) / len(values)
 
-    def _normal(self, mean: float, std: float, name: str) -> Any:
+    def _normal(self, mean: float, std: float, drawn: Any) -> Any:
         """(1 + count,): means of seeds that were not kept, drawn from a normal distribution of their own. They spread
         as those of picked seeds do, with a variance of (n - 1) / n of what the seeds say."""
         import numpy as np
 
         n = self.evidence.seeds
-        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], self._standard(name, self.count)])
+        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], drawn])
 
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""

@@ -245,7 +245,7 @@ def _resampled(results: Iterable[Ref], fold: Fold) -> str:
     known = [fold.drawn.table(*place) is not None for place in places]
     if all(known):
         return "seeds and samples"
-    if all(scored or evidence.tested(*place) for scored, place in zip(known, places, strict=True)):
+    if all(scored or evidence.samples(*place) for scored, place in zip(known, places, strict=True)):
         return "seeds, with the binomial error of the samples"
     return "seeds and a part of the samples" if any(known) else "seeds alone"
 

@@ -45,7 +45,7 @@ def headline(work: WorkList, todo: Sequence[RunSpec]) -> str:
     modified = f", modified: {escape(overrides)}" if overrides else ""
     statuses = ", ".join(f"{count} {status}" for status, count in work.counts(selected).items() if count)
     line = f"[bold]{sweep.name}[/] (scale {sweep.scale}{modified}): {counted(len(selected), 'run')}: {statuses}"
-    if again := sum(work.status(spec) in DONE for spec in todo):  # with --fresh
+    if sweep.options.fresh and (again := sum(work.status(spec) in DONE for spec in todo)):
         line += f"; {again} of them to train again"
     others = {spec.key for spec in todo} - {spec.key for spec in selected}
     if others:
