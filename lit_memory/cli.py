@@ -18,20 +18,10 @@ from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
-from lit_memory.run import bundle, receipt
+from lit_memory.run import bundle, display, receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.delivery import deliver, waiting
-from lit_memory.run.display import (
-    LiveLines,
-    counted,
-    duration,
-    headline,
-    list_table,
-    names,
-    note_on_stages,
-    note_on_twins,
-    plan_table,
-)
+from lit_memory.run.display import LiveLines, counted, duration, names
 from lit_memory.run.folders import root_of
 from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
 from lit_memory.run.launchers.remote import RemoteLauncher
@@ -61,16 +51,16 @@ def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
     try:
         options = parse_options(flags_of(sys.argv[1:] if argv is None else argv) if words else argv)
         if options.list or options.new:
-            console.print(list_table() if options.list else write_template(options.new), highlight=False)
+            console.print(display.list_table() if options.list else write_template(options.new), highlight=False)
             return 0
         if options.gallery:
             root = root_of(options)
             summary, paths = write_gallery(root, warner(errors))
-            console.print(summary, *map(short, paths.values()), sep="\n", highlight=False, soft_wrap=True)
+            say(console, summary, *map(short, paths.values()))
             return 0
         if options.redraw is not None:
             for folder, before, after in redraw_all(options.redraw, root_of(options)):
-                console.print(f"{short(folder)}: {before} -> {after}", highlight=False, soft_wrap=True)
+                say(console, f"{short(folder)}: {before} -> {after}")
             return 0
         if has_marks(Path(options.experiment)):
             return summarize(options, console, errors)
@@ -107,7 +97,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     """Announce what is to be done, do it, and report; returns the exit code. inputs: for the receipt."""
     options, work, warn = sweep.options, WorkList(sweep), warner(errors)
     if options.bundle:
-        console.print(bundle.take(work), highlight=False, soft_wrap=True)
+        say(console, bundle.take(work))
     tracker = open_tracker(sweep.root, warn) if options.bundle else find_tracker(sweep.root, warn, options.dry_run)
     if tracker is not None:
         tracker.restore(work.experiments, options.dry_run)
@@ -117,11 +107,11 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     todo = work.todo()
     if not options.dry_run:
         sweep.check_machine(todo)
-    console.print(headline(work, todo), highlight=False, soft_wrap=True)
+    console.print(display.headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        console.print(plan_table(work, console.width), soft_wrap=True)
-    if note := note_on_stages(sweep):
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
+        console.print(display.plan_table(work, console.width), soft_wrap=True)
+    if note := display.note_on_stages(sweep):
+        say(console, note)
     if options.dry_run:
         warn_of_twins(tracker, errors)
         return 0
@@ -133,16 +123,22 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         execution = Execution(work, tracker, todo, console, errors)
         code, left = max(code, execution.run()), execution.launcher.left
         todo = work.later(todo, tracker)
-    if options.bundle:
-        console.print(bundle.keep(work), highlight=False, soft_wrap=True)
     if code < 128 and not left:
         code = int(not send_waiting(work, tracker, console, errors)) or code
         report = write_report(work, tracker)
-        receipt.keep(work, tracker, report, inputs, [headline(work, []), escape(note)])
+        receipt.keep(work, tracker, report, inputs, [display.headline(work, []), escape(note)])
         print_report(report.text, report.folder, console)
         warn_of_twins(tracker, errors)
         print_store(tracker, sweep.name, console)
+    if options.bundle:
+        say(console, bundle.keep(work))
     return code
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are: brackets in them, of a path for example, are no markup."""
+    if lines:
+        console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def warner(errors: Console) -> Callable[[str], None]:
@@ -155,19 +151,21 @@ def send_waiting(work: WorkList, tracker: "Tracker", console: Console, errors: C
     """Send what ended runs have left on disk, and say so; returns whether nothing is left."""
     root = work.sweep.root
     before = waiting(work.specs, root)
+    if len(before) > 20:  # it takes a while
+        console.print(f"sending  {len(before)} runs that wait on disk", highlight=False)
     reason = deliver(before, root, tracker) if before else ""
     left = waiting(before, root)
     if sent := [spec for spec in before if spec not in left]:
         console.print(f"sent     what waited on disk: {names(sent)}", highlight=False, soft_wrap=True)
     if left:
-        line = f"what waits on disk for the tracking store ({reason}): {names(left)}; the same command sends it"
-        warner(errors)(line)
+        line = f"what waits on disk for the tracking store ({reason}): {names(left)}"
+        warner(errors)(f"{line}; {work.sweep.options.again} sends it")
     return not left
 
 
 def warn_of_twins(tracker: "Tracker | None", errors: Console) -> None:
     """Say what the store has twice."""
-    if tracker is not None and (note := note_on_twins(tracker.twins)):
+    if tracker is not None and (note := display.note_on_twins(tracker.twins)):
         warner(errors)(note)
 
 
@@ -191,14 +189,13 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
 
 def print_report(text: str, folder: Path, console: Console) -> None:
     """Print the table, the verdict and the page's path."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report   {short(folder / 'README.md')}", highlight=False, soft_wrap=True)
+    say(console, text)
+    say(console, f"report   {short(folder / 'README.md')}")
 
 
 def print_store(tracker: "Tracker", experiment: str, console: Console) -> None:
     """Print how to look at the runs, and the page of this experiment."""
-    lines = f"runs     {tracker.uri.viewer}", f"page     {tracker.page(experiment)}"
-    console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
+    say(console, f"runs     {tracker.uri.viewer}", f"page     {tracker.page(experiment)}")
 
 
 class Execution:
@@ -219,7 +216,7 @@ class Execution:
         self.parent = parents[sweep.name]
         self.launcher = sweep.launcher.launcher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}
-        self.lines = LiveLines(self.launcher, sweep.name, seconds)
+        self.lines = LiveLines(self.launcher, sweep.name, seconds, sweep.options.again)
 
     def run(self) -> int:
         """Exit code: 0, 1 if a run failed, 130 or 143 if interrupted."""
@@ -229,11 +226,11 @@ class Execution:
         except Interrupted as signum:
             self.launcher.stop()  # the signal may have come while a line was printed, outside of events()
             code = 128 + signum.number
-            self.errors.print(f"interrupted; run the same command again to go on (exit {code})", highlight=False)
+            self.errors.print(f"interrupted; run {options.again} again to go on (exit {code})", highlight=False)
             self.kill()
             return code
         except LauncherDied as died:
-            self.errors.print(f"[bold red]✗[/] {died}; run the same command again to go on", highlight=False)
+            self.errors.print(f"[bold red]✗[/] {died}; run {options.again} again to go on", highlight=False)
             self.kill()
             return 1
         return int(self.failed > 0)
@@ -251,11 +248,11 @@ class Execution:
             if event["event"] in ("end", "warning"):
                 self.show(child, event)
         launcher.hand_over()
-        self.console.print(*self.lines.places(), sep="\n", highlight=False, soft_wrap=True, markup=False)
+        say(self.console, *self.lines.places())
 
     def cancel(self) -> None:
         """End the runs that the cluster has."""
-        self.console.print(*self.lines.cancelled(), sep="\n", highlight=False, soft_wrap=True, markup=False)
+        say(self.console, *self.lines.cancelled())
         cast(RemoteLauncher, self.launcher).stop(adopted=True)
         self.kill()
 
@@ -276,7 +273,7 @@ class Execution:
             warner(self.errors)(event["message"])
         elif event.get("news") and not self.console.is_terminal:
             line = "  ".join(column for column in self.lines.line(child) if column)
-            self.console.print(line, highlight=False, soft_wrap=True)
+            say(self.console, line)
 
     def end(self, child: Child) -> None:
         """Print how a run ended; close it in MLflow if it failed."""
@@ -287,7 +284,7 @@ class Execution:
             return
         self.failed += 1
         reason = escape(child.failure or f"its process ended with code {child.exitcode}")
-        log = short(child.spec.folder(self.work.sweep.root) / "log.txt")
+        log = escape(short(child.spec.folder(self.work.sweep.root) / "log.txt"))
         self.errors.print(f"[bold red]✗[/] {name} failed after {took}: {reason} (log: {log})")
         self.close([child.spec], "FAILED")
 

@@ -1,5 +1,8 @@
 """``--bundle``: finished runs go to another root in one file."""
 
+import errno
+import fcntl
+import os
 import threading
 import zipfile
 from pathlib import Path
@@ -164,3 +167,24 @@ def test_where_no_file_can_be(command, root, tmp_path, no_training, capsys, plac
 def test_a_dry_run_takes_nothing(command, root, packed, capsys):
     assert command(root, "--dry-run", "--bundle", packed) == 2
     assert "--bundle: takes runs over, and --dry-run does nothing" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder in which nobody can write")
+def test_a_folder_that_takes_no_file_is_told_before_the_training(command, root, no_training, capsys):
+    assert command(root, "--bundle", "/proc/self/runs.zip") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--bundle: /proc/self/runs.zip: cannot be written (" in line and "expected a file in a folder" in line
+
+
+def test_a_file_system_that_locks_only_what_is_open_for_writing(command, root, tmp_path, monkeypatch):
+    """As NFS does."""
+    flock = fcntl.flock
+
+    def strict(place, operation):
+        if fcntl.fcntl(place, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        return flock(place, operation)
+
+    monkeypatch.setattr("lit_memory.util.files.fcntl.flock", strict)
+    assert command(root, "--arms", "a", "--bundle", tmp_path / "runs.zip") == 0
+    assert len({name.partition("/")[0] for name in members(tmp_path / "runs.zip")}) == 1

@@ -15,7 +15,7 @@ from lit_memory.run.checkpoint import CheckpointError, digest_file, saved
 from lit_memory.run.engine import run_one
 from lit_memory.run.saving import VerifiedCheckpoints
 from lit_memory.run.tracking import Tracker
-from lit_memory.util.provenance import code_changes, provenance
+from lit_memory.util.provenance import code, code_changes, provenance
 
 pytestmark = [
     pytest.mark.usefixtures("unsaved_figures"),
@@ -26,6 +26,7 @@ NOW = {
     "dirty": "false",
     "versions": "lit-memory 0.2, Python 3.11.2, torch 2.5 lightning 2.6 mlflow 3.1",
     "hardware": "a processor, 2 cores",
+    "code": "dddddddddddd",
 }
 CHANGES = {
     "nothing": ({}, ""),
@@ -42,6 +43,7 @@ CHANGES = {
     ),
     "code and back again": ({"commit": "bbbbbbbbbbbb; aaaaaaaaaaaa"}, "commit aaaaaaaaaaaa -> bbbbbbbbbbbb"),
     "no git at that time": ({"commit": ""}, ""),
+    "code that no commit has": ({"code": "cccccccccccc"}, "code cccccccccccc -> dddddddddddd"),
 }
 
 
@@ -51,8 +53,22 @@ def test_changes_of_the_code(name):
     assert code_changes(NOW | before, NOW) == told
 
 
-def test_provenance_has_what_is_compared():
-    assert {"commit", "dirty", "versions"} <= provenance().keys()
+def test_provenance_has_what_is_compared(monkeypatch):
+    monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments: " M run.py")
+    assert {"commit", "dirty", "versions", "code"} <= provenance().keys()
+    monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments: "")
+    assert "code" not in provenance()
+
+
+def test_code_that_no_commit_has_is_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_memory.util.provenance._ABOVE", tmp_path)
+    file = tmp_path / "lit_memory" / "a.py"
+    file.parent.mkdir()
+    seen = set()
+    for text in ("a = 1\n", "a = 2\n"):
+        file.write_text(text)
+        seen |= {code(), code()}
+    assert len(seen) == 2
 
 
 def interrupted(spec, root, monkeypatch, tags, step=4):

@@ -21,6 +21,7 @@ from lit_memory import cli
 from lit_memory.cli import main
 from lit_memory.registry import model_size
 from lit_memory.run.display import LiveLines, duration
+from lit_memory.run.journal import Journal, read
 from lit_memory.run.launchers import base
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.base import Child, Interrupted
@@ -531,6 +532,88 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     assert (root / "reports/tiny/table.csv").read_bytes() == table
     page = (prepare(file, "--root", root, "train.steps=4").report_folders.complete / "README.md").read_text()
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
+
+
+def test_fresh_leaves_what_others_start_from(write, tmp_path, root, inline, capsys):
+    """A half-trained run of another experiment that a fresh one starts from goes on; nobody has selected it."""
+    first = Path(write())
+    two = yaml.safe_load(first.read_text()) | {"experiment": "two", "expect": [], "requires": [], "seeds": [0]}
+    two["arms"] = {"c": {"train.init": {"run": "tiny/a"}}}
+    (first.parent / "two.yaml").write_text(yaml.safe_dump(two))
+    work = WorkList(prepare(str(first.parent / "two.yaml"), "--root", root, "--fresh"))
+    start, own = work.todo()
+    for spec in (start, own):
+        Journal(spec.folder(root)).log({"train/loss": 1.0}, 1)
+    work.retire(Tracker(root), work.todo())
+    assert [bool(read(spec.folder(root)).rows) for spec in (start, own)] == [True, False]
+
+
+@pytest.mark.parametrize(("flags", "again"), [((), "the same command again"), (("--fresh",), "without --fresh again")])
+def test_what_goes_on_is_said_truly(flags, again, make_launch, capsys):
+    """``--fresh`` would begin once more."""
+    runs = make_launch(["hang"], 1)
+    execution = cli.Execution.__new__(cli.Execution)
+    execution.console, execution.errors, execution.launcher = Console(), Console(stderr=True, width=200), runs
+    execution.work = SimpleNamespace(sweep=SimpleNamespace(options=parse_options(["armt_ablation_gamma", *flags])))
+
+    def interrupt():
+        raise Interrupted(signal.SIGINT)
+
+    execution.watch, execution.kill = interrupt, lambda: None
+    assert execution.run() == 130
+    assert (
+        f"interrupted; run the same command {again.removeprefix('the same command ')} to go on"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--list", "--jobs", "0"], "--list: shows all experiments, so leave --jobs out"),
+        (["--list", "tiny.yaml"], "--list: shows all experiments, so leave tiny.yaml out"),
+        (["--new", "foo", "--fresh"], "--new: writes a template, so leave --fresh out"),
+        (["armt_abilities", "--jobs", "0", "--dry-run"], "--jobs: .*armt_abilities.yaml reads the reports of others?"),
+        (["armt_abilities", "--launcher", "slurm"], "--launcher: .*reads the reports of other"),
+        (
+            ["armt_ablation_gamma", "--detach", "--cancel"],
+            "--detach: hands runs over, and --cancel ends them; leave one out",
+        ),
+        (["armt_ablation_gamma", "--bundle", ""], "--bundle: '': expected a file"),
+        (["armt_ablation_gamma", "train.steps=3", "train.steps=4"], "train.steps: said twice; expected once"),
+        (
+            ["armt_ablation_gamma", "model.memory_dim=3", "model.memory_dim?=4"],
+            r"model.memory_dim\?: said twice; expected once",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_nothing_is_ignored(argv, says, capsys):
+    assert main(argv) == 2
+    assert re.search(f"command line: {says}", capsys.readouterr().err)
+
+
+def test_jobs_look_at_every_run(write, monkeypatch):
+    """At most threads as there are cores, and one run at a time where any takes a GPU."""
+    monkeypatch.setattr("lit_memory.run.sweep.cores", lambda: 8)
+    arms = {"a": {}, "b": {"train.threads": 4}}
+    assert prepare(write(arms=arms, expect=[])).jobs == 2
+    assert prepare(write(arms={"a": {}, "b": {"train.accelerator": "auto"}}, expect=[])).jobs == 1
+
+
+@pytest.mark.parametrize("name", ["a [old]", "x [/b]"])
+def test_paths_are_printed_as_they_are(write, tmp_path, inline, unsaved_figures, capsys, name):
+    assert main([str(write()), "--root", str(tmp_path / name), "--report"]) == 0
+    assert f"{tmp_path / name}/reports/tiny/README.md" in capsys.readouterr().out
+
+
+def test_a_working_directory_that_is_gone(write, tmp_path, root, inline, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([str(write()), "--root", str(root), "--dry-run"]) == 2  # MLflow asks for it
+    assert capsys.readouterr().err.startswith("error: MLflow: cannot use sqlite:")
 
 
 # Child processes

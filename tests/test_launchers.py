@@ -5,9 +5,11 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -367,3 +369,63 @@ def runs_once(root, number):
         of_runs = "select count(*) from metrics m join tags t using (run_uuid) where t.key = 'lit.key' "
         rows = store.execute(of_runs + "group by run_uuid, m.key, m.step").fetchall()
     assert len(keys) == number and {count for _, count in keys} == {1} and {count for (count,) in rows} == {1}
+
+
+def test_half_a_message_spoils_no_other(tmp_path, make_spec, monkeypatch):
+    """Of a disk that is full for a moment; and a line that a broken disk has left is no message."""
+    child, file = Remote(make_spec(), path=tmp_path / MESSAGES), MessageFile(tmp_path / MESSAGES)
+    file.send({"event": "progress", "stage": 1, "step": 1})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (child.path.stat().st_size + 9, limit[1]))
+        with pytest.raises(OSError):
+            file.send({"event": "progress", "stage": 1, "step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    with child.path.open("ab") as out:
+        out.write(b'{"event": "prog\n17\n')
+    file.send({"event": "progress", "stage": 1, "step": 3})
+    assert [message["step"] for message in child.messages()] == [1, 3]
+    (tmp_path / remote.RECORD).write_text("")
+    assert remote.recorded(tmp_path) == {}
+
+
+def test_work_begins_where_the_command_was_given(tmp_path, make_spec, monkeypatch):
+    """Paths of settings and of the store may be relative; where that folder is not there, anywhere."""
+    seen = []
+
+    class Started:
+        returncode = 0
+
+        def __init__(self, command, cwd, **options):
+            seen.append(cwd)
+
+        def communicate(self, data):
+            pass
+
+    monkeypatch.setattr("lit_memory.run.launchers.work.subprocess.Popen", Started)
+    monkeypatch.chdir(tmp_path)
+    work = pickle.loads(pickle.dumps(Work(make_spec(), tmp_path, StoreURI(""), "", {}, "token")))
+    monkeypatch.chdir("/")
+    assert work() == 0
+    work.cwd = str(tmp_path / "gone")
+    assert work() == 0 and seen == [str(tmp_path), None]
+
+
+def test_what_jobs_get_is_nobody_elses(tmp_path, make_spec, monkeypatch):
+    """It has the passwords of the environment."""
+    modes = []
+
+    class Executor:
+        def submit_array(self, works):
+            modes.append(stat.S_IMODE((tmp_path / "checkpoints/.slurm").stat().st_mode))
+            return []
+
+    monkeypatch.setattr(slurm, "executor_of", lambda settings, folder: Executor())
+    launcher = slurm.SlurmLauncher.__new__(slurm.SlurmLauncher)
+    launcher.root, launcher.settings = tmp_path, {}
+    (tmp_path / "checkpoints/.slurm").mkdir(parents=True, mode=0o755)
+    launcher.submit([Work(make_spec(), tmp_path, StoreURI(""), "", {}, "token")], None)
+    assert modes == [0o700]

@@ -103,6 +103,26 @@ def test_half_a_line_is_no_message(tmp_path, rest):
     assert [row[:3] for row in read(tmp_path).rows] == [("train/loss", 1, 1.0), ("train/loss", 2, 2.0)]
 
 
+@pytest.mark.parametrize("bad", [b"\xff{}\n", b"17\n", b'{"rows": 3, "time": 0}\n', b'"text"\n'])
+def test_a_damaged_journal_ends_where_it_is_whole(make_spec, root, bad):
+    """A bad line in the middle of what is complete: the run is no longer complete, its beginning is sent, and it goes
+    on."""
+    spec = make_spec()
+    path, story = spec.folder(root) / journal.NAME, Journal(spec.folder(root))
+    story.begin({}, {})
+    story.log({"train/loss": 1.0}, 1)
+    whole = path.read_bytes()
+    story.finish([("exact_match", 2, 0.5)], {"steps": 3})
+    assert journal.complete(spec.folder(root))
+    path.write_bytes(whole + bad + path.read_bytes()[len(whole) :])
+    assert not journal.complete(spec.folder(root)) and waiting([spec], root) == [spec]
+    tracker = Tracker(root)
+    assert deliver([spec], root, tracker) == "" and waiting([spec], root) == []
+    run = tracker.find(spec.key)
+    assert run.status == "KILLED" and run.metrics["train/loss"] == 1.0
+    assert path.read_bytes().startswith(whole) and bad not in path.read_bytes()
+
+
 # Exactly once
 
 

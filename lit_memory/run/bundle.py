@@ -8,6 +8,7 @@ are no weights: a run that starts from those of another trains that one again fo
 import contextlib
 import hashlib
 import json
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,13 +35,26 @@ def take(work: WorkList) -> str:
         raise ConfigError("command line", "--bundle", "takes runs over, and --dry-run does nothing; leave one out")
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError("command line", "--bundle", f"{path}: expected a file in a folder that is there")
+    with told(path), tempfile.TemporaryFile(dir=path.parent):  # hours later it would be too late
+        pass
     return f"bundle   {len(unpack(work.specs, work.sweep.root, path))} runs taken from {path}"
 
 
 def keep(work: WorkList) -> str:
     """``pack`` for the command, as a line for the user."""
     path = Path(work.sweep.options.bundle or "")
-    return f"bundle   {pack(work.specs, work.sweep.root, path)} runs in {path}"
+    with told(path):
+        return f"bundle   {pack(work.specs, work.sweep.root, path)} runs in {path}"
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What the system refuses, as a ConfigError about the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{path}: cannot be written ({error.strerror}); expected a file in a folder that is writable"
+        raise ConfigError("command line", "--bundle", reason) from None
 
 
 def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:

@@ -23,12 +23,14 @@ def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: st
     One run that the store refuses does not stand in the way of the others; after two in a row the rest is left.
     status: of a run whose process died without a word. Raises OSError and the like for a full disk.
     """
-    reason, failures = "", 0
+    reason, failures, parents = "", 0, dict[tuple[str, str], str]()
     for spec in waiting(specs, root):
-        folder = spec.folder(root)
+        folder, group = spec.folder(root), (spec.experiment, spec.scale)
+        outbox = Outbox(spec, root, lambda: tracker, parents.get(group, ""))
         try:
             with checkpoint.lock(folder).acquire(blocking=False):
-                send_rest(Outbox(spec, root, lambda: tracker), tracker, status)
+                send_rest(outbox, tracker, status)
+            parents[group] = outbox.parent  # is looked up once
         except Timeout:
             continue  # another process trains it now, and sends this too
         except Exception as error:
@@ -51,8 +53,8 @@ def send_rest(outbox: Outbox, tracker: "Tracker", status: str) -> None:
         return
     outbox.lease = own
     try:
-        if "status" not in journal.last(outbox.folder):
-            Journal(outbox.folder).end(status)
+        if not journal.ended(outbox.folder):
+            Journal(outbox.folder).end(status)  # behind what is whole; with a checkpoint the run goes on from there
         outbox.send()
     finally:
         own.end()

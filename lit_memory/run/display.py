@@ -140,9 +140,12 @@ def steps_shown(spec: RunSpec) -> str:
 class LiveLines:
     """One line per running process, and below them how many runs there are."""
 
-    def __init__(self, launcher: Launcher, experiment: str, seconds: Mapping[str, float | None]) -> None:
-        """experiment: the one whose name is left out. seconds: key -> estimated seconds of a run."""
-        self.launcher, self.experiment, self.seconds = launcher, experiment, seconds
+    def __init__(
+        self, launcher: Launcher, experiment: str, seconds: Mapping[str, float | None], again: str = "the same command"
+    ) -> None:
+        """experiment: the one whose name is left out. seconds: key -> estimated seconds of a run. again: the command
+        that goes on with the runs (``Options.again``)."""
+        self.launcher, self.experiment, self.seconds, self.again = launcher, experiment, seconds, again
 
     def name(self, spec: RunSpec) -> str:
         """Arm and grid point, behind the name of the experiment where that is another one."""
@@ -167,10 +170,10 @@ class LiveLines:
         for child in self.launcher.running:
             yield "  ".join(filter(None, dict.fromkeys((*self.line(child), child.where))))
         for spec in self.launcher.waiting:
-            yield f"{self.name(spec)} s{spec.seed}  waits for another run; the same command hands it over"
+            yield f"{self.name(spec)} s{spec.seed}  waits for another run; {self.again} hands it over"
         if self.launcher.left:
             left = counted(len(self.launcher.running), "run")
-            yield f"{left} submitted; the same command says where, and reports in the end; --cancel ends them"
+            yield f"{left} submitted; {self.again} says where, and reports in the end; --cancel ends them"
 
     def cancelled(self) -> Iterator[str]:
         """The runs that a cluster has and that are being cancelled."""

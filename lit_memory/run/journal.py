@@ -69,7 +69,7 @@ def merged(before: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]
 
 
 def read(folder: Path, start: int = 0) -> Messages:
-    """The messages of a run from byte ``start`` on, up to the first line that is not whole."""
+    """The messages of a run from byte ``start`` on, up to the first line that is no whole message."""
     found = Messages(start)
     try:
         with (folder / NAME).open("rb") as file:
@@ -80,7 +80,7 @@ def read(folder: Path, start: int = 0) -> Messages:
     for line in lines:
         try:
             found.add(json.loads(line[:-1] if line.endswith(b"\n") else b""))
-        except ValueError:  # the power failed, or the disk was full
+        except (ValueError, TypeError, KeyError, AttributeError):  # the power failed, or the disk was full or is broken
             break
         found.end += len(line)
     return found
@@ -96,7 +96,7 @@ def last(folder: Path) -> dict[str, Any]:
         return {}
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            return json.loads(line)
+            return found if isinstance(found := json.loads(line), dict) else {}
     return {}
 
 
@@ -107,7 +107,12 @@ def waits(folder: Path) -> bool:
 
 def complete(folder: Path) -> bool:
     """Whether a run is complete on disk, whatever the store has of it."""
-    return last(folder).get("status") == "FINISHED"
+    return last(folder).get("status") == "FINISHED" and (not waits(folder) or ended(folder))
+
+
+def ended(folder: Path) -> bool:
+    """Whether the journal of a run that waits says how it ended, and nothing before that is damaged."""
+    return "status" in last(folder) and read(folder).status not in ("", "RUNNING")
 
 
 def clear(folder: Path) -> None:

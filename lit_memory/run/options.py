@@ -59,7 +59,12 @@ class Options:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """The overrides as dotted keys and values. Raises ConfigError."""
-        return dict(map(parse_override, self.overrides))
+        found: dict[str, Any] = {}
+        for key, value in map(parse_override, self.overrides):
+            if key.removesuffix("?") in (other.removesuffix("?") for other in found):
+                raise ConfigError("command line", key, "said twice; expected once")
+            found[key] = value
+        return found
 
     @property
     def changed(self) -> set[str]:
@@ -70,10 +75,17 @@ class Options:
         """Raise ConfigError for what only makes sense where something is trained."""
         training = {"key=value": self.overrides, "--arms": self.arms, "--seeds": self.seeds, "--fresh": self.fresh}
         training |= {"--detach": self.detach, "--cancel": self.cancel, "--bundle": self.bundle}
+        training |= {"--jobs": self.jobs, "--launch": self.launch}
+        training |= {"--launcher": None if self.launcher == "local" else self.launcher}
         for flag, value in training.items():
-            if value:
+            if not (value is None or value is False or value == ()):
                 message = f"{self.experiment} reads the reports of other experiments and trains nothing; leave it out"
                 raise ConfigError("command line", flag, message)
+
+    @property
+    def again(self) -> str:
+        """What goes on with the runs of this command: with ``--fresh``, it would begin anew."""
+        return "the same command without --fresh" if self.fresh else "the same command"
 
     @property
     def tags(self) -> dict[str, str]:
@@ -163,8 +175,10 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Options of a command line, ``sys.argv`` by default. Raises ConfigError; SystemExit after ``--help``."""
     given = vars(parser().parse_intermixed_args(argv))
     if given["new"] is not None:
+        _check_alone(given, "new", "writes a template")
         return Options(new=given["new"])
     if given["list"]:
+        _check_alone(given, "list", "shows all experiments")
         return Options(list=True)
     if given["gallery"]:
         _check_alone(given, "gallery", "shows all reports")
@@ -178,6 +192,10 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     for name in ("report", "cancel"):
         if given["fresh"] and given[name]:
             raise ConfigError("command line", "--fresh", f"trains again, and --{name} trains nothing; leave one out")
+    if given["detach"] and given["cancel"]:
+        raise ConfigError("command line", "--detach", "hands runs over, and --cancel ends them; leave one out")
+    if given["bundle"] == "":
+        raise ConfigError("command line", "--bundle", "'': expected a file")
     given["experiment"] = short(find_experiment(given["experiment"]))
     given |= {"overrides": tuple(given["overrides"]), "redraw": None, "new": ""}
     for name in ("arms", "seeds"):
@@ -188,7 +206,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 def _check_alone(given: Mapping[str, Any], flag: str, does: str, *beside: str) -> None:
     """Raise ConfigError for what a command line has beside a flag that stands alone, but for ``--root``."""
     for name, value in given.items():
-        if name not in (flag, "root", *beside) and value not in (None, [], False, "local"):
+        if name not in (flag, "root", *beside) and not (value is None or value is False or value in ([], "local")):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
             raise ConfigError("command line", f"--{flag}", f"{does}, so leave {what} out")
 
@@ -197,5 +215,5 @@ def short(path: Path) -> str:
     """A path as one would type it: relative if it lies below the working directory."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # it lies elsewhere, or there is no working directory any more
         return str(path)

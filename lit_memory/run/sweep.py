@@ -82,9 +82,9 @@ class Sweep:
         cluster."""
         if not self.launcher.local:
             return self.options.jobs or sys.maxsize
-        train = self.selected[0].train
-        limit = max(1, cores() // self.selected[0].threads) if train["accelerator"] == "cpu" else 1
-        return min(self.options.jobs or limit, max(1, len(self.selected)))
+        on_cpu = all(spec.train["accelerator"] == "cpu" for spec in self.selected)
+        limit = max(1, cores() // max(spec.threads for spec in self.selected)) if on_cpu else 1
+        return min(self.options.jobs or limit, len(self.selected))
 
     @property
     def location(self) -> str:

@@ -166,9 +166,12 @@ class WorkList:
             if self.status(spec) in DONE:
                 forget(spec.folder(self.sweep.root))
 
-    def retire(self, tracker: "Tracker", specs: Sequence[RunSpec]) -> None:
-        """Take runs out of plans and reports and remove their checkpoints, so that they start anew. Raises ConfigError
-        for one that a cluster or another process has, before the first is gone."""
+    def retire(self, tracker: "Tracker", todo: Sequence[RunSpec]) -> None:
+        """Take runs out of plans and reports and remove their checkpoints, so that they start anew; not those that
+        others start from, as nobody has selected them. Raises ConfigError for one that a cluster or another process
+        has, before the first is gone."""
+        selected = {spec.key for spec in self.selected}
+        specs = [spec for spec in todo if spec.key in selected]
         for spec in specs:
             message = ""
             if recorded(spec.folder(self.sweep.root)):

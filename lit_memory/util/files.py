@@ -67,10 +67,17 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for the folder, and keep others out: around what reads a file and
-    writes it anew. Leaves no file."""
+    writes it anew. Leaves no file, or a hidden one where a network file system locks only what is open for writing."""
     place = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(place, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            os.close(place)
+            place = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+            fcntl.flock(place, fcntl.LOCK_EX)
         yield
     finally:
         os.close(place)

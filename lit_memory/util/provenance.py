@@ -1,5 +1,6 @@
 """Where runs go, and what made them: commit, versions, hardware. Standard library; torch only to name a GPU."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -39,16 +40,26 @@ def git(*arguments: str) -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Commit, versions and hardware of this process, as tags of its runs."""
+    """Commit, versions and hardware of this process, as tags of its runs; with changes that are not committed, a hash
+    of the code as well."""
     names = ["torch", "lightning", "mlflow", *(["numba"] if find_spec("numba") else [])]
     packages = " ".join(f"{name} {version(name)}" for name in names)
     changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "data", "run.py")
-    return {
+    found = {
         "commit": git("rev-parse", "--short=12", "HEAD"),
         "dirty": str(bool(changed)).lower(),
         "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
         "hardware": hardware(),
     }
+    return found | ({"code": code()} if changed else {})
+
+
+def code() -> str:
+    """A hash of the package's code, which tells two states apart that no commit has."""
+    parts = hashlib.sha256()
+    for path in sorted((_ABOVE / "lit_memory").rglob("*.py")):
+        parts.update(f"{path.relative_to(_ABOVE).as_posix()}\0".encode() + path.read_bytes())
+    return parts.hexdigest()[:12]
 
 
 def code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -57,7 +68,7 @@ def code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     before: a run that went on several times has "old; new". Another machine is no other code.
     """
     parts: list[str] = []
-    for name in ("commit", "dirty", "versions"):
+    for name in ("commit", "dirty", "versions", "code"):
         old, new = before.get(name, "").rpartition("; ")[2], now.get(name, "")
         if old and new and old != new:
             both = set(old.split(", ")) & set(new.split(", "))

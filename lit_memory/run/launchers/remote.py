@@ -98,7 +98,7 @@ class Remote(Child):
         except FileNotFoundError:
             return []
         self.read += len(lines) + (len(lines) > 0)
-        found = [json.loads(line) for line in lines.splitlines()]
+        found = [message for line in lines.splitlines() if (message := message_of(line))]
         self.machine = next((m["name"] for m in reversed(found) if m["event"] == "machine"), self.machine)
         return [self.receive(message) for message in found]
 
@@ -252,8 +252,17 @@ def recorded(folder: Path) -> dict[str, Any]:
     """The record of the job of a run; {} where there is none."""
     try:
         return json.loads((folder / RECORD).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a full disk left it empty
         return {}
+
+
+def message_of(line: bytes) -> dict[str, Any]:
+    """The message of a line; {} for a line of another kind, as a broken disk may have it."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "event" in found else {}
 
 
 def forget(folder: Path) -> None:

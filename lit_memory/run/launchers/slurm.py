@@ -128,7 +128,10 @@ class SlurmLauncher(RemoteLauncher):
             others = settings.get("slurm_additional_parameters", {})
             wait = ",".join(filter(None, (others.get("dependency"), f"afterany:{after.job.job_id}")))
             settings["slurm_additional_parameters"] = {**others, "dependency": wait}
-        executor = executor_of(settings, self.root / "checkpoints" / ".slurm")
+        folder = self.root / "checkpoints" / ".slurm"  # has what the jobs get: passwords of the environment, too
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        executor = executor_of(settings, folder)
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
                 jobs = executor.submit_array([Requeued(work) for work in works])

@@ -5,6 +5,7 @@ then Python's, whatever the cluster's own process does with them. Messages go ba
 so that they outlive the command that started the run; ``remote.py`` reads them.
 """
 
+import errno
 import json
 import os
 import pickle
@@ -48,13 +49,18 @@ class Work:
     tags: Mapping[str, str]
     token: str
     environment: dict[str, str] = field(default_factory=lambda: inherited(os.environ))
+    cwd: str = field(default_factory=os.getcwd)
+    """Of the command: paths of settings, and of the store, may be relative to it."""
     process: Any = None
 
     def __call__(self) -> int:
         """Train on this machine; returns the exit code."""
         command = [sys.executable, "-m", "lit_memory.run.launchers.work"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=child_environment(os.environ | self.environment)
+            command,
+            stdin=subprocess.PIPE,
+            env=child_environment(os.environ | self.environment),
+            cwd=self.cwd if os.path.isdir(self.cwd) else None,
         )
         try:
             self.process.communicate(pickle.dumps(self.arguments))  # by stdin: an argument is seen by every user
@@ -104,8 +110,14 @@ class MessageFile:
 
     def send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message) + "\n"
-        with self.path.open("ab") as file:  # opened anew, so that a network file system shows it to the others
-            file.write(line.encode())
+        with self.path.open("ab", buffering=0) as file:  # opened anew, so that a network file system shows it to all
+            size = os.fstat(file.fileno()).st_size
+            try:
+                if file.write(line.encode()) != len(line.encode()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            except OSError:  # half a line would spoil the next one
+                os.truncate(self.path, size)
+                raise
 
 
 def end_with(parent: int) -> None:
