@@ -311,3 +311,45 @@ def test_a_model_card(tmp_path, name):
     (tmp_path / "ours" / "README.md").write_text("my own words")
     shell.model.save_pretrained(tmp_path / "ours")
     assert (tmp_path / "ours" / "README.md").read_text() == "my own words"
+
+
+SMALL_RMT = {"vocab_size": VOCAB, "layers": 1, "width": 16, "heads": 2, "memory_tokens": 2}
+
+
+def test_generation_ends_where_the_decoders_does(tmp_path):
+    """The id that ends a text goes along, from the decoder's generation_config.json or config.json, or a tokenizer."""
+    ids = {"bos_token_id": 1, "eos_token_id": 36, "pad_token_id": 0}
+    for name in ("both", "config"):
+        hugging_face("gpt2", vocab_size=VOCAB, **ids).save_pretrained(tmp_path / name)
+    (tmp_path / "config" / "generation_config.json").unlink()
+    save_words(tmp_path / "config")
+    for name in ("both", "config"):
+        model = lit_memory.ARMT.from_pretrained(tmp_path / name, memory_tokens=2, memory_dim=4)
+        model.save_pretrained(tmp_path / "mine")
+        lit_memory.ARMT.from_pretrained(tmp_path / "mine").save_pretrained(tmp_path / "again")
+        for folder in ("mine", "again"):
+            shell = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+            found = shell.generation_config
+            assert {key: getattr(found, key) for key in ids} == ids
+    with torch.no_grad():
+        logits = shell(torch.tensor([[3, 4, 5]])).logits[0, -1]
+    shell.generation_config.eos_token_id = int(logits.argmax())
+    assert shell.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6, do_sample=False).shape[1] == 4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "config")
+    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "given", tokenizer=tokenizer)
+    given = AutoModelForCausalLM.from_pretrained(tmp_path / "given").generation_config
+    assert given.eos_token_id == tokenizer.eos_token_id is not None
+
+
+def test_switches_of_the_configuration():
+    """``output_hidden_states`` and ``return_dict`` count where a call says nothing, and columns may be a tensor."""
+    shell = lit_memory.hf.LitMemoryForCausalLM(lit_memory.hf.LitMemoryConfig("rmt", {**SMALL_RMT})).eval()
+    ids_BT = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = shell(ids_BT)
+        assert whole.hidden_states is None
+        assert torch.equal(shell(ids_BT, logits_to_keep=torch.tensor([1, 4])).logits, whole.logits[:, [1, 4]])
+        shell.config.output_hidden_states, shell.config.return_dict = True, False
+        logits, (hidden_BTD,) = shell(ids_BT)
+        assert torch.equal(logits, whole.logits) and hidden_BTD.shape[:2] == (2, 7)
+        assert shell(ids_BT, return_dict=True, output_hidden_states=False).hidden_states is None

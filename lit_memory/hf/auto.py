@@ -98,7 +98,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     cache: from ``use_cache`` of an earlier call, to go on after its tokens; it is used up.
     past_key_values: the name of ``cache`` before transformers 5.24.
     use_cache: also return what further tokens need. Default: only if ``cache`` is given.
-    logits_to_keep: only the logits of so many last columns; 0: all.
+    logits_to_keep: only the logits of so many last columns, or of these columns; 0: all.
     output_hidden_states: also return what the logits are computed from, (B, T, D), as the one of ``hidden_states``.
     num_items_in_batch: the loss is the sum of the cross-entropies divided by this, for a batch in several parts.
     inputs_embeds, output_attentions: None, as our models have neither. Raises ValueError for others.
@@ -192,7 +192,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         segment_len: int | None = None,
         cache: SegmentCache | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -203,22 +203,24 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V), and with ``labels`` the loss; see the class."""
         check_options(input_ids, inputs_embeds, output_attentions)
         assert input_ids is not None
+        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         self.memory_tokens()
         cache = the_cache(cache, past_key_values, use_cache)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if cache is not None:
-            last = logits_to_keep == 1
+            last = isinstance(logits_to_keep, int) and logits_to_keep == 1
             hidden_BTD = self.read(cache, input_ids, attention_mask, segment_len, last)
         else:
             hidden_BTD = self.read_all(input_ids, attention_mask, segment_len)
-        logits = self.model.logits(hidden_BTD[:, -logits_to_keep:])
+        logits = self.model.logits(hidden_BTD[:, kept])
         named: dict[str, Any] = {CACHE: cache}
         out = CausalLMOutputWithPast(
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
-            hidden_states=(hidden_BTD,) if output_hidden_states else None,
+            hidden_states=(hidden_BTD,) if wants else None,
             **named,
         )
-        return out.to_tuple() if return_dict is False else out
+        return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def read_all(self, input_ids: Tensor, attention_mask: Tensor | None, segment_len: int | None) -> Tensor:
         """Hidden states (B, T, D) of samples from their beginning."""

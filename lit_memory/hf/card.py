@@ -1,6 +1,7 @@
-"""What lies in a folder beside the weights for its readers: a model card, and the tokenizer."""
+"""What lies in a folder beside the weights for its readers: a model card, the tokenizer, and how to generate."""
 
 import inspect
+import json
 import os
 import shutil
 import warnings
@@ -8,11 +9,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from lit_memory.hf.reading import read_json
 from lit_memory.recurrence import SegmentRecurrent
 from lit_memory.text.tokenizers import FETCHED
 from lit_memory.util import files
 
-CARD = "README.md"
+CARD, GENERATION = "README.md", "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TEXT = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -74,6 +77,25 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         for path in tokenizer_files(source):
             with files.replacing(folder / path.name) as file, path.open("rb") as content:
                 shutil.copyfileobj(content, file)
+
+
+def save_generation(tokenizer: Any, folder: Path) -> None:
+    """Have ``GENERATION`` beside a model, where ``generate`` finds the id that ends a text. Without one it never stops.
+
+    tokenizer: as in ``save_tokenizer``; of a folder its own file counts, or else the ids in its config.json.
+    """
+    if not isinstance(tokenizer, str | os.PathLike):
+        ids = {name: getattr(tokenizer, name, None) for name in SPECIAL_IDS}
+    elif not (source := Path(tokenizer)).is_dir() or source.resolve() == folder.resolve():
+        return
+    elif (source / GENERATION).is_file():
+        files.write(folder / GENERATION, (source / GENERATION).read_bytes())
+        return
+    else:
+        config = read_json(source / "config.json") if (source / "config.json").is_file() else {}
+        ids = {name: config.get(name) for name in SPECIAL_IDS}
+    if known := {name: found for name, found in ids.items() if found is not None}:
+        files.write(folder / GENERATION, (json.dumps(known, indent=2) + "\n").encode())
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

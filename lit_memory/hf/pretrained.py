@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lit_memory.hf.bert import bert_weights, read_bert, token_pieces
-from lit_memory.hf.card import save_tokenizer, write_card
+from lit_memory.hf.card import GENERATION, save_generation, save_tokenizer, write_card
 from lit_memory.hf.huggingface import MODEL_TYPES, load_huggingface
 from lit_memory.hf.present import PRESENT_TYPES, load_present
 from lit_memory.hf.reading import (
@@ -53,7 +53,7 @@ PREFIX = "model."
 BACKBONE = {f.name for f in fields(BackboneConfig)}
 FREE = ("dropout", "wrap_pos")
 """Fields of ``BackboneConfig`` that a pretrained decoder leaves open."""
-FETCHED = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+FETCHED = ["config.json", GENERATION, "model*.safetensors", "model.safetensors.index.json"]
 """Files of a model on the Hugging Face hub that are downloaded."""
 
 
@@ -114,6 +114,7 @@ def save_pretrained(
     tokenizer = getattr(model, "source", None) if tokenizer is None else tokenizer
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
+        save_generation(tokenizer, folder)
     write_card(model, arch, folder, segment_len)
     files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 
