@@ -59,6 +59,8 @@ TASKS = {
 REGISTRIES = {"model": MODELS, "task": TASKS}
 OFFERED = {"model": ("init_state", "step", "logits"), "task": ("batch", "score")}
 """What a class has at least, beside its ``Config``."""
+FIELDS = {"model": ("vocab_size", "inputs"), "task": ()}
+"""Fields that a ``Config`` has at least."""
 DATA_NAMES = {"memreasoner": "MemReasonerData"}
 """Public names of data modules that are not made from the name of their task's class."""
 
@@ -122,8 +124,14 @@ def register_task(name: str) -> Callable[[Class], Class]:
 
 def _register(kind: str, name: str, cls: Class) -> Class:
     lacking = [method for method in OFFERED[kind] if not callable(getattr(cls, method, None))]
-    if not is_dataclass(getattr(cls, "Config", None)):
+    config: Any = getattr(cls, "Config", None)
+    named = {f.name for f in fields(config)} if is_dataclass(config) else set()
+    if not is_dataclass(config):
         lacking.insert(0, "Config (a dataclass)")
+    elif wanted := [name for name in FIELDS[kind] if name not in named]:
+        lacking.append(f"{', '.join(wanted)} in its Config (BackboneConfig has them)")
+    elif kind == "model" and not hasattr(config, "check_segment"):
+        lacking.append("check_segment(segment_len) in its Config (BackboneConfig has it)")
     if lacking:
         raise RegistrationError(f"{cls.__name__} is no {kind}: it lacks {', '.join(lacking)}")
     if "." in cls.__qualname__:

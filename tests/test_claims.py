@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -374,3 +375,15 @@ def test_an_arm_that_stops_early():
 def test_good_lines_pass():
     check_lines([*EXPECT, "gamma.any_metric[last] > 1", "gamma[-2] + gamma[0.5] > 1"], ARMS, [*XS, -2, 0.5])
     assert parse("  a[1] > 2\n").ops
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("d[50] / 0 > 1", "'d[50] / 0' divides by 0"),
+        ("reach(d[first], 0) > 1", "expected a share above 0"),
+    ],
+)
+def test_numbers_that_have_no_answer(line, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse(line)

@@ -565,3 +565,10 @@ def test_a_table_of_points_without_numbers(tmp_path, monkeypatch):
     assert rows[-1] == ["a", "", "off", "1", "failed", "yes", "", "", "", "", ""]
     assert "| a | 1 | – | 0.500 | 0.500 ± 0.000 | – | 2 of 2 | 1 of 2 |" in re.sub(" +", " ", found.table)
     assert json.loads((tmp_path / "report.json").read_text())["grid"] == results.plan.grid
+
+
+@pytest.mark.parametrize(("common", "own"), [("model.layers?", "model.layers"), ("model.layers", "model.layers?")])
+def test_an_arms_axis_replaces_that_of_the_same_field(tree, common, own):
+    """With ? or without."""
+    specs = plan(tree, {"grid": {common: [1, 2], f"arms.b.{own}": [3, 4]}})
+    assert [(s.arm, s.model["layers"]) for s in specs] == [("a", 1), ("a", 2), ("b", 3), ("b", 4)]

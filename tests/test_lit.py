@@ -222,6 +222,10 @@ def test_unknown_arguments_of_a_module(lit):
             lit(**{wrong: 3})
     with pytest.raises(ValueError, match=r"width=-1: expected (at least 1|a multiple)"):
         lit(width=-1)
+    with pytest.raises(ValueError, match="schedule='Linear': expected one of constant, linear, cosine"):
+        lit(schedule="Linear")
+    with pytest.raises(ValueError, match="warmup=-3: expected 0 or more"):
+        lit(warmup=-3)
     assert isinstance(lit(**small(lit), vocab_size=30).model.logits(torch.zeros(1, 1, 16)), torch.Tensor)
 
 
@@ -232,6 +236,11 @@ def test_unknown_arguments_of_a_data_module(data):
         data(**{f"test_{axis[:-1]}": [3]})
     with pytest.raises(ValueError, match=f"{axis}=-1: expected (at least [12]|0 or more)"):
         data(**{axis: -1})
+    for name in ("batch_size", "eval_batch_size", "epoch_steps"):
+        with pytest.raises(ValueError, match=f"{name}=0: expected 1 or more"):
+            data(**{name: 0})
+    with pytest.raises(ValueError, match=r"cuts=\[-1\]: expected numbers of tokens|cannot be cut anew; expected none"):
+        data(cuts=[-1])
 
 
 @modules_and_data
@@ -383,7 +392,7 @@ def test_frozen_parts_keep_their_weights():
 def test_learning_rates(options, span, expected):
     module = lit_memory.LitRMT(lr=1.0, **options)
     module.set_stage(*span)
-    assert {step: module.learning_rate(step) for step in expected} == pytest.approx(expected)
+    assert {step: module.relative_rate(step) for step in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -586,3 +595,65 @@ def test_workers_reach_the_training_loader_only(data):
 def test_no_loader_setting_has_the_name_of_a_field_of_a_task(data):
     settings = {name for name, p in inspect.signature(LitData.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert settings and not settings & set(load_class("task", data.task_name).Config.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("together", ["pairs", "all"])
+def test_pairs_that_stand_together_cannot_be_cut(together):
+    """As in a YAML: what they would be cut into has lost the pairs."""
+    with pytest.raises(ValueError, match=r"cuts=\[8\]: the contexts of this task cannot be cut anew"):
+        lit_memory.AssociativeRetrievalData(pairs=3, together=together, cuts=[8])
+    data = lit_memory.AssociativeRetrievalData(pairs=3, cuts=[8])
+    with pytest.raises(ValueError, match=r"cuts=\[8\]: the contexts of this task cannot be cut anew"):
+        data.set_stage({"together": together}, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (
+            {"vocab_size": 5},
+            lit_memory.AssociativeRetrievalData(),
+            "vocab_size=5: expected 19 or more, the task's token",
+        ),
+        ({"vocab_size": 19}, lit_memory.TimeSeriesData(), "inputs=0: expected 8, the numbers of a token of the task"),
+    ],
+)
+def test_a_model_that_cannot_read_the_data_is_told(model, data, message):
+    module = lit_memory.LitTransformer(**small(lit_memory.LitTransformer), **model)
+    with pytest.raises(ValueError, match=message):
+        make_trainer(max_steps=1).fit(module, data)
+
+
+def test_a_test_that_cannot_be_drawn_fails_before_the_training():
+    data = lit_memory.PasskeyData(tokens=200, test_tokens=[20, 200], layout="text", digits=3, train_digits=[3])
+    with pytest.raises(ValueError, match=r"^test_tokens=20: expected at least \d+, those of the sentences that matter"):
+        data.setup("fit")
+
+
+def test_the_loss_does_not_depend_on_the_size_of_batches():
+    """It is the mean over tokens, of which answers have unequal numbers."""
+    torch.manual_seed(0)
+    sizes = {"digits": 5, "train_digits": [1, 9], "tokenizer": "char", "segment_len": 400, "margin": 99}
+    data = lit_memory.PasskeyData(tokens=300, layout="text", **sizes)
+    module = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=data.task.vocab_size).double()
+    batch, found = data.task.batch(0, "valid", 0, 16), []
+    assert len(set(batch.scored_BT.sum(1).tolist())) > 1
+    for parts in (1, 4, 16):
+        with torch.no_grad():
+            means = [module.evaluate(batch.part(i, parts), data.task)["loss"] for i in range(parts)]
+        assert sum(mean.weight for mean in means) == batch.scored_BT.sum()
+        found.append(sum(float(mean.value) * mean.weight for mean in means) / sum(mean.weight for mean in means))
+    assert found == pytest.approx([found[0]] * 3, rel=1e-10)
+
+
+def test_a_task_gives_the_metrics_that_it_names(monkeypatch):
+    data = lit_memory.AssociativeRetrievalData(pairs=3, test_pairs=[3], test_size=4, batch_size=4)
+    score = data.task.score
+    for _, task in data.test_conditions:
+        monkeypatch.setattr(task, "score", lambda *args: {"em": score(*args)["exact_match"]})
+        monkeypatch.setattr(task, "summarize", lambda means: {})
+    module = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=19)
+    with pytest.raises(
+        ValueError, match=r"metrics=.*exact_match.*: neither score nor summarize gave it; expected .*em"
+    ):
+        make_trainer().test(module, data, verbose=False)

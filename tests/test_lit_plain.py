@@ -172,3 +172,14 @@ def test_a_vocabulary_that_nobody_knows():
     with pytest.raises(ValueError, match=r"^vocab_size=0: expected the number of token ids, as the data has no task$"):
         loader = DataLoader(samples(2))
         make_trainer().fit(lit_memory.LitRMT(**small(lit_memory.LitRMT)), loader, loader)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int64, torch.float32])
+def test_masks_of_any_kind(kind):
+    """Padding on the right is none on the left."""
+    ids_BT = torch.arange(8).view(2, 4)
+    mask_BT = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    batch = {"input_ids": ids_BT, "labels": ids_BT, "attention_mask": mask_BT.to(kind)}
+    assert as_batch(batch, None).ids_BT.equal(ids_BT)
+    with pytest.raises(ValueError, match="padding on the left"):
+        as_batch(batch | {"attention_mask": mask_BT.flip(1).to(kind)}, None)

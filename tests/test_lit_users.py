@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
+    LearningRateMonitor,
     ModelCheckpoint,
     RichProgressBar,
     StochasticWeightAveraging,
@@ -81,6 +82,91 @@ def test_a_scheduler_of_the_user():
 
     assert trained(module(Mine, lr=0.1)) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     assert trained(module(lr=0.1, schedule="linear", final_lr=0.0), steps=4) == pytest.approx([0.1, 0.075, 0.05, 0.025])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_the_optimizer_of_the_user_keeps_its_rates(tmp_path):
+    """Every group has its own largest rate, which the schedule scales; also where a training goes on."""
+
+    class Mine(lit_memory.LitRMT):
+        def configure_optimizers(self):
+            first, *others = self.parameters()
+            return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}], lr=0.1)
+
+    options = {"schedule": "linear", "final_lr": 0.0, "warmup": 2}
+    expected = [[0.25, 0.05], [0.375, 0.075], [0.25, 0.05], [0.125, 0.025]]  # of 4 steps
+    assert trained(module(Mine, **options), steps=4) == pytest.approx([rate for step in expected for rate in step])
+    keep, rates, fixed = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1), Rates(), {"warmup": 4}
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    data = DataLoader(samples(8), batch_size=4)
+    L.Trainer(max_steps=2, callbacks=[keep], **quiet).fit(module(Mine, **fixed), data)
+    L.Trainer(max_steps=4, callbacks=[rates, keep], **quiet).fit(
+        module(Mine, **fixed), data, ckpt_path=next(tmp_path.glob("*.ckpt"))
+    )
+    assert rates.rates == [pytest.approx([0.375, 0.075]), pytest.approx([0.5, 0.1])]
+
+
+def test_a_monitor_sees_the_rates_of_its_steps(tmp_path):
+    """``LearningRateMonitor`` looks before the module's own hook."""
+    seen = []
+
+    class Monitor(LearningRateMonitor):
+        def on_train_batch_start(self, trainer, *args, **kwargs):
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+            super().on_train_batch_start(trainer, *args, **kwargs)
+
+    logger = CSVLogger(tmp_path, name="csv")
+    rates = trained(module(lr=0.1, warmup=3), Monitor(logging_interval="step"), logger=logger, steps=4)
+    assert seen == rates == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1])
+
+
+def batches_read(trainer, data, lit=None, **options):
+    """The ids of every training batch."""
+    found = []
+
+    class Reads(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            found.append(batch.ids_BT.clone())
+
+    lit = lit or lit_memory.LitRMT(**small(lit_memory.LitRMT))
+    trainer.callbacks.append(Reads())
+    trainer.fit(lit, data, **options)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_every_epoch_has_batches_of_its_own(tmp_path, parts):
+    """A plain Trainer reads steps 0, 1, 2, ... of the task, as a run does, and goes on in the middle of an epoch bit by
+    bit."""
+    torch.manual_seed(0)
+    sizes = {"seed": 3, "batch_size": 4, "epoch_steps": 3, "valid_size": 4, "eval_batch_size": 4}
+    data = lit_memory.AssociativeRetrievalData(pairs=3, test_pairs=[3], **sizes)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet |= {"accumulate_grad_batches": parts}
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, save_top_k=-1)
+    whole = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=19, lr=0.05)
+    again = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=19, lr=0.05)
+    read = batches_read(L.Trainer(max_steps=8, callbacks=[keep], **quiet), data, whole)
+    expected = [data.task.batch(3, "train", step, 4).part(i, parts).ids_BT for step in range(8) for i in range(parts)]
+    assert all(torch.equal(a, b) for a, b in zip(read, expected, strict=True))
+    options = {"ckpt_path": next(tmp_path.glob("*step=4.ckpt"))}
+    rest = batches_read(L.Trainer(max_steps=8, callbacks=[keep], **quiet), data, again, **options)
+    assert all(torch.equal(a, b) for a, b in zip(rest, expected[4 * parts :], strict=True))
+    assert all(torch.equal(t, again.state_dict()[name]) for name, t in whole.state_dict().items())
+
+
+def test_a_batch_is_drawn_once_for_all_its_parts(monkeypatch):
+    data = lit_memory.AssociativeRetrievalData(pairs=3, test_pairs=[3], batch_size=8, epoch_steps=3, valid_size=8)
+    drawn, draw = [], data.task.batch
+    monkeypatch.setattr(
+        data.task, "batch", lambda seed, split, *rest: drawn.append((split, *rest)) or draw(seed, split, *rest)
+    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    quiet |= {"limit_val_batches": 0, "enable_model_summary": False}
+    batches_read(L.Trainer(max_steps=3, accumulate_grad_batches=4, **quiet), data)
+    assert [step for split, step, _ in drawn if split == "train"] == [0, 1, 2]
 
 
 def test_stochastic_weight_averaging():

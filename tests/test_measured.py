@@ -131,3 +131,24 @@ def test_the_level_of_evidence(make_spec, scale, modified, source, level):
     assert evidence(scale, [spec], modified) == level
     if "paper" not in level:
         assert evidence(scale, [spec, make_spec()], modified) == "toy"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"expect": ["a.train_tokens_per_s[2] > 1"]},
+            "expect[0]: 'a.train_tokens_per_s[2] > 1': a.train_tokens_per_s[2]",
+        ),
+        ({"report": {"time": "train_tokens_per_s"}}, "report.time: train_tokens_per_s needs train.timed_steps"),
+        ({"expect": ["std(a[2]) < 0.1"], "seeds": [0]}, "expect[0]: 'std(a[2]) < 0.1': one seed has no std"),
+    ],
+    ids=["time of a line", "time of the figure", "std"],
+)
+def test_what_no_run_measures_is_told_before_any(tree, change, says):
+    report = tree["report"] | change.get("report", {})
+    tree = tree | change | {"report": report, "requires": ["a[2] > 0"]}
+    experiment = parse(tree, "tiny.yaml").at()
+    with pytest.raises(ConfigError) as caught:
+        check_report(experiment, experiment.plan())
+    assert str(caught.value).startswith(f"tiny.yaml: {says}")

@@ -190,6 +190,25 @@ WRONG = {
         {"my_model.py": 'from lit_memory import register_model\n@register_model("average")\nclass Average:\n  pass'},
         "my_model.py:2: Average is no model: it lacks Config (a dataclass), init_state, step, logits",
     ),
+    "no vocabulary": (
+        {},
+        {"my_model.py": MODEL.replace("class Config(BackboneConfig)", "class Config")},
+        "Average is no model: it lacks vocab_size, inputs in its Config (BackboneConfig has them)",
+    ),
+    "a field that no YAML has": (
+        {},
+        {"my_model.py": MODEL.replace("rate: float = 0.5", "rate: float = 0.5\n        call: callable = print")},
+        "model: Average.Config: Unexpected type annotation",
+    ),
+    "a number of a weight": (
+        {},
+        {
+            "my_model.py": MODEL.replace(
+                "super().__init__()", "super().__init__()\n        __import__('torch').ones(1).item()"
+            )
+        },
+        "cannot be built; a plan builds it on torch's device meta, where a tensor has no numbers",
+    ),
     "an error": ({}, {"my_model.py": "import math\nmath.sqroot(2)"}, "my_model.py:2: AttributeError: "),
     "an exit": ({}, {"my_model.py": "raise SystemExit(3)"}, "my_model.py:1: SystemExit: 3"),
     "no Python": ({}, {"my_model.py": "class:"}, "my_model.py:1: not Python: "),
@@ -289,3 +308,27 @@ def test_sources_are_what_a_file_imports_beside_it(tmp_path):
     assert digest(tmp_path / "lone.py") == before
     (tmp_path / "other.py").write_text("y = 1")
     assert digest(tmp_path / "lone.py") != before
+
+
+def test_annotations_may_be_text(folder):
+    """As ``from __future__ import annotations`` makes them: types and choices are checked as elsewhere, and a model is
+    saved and loaded."""
+    text = MODEL.replace("rate: float = 0.5", 'rate: float = 0.5\n        mode: Literal["a", "b"] = "a"')
+    text = "from __future__ import annotations\nfrom typing import Literal\n" + text
+    (folder / "my_model.py").write_text(text)
+    for change, says in {"model.mode=c": "expected one of ['a', 'b']", "model.rate=x": "'x'"}.items():
+        code, printed = forked(folder, main, ["mine.yaml", change, "--arms", "average", "--dry-run", "--root", "root"])
+        assert code == 2 and says in printed and printed.count("\n") == 1, printed
+    saved = """
+import my_model
+from lit_memory.util.checks import one_of
+model = my_model.Average(my_model.Average.Config(vocab_size=20, layers=1, width=32, heads=2))
+model.save_pretrained("kept")
+assert my_model.Average.from_pretrained("kept").config == model.config
+try:
+    one_of(my_model.Average.Config(vocab_size=20, mode="c"))
+except ValueError as error:
+    print(error)
+"""
+    done = python("-c", saved, cwd=folder)
+    assert done.returncode == 0 and "mode='c': expected one of a, b" in done.stdout, done.stderr

@@ -384,3 +384,12 @@ def test_every_experiment_has_words_for_people(path):
     if not has_marks(path):
         experiment = load(path)
         assert experiment.title == title.strip('"') and experiment.labels.keys() == experiment.arms.keys()
+
+
+@pytest.mark.parametrize("empty", [{"cpu": None}, {"cpu": {}}, None, {}])
+def test_nothing_takes_nothing_away(tree, tmp_path, empty):
+    """An empty scale, or no scales, of a file that extends another one says nothing."""
+    tree["scales"] = {"cpu": {"train.lr": 0.5}, "gpu": {"seeds": [0, 1]}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "experiment": "two", "scales": empty}))
+    assert load(tmp_path / "two.yaml").scales == {"cpu": {"train.lr": 0.5}, "gpu": {"seeds": [0, 1]}}

@@ -79,6 +79,7 @@ WRONG_TASKS = {
         "a target is not the id",
     ),
     "small vocabulary": (("vocab_size = 20", "vocab_size = 16"), "ids 0 to 16, vocab_size 16"),
+    "another metric": (('{"exact_match": exact', '{"em": exact'), "metrics names exact_match, which neither score nor"),
     "no score": (
         ('{"exact_match": exact_match(predicted_BT, batch)}', '{"exact_match": torch.ones(16)}'),
         "exact_match is 1 for right answers and 1 for wrong ones",

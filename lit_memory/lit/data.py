@@ -18,8 +18,8 @@ from lit_memory.lit.describe import KeywordSignature
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch, Segment
-from lit_memory.tasks.mixins import FiniteSplits, FreeSegments, ReadInOrder, Streamed
-from lit_memory.util.checks import FieldError
+from lit_memory.tasks.mixins import FiniteSplits, ReadInOrder, Streamed
+from lit_memory.util.checks import FieldError, check_cuts, check_least
 from lit_memory.util.metrics import Condition
 
 EVALUATION_SEED = 0
@@ -70,6 +70,8 @@ class Steps(Dataset):
         self.samples = samples if count is None else min(samples, count)
         self.reader = reader
 
+        self.drawn: tuple[int, Batch] | None = None
+
     def __len__(self) -> int:
         batches = -(-self.samples // self.batch_size)
         last = self.samples - (batches - 1) * self.batch_size
@@ -80,14 +82,24 @@ class Steps(Dataset):
             raise IndexError(index)
         whole, part = divmod(index, self.reader.accumulated)
         world = self.reader.world
-        batch = self.draw(whole).part(part * world + self.reader.rank, world * self.reader.accumulated)
+        batch = self.whole(whole).part(part * world + self.reader.rank, world * self.reader.accumulated)
         if self.on_segment and not isinstance(batch.context, tuple):
             batch = replace(batch, context=watched(batch.context, self.on_segment))
         # Where shared memory is full, a worker has to say so here: later, as the batch is sent, a thread would lose it.
         return batch.mapped(Tensor.share_memory_) if get_worker_info() else batch
 
+    def whole(self, index: int) -> Batch:
+        """A whole batch. The last one is kept for its other parts, unless its context is generated: that is read
+        once."""
+        if self.drawn is None or self.drawn[0] != index:
+            batch = self.draw(index)
+            if self.reader.accumulated == 1 or not isinstance(batch.context, tuple):
+                return batch
+            self.drawn = index, batch
+        return self.drawn[1]
+
     def draw(self, index: int) -> Batch:
-        """A whole batch."""
+        """A whole batch, drawn anew."""
         start = index * self.batch_size
         size = min(self.batch_size, self.samples - start)
         if self.count is None or not isinstance(self.task, FiniteSplits):
@@ -115,10 +127,11 @@ class LitData(L.LightningDataModule):
 
     seed: Seed of the training samples.
     batch_size: Contexts of an optimizer step, on all devices and in all accumulated batches; a multiple of both.
-    epoch_steps: Optimizer steps between two validations.
+    epoch_steps: Optimizer steps between two validations: an epoch of Lightning, of which each has samples of its own.
     valid_size: Most contexts per validation; of a stream in whole batches.
     test_size: Most contexts per condition of the test, or a list with a number for each.
-    eval_batch_size: Contexts per batch of a validation and a test, on all devices.
+    eval_batch_size: Contexts per batch of a validation and a test, on all devices. What a task draws anew for every
+        batch, it draws otherwise for batches of another size.
     cuts: Tokens of the segments in which contexts are written (``Batch.recut``); (): those of the task.
     test_cuts: Those of the test alone; (): ``cuts``.
     workers: Processes that draw training batches, 0: the main one; the bits are the same for any number.
@@ -144,9 +157,9 @@ class LitData(L.LightningDataModule):
         super().__init__()
         task_class = load_class("task", self.task_name)
         self.task: Task = task_class(build_config(task_class.Config, task))
+        check_least(1, batch_size=batch_size, epoch_steps=epoch_steps, eval_batch_size=eval_batch_size)
         for name, lengths in (("cuts", cuts), ("test_cuts", test_cuts)):
-            if lengths and not isinstance(self.task, FreeSegments):
-                raise FieldError(name, lengths, "the contexts of this task cannot be cut anew; expected none")
+            check_cuts(name, lengths, self.task)
         self.whole_task = self.task
         self.test_conditions = self.task.test_conditions()
         self.seed, self.batch_size, self.epoch_steps, self.workers = seed, batch_size, epoch_steps, workers
@@ -168,10 +181,20 @@ class LitData(L.LightningDataModule):
         """Begin a stage of a curriculum: from the next epoch on, train and validate on the task with other fields. The
         test stays as it is."""
         self.task = self.whole_task.at(**changes) if changes else self.whole_task
+        check_cuts("cuts", self.cuts, self.task)
         self.batch_size, self.epoch_steps = batch_size, epoch_steps
 
+    def prepare_data(self) -> None:
+        """Read the user's files, so that what is wrong in them is told in a line."""
+        self.task.check_files()
+
     def setup(self, stage: str) -> None:
-        """Count the samples of all splits, so that wrong data of a test fail before the training, not after it."""
+        """Count the samples of all splits, and draw one of every other test, so that a test that cannot be drawn fails
+        before the training, not after it."""
+        trainer: Any = self.trainer
+        if stage == "fit" and trainer and not trainer.overfit_batches:
+            # A loader has the steps of one epoch: Lightning would read the same ones in every epoch.
+            trainer.reload_dataloaders_every_n_epochs = trainer.reload_dataloaders_every_n_epochs or 1
         splits = [(self.task, "train", self.batch_size), (self.task, "valid", self.eval_batch_size)]
         splits += [(task, "test", self.eval_batch_size) for _, task in self.test_conditions]
         for task, split, size in splits:
@@ -179,6 +202,16 @@ class LitData(L.LightningDataModule):
                 task.stream_steps(split, size)
             elif isinstance(task, FiniteSplits):
                 task.count(split)
+            elif split == "test":
+                self._draw_one(task)
+
+    def _draw_one(self, task: Task) -> None:
+        """Draw a sample of a test. Raises FieldError that names the field of the user."""
+        try:
+            task.batch(EVALUATION_SEED, "test", 0, 1)
+        except FieldError as error:
+            listed = getattr(self.whole_task.config, f"test_{error.name}", None)
+            raise FieldError(f"test_{error.name}" if listed else error.name, error.value, error.expected) from None
 
     def train_dataloader(self) -> DataLoader:
         reader, step = self._reader(), 0
@@ -190,7 +223,7 @@ class LitData(L.LightningDataModule):
             raise FieldError("accumulate_grad_batches", reader.accumulated, reason)
         parts = reader.world * reader.accumulated
         if self.batch_size % parts:
-            read = f"{reader.world} devices read {reader.accumulated} parts each; expected a multiple of {parts}"
+            read = f"read in {parts} parts, by devices={reader.world}; expected a multiple of {parts}"
             raise FieldError("batch_size", self.batch_size, read)
         samples = self.batch_size * self.epoch_steps
         steps = Steps(

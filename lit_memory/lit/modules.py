@@ -17,16 +17,17 @@ from torch import Tensor
 from lit_memory.lit.describe import KeywordSignature, settings
 from lit_memory.lit.devices import OnDevices
 from lit_memory.lit.diagnostics import Diagnostics, diagnostics_of
-from lit_memory.lit.losses import hidden_loss, loss_of, losses_and_predictions, predictions
+from lit_memory.lit.losses import hidden_loss, losses_and_predictions
 from lit_memory.lit.optimized import Optimized
 from lit_memory.lit.plain import AnyBatch, TokenMetrics, as_batch
 from lit_memory.lit.reads import Reads
+from lit_memory.lit.schedule import SCHEDULES
 from lit_memory.lit.scores import Mean, Means
 from lit_memory.registry import build_config, load_class
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
 from lit_memory.tasks.mixins import ContinuousTokens, LossScored, Prompted
-from lit_memory.util.checks import FieldError
+from lit_memory.util.checks import FieldError, check_least
 from lit_memory.util.metrics import Condition, MetricName
 
 
@@ -36,8 +37,8 @@ class LitMemory(Reads, Optimized, OnDevices):
     It reads ``Batch``es, dictionaries with ``input_ids`` and ``labels``, or pairs of both, from any data source. A
     ``LitData`` also gives its task, which scores predictions; without a task, a validation and a test log the loss, the
     accuracy and the perplexity of single tokens. All other arguments are fields of the model's ``Config``. Raises
-    TypeError for an argument that the model does not have; the training raises ValueError for such a part in
-    ``frozen``.
+    TypeError for an argument that the model does not have, and ValueError for a value that it may not have; the
+    training raises ValueError for an unknown part in ``frozen``.
 
     lr: Learning rate of AdamW.
     weight_decay: Weight decay of AdamW, on all weights that the model does not exempt.
@@ -74,6 +75,9 @@ class LitMemory(Reads, Optimized, OnDevices):
         super().__init__()
         self.model_class: type = load_class("model", self.model_name)
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
+        check_least(0, lr=lr, weight_decay=weight_decay, warmup=warmup, final_lr=final_lr)
+        if schedule not in SCHEDULES:
+            raise FieldError("schedule", schedule, f"expected one of {', '.join(SCHEDULES)}")
         self.save_hyperparameters()
         self.model: Any = None
         self.diagnostics: Diagnostics | None = None
@@ -82,7 +86,11 @@ class LitMemory(Reads, Optimized, OnDevices):
             self.configure_model()
 
     def setup(self, stage: str) -> None:
-        """Leave ``log`` out of what ``torch.compile`` traces: Dynamo fails on what Lightning 2.6 does there."""
+        """Check that a model of given sizes reads what the data has, and leave ``log`` out of what ``torch.compile``
+        traces: Dynamo fails on what Lightning 2.6 does there."""
+        for _, task in self.conditions("train"):
+            if self.model is not None:
+                check_tokens(self.model.config, task)
         if getattr(self, "_compiler_ctx", None):
             self.log: Any = torch.compiler.disable(self.log)
 
@@ -158,13 +166,13 @@ class LitMemory(Reads, Optimized, OnDevices):
             loss_BT[scored_BT] = losses_N
             values = task.score_losses(loss_BT, batch)
             return {name: Mean.of_tokens(value_N, scored_BT) for name, value_N in values.items() if len(value_N)}
-        logits_NV = self.model.logits(hidden_ND)
+        losses_N, predicted_N = losses_and_predictions(self.model, hidden_ND, targets_N)
         predicted_BT = batch.targets_BT.clone()
-        predicted_BT[scored_BT] = predictions(logits_NV, targets_N)
+        predicted_BT[scored_BT] = predicted_N
         scores = task.score(predicted_BT, batch)
         if batch.prompt_B is not None and isinstance(task, Prompted):
             scores |= task.score_text(self.generate_answers(batch, state, task), batch)
-        means = {"loss": Mean(loss_of(logits_NV, targets_N), len(batch.ids_BT))}
+        means = {"loss": Mean(losses_N.mean(), len(losses_N))}
         means |= {name: Mean.of_samples(scores_B) for name, scores_B in scores.items()}
         return means | self.memory_metrics(batch, state)
 
@@ -211,6 +219,10 @@ class LitMemory(Reads, Optimized, OnDevices):
                 if (metric.split, metric.condition) == (split, condition)
             }
             added = task.summarize(means)
+            lost = set(task.metrics) - {MetricName.parse(name).name for name in (*means, *added)}
+            if means and lost:
+                reason = "neither score nor summarize gave it"
+                raise FieldError("metrics", ", ".join(sorted(lost)), f"{reason}; expected {', '.join(means)}")
             names = [name for name in task.metrics if name in added]
             self.log_dict({str(MetricName(name, split, condition)): added[name] for name in names}, **self.synced)
         for loader, metrics in self.token_metrics.items():
@@ -239,3 +251,12 @@ class LitMemory(Reads, Optimized, OnDevices):
 
     def on_test_epoch_end(self) -> None:
         self.log_split("test")
+
+
+def check_tokens(config: Any, task: Task) -> None:
+    """Raise FieldError for a model that cannot read the tokens of a task."""
+    numbers = task.input_dim if isinstance(task, ContinuousTokens) else 0
+    if config.inputs != numbers:
+        raise FieldError("inputs", config.inputs, f"expected {numbers}, the numbers of a token of the task")
+    if config.vocab_size < task.vocab_size:
+        raise FieldError("vocab_size", config.vocab_size, f"expected {task.vocab_size} or more, the task's token ids")

@@ -12,13 +12,15 @@ from lit_memory.registry import weights_of
 class Optimized(L.LightningModule):
     """AdamW on a ``model``, with the rates of ``schedule.relative_rate``.
 
-    Where the Trainer has a scheduler, from ``configure_optimizers`` of a subclass or from a callback, the rates are its
-    own.
+    The optimizer of a subclass keeps its own largest rates, one for each group. Where the Trainer has a scheduler, from
+    ``configure_optimizers`` of a subclass or from a callback, the rates are its own.
     """
 
     model: Any
     stage: tuple[int, int] | None = None
     """First step and steps of the present stage; None: the training is one."""
+    largest_rates: list[float] | None = None
+    """Of the groups of weights, as the optimizer was made."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         for weight in weights_of(self.model, self.hparams["frozen"] or ()).values():
@@ -35,17 +37,30 @@ class Optimized(L.LightningModule):
         share, begin anew."""
         self.stage = first_step, steps
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of an optimizer step, counted from the start of the run."""
+    def relative_rate(self, step: int) -> float:
+        """Learning rate of an optimizer step, counted from the start of the run, as a share of the largest one."""
         h = self.hparams
         first_step, steps = self.stage or (0, self.trainer.estimated_stepping_batches)
-        rate = relative_rate(step, first_step, steps, h["schedule"], h["warmup"], h["final_lr"])
-        return h["lr"] * rate
+        return relative_rate(step, first_step, steps, h["schedule"], h["warmup"], h["final_lr"])
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def set_rates(self) -> None:
+        """Give the optimizer the rates of the step that comes next."""
         # Not a LambdaLR: Lightning steps one before the validation that ends a stage, and old checkpoints lack its
         # state. This rate depends on step and stage alone, so that it is exact after a stage change and a resume.
         if self.trainer.lr_scheduler_configs:
             return  # a scheduler of the user, of Tuner.lr_find or of StochasticWeightAveraging
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate(self.trainer.global_step)
+        groups, share = self.trainer.optimizers[0].param_groups, self.relative_rate(self.trainer.global_step)
+        for group, rate in zip(groups, self.largest_rates or [self.hparams["lr"]] * len(groups), strict=True):
+            group["lr"] = rate * share
+
+    def on_fit_start(self) -> None:  # before a checkpoint brings the rates of its last step
+        self.largest_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+
+    def on_train_start(self) -> None:
+        self.set_rates()  # callbacks such as LearningRateMonitor look before the hook of the step
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.set_rates()  # a stage may have begun
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.set_rates()

@@ -35,7 +35,7 @@ def as_batch(batch: AnyBatch, segment_len: int | None) -> Batch:
         shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise FieldError("batch", batch, EXPECTED, shown)
     ids_BT, targets_BT, mask_BT = batch["input_ids"], batch["labels"].clone(), batch.get("attention_mask")
-    if mask_BT is not None and bool((mask_BT.diff(dim=1) > 0).any()):
+    if mask_BT is not None and bool((mask_BT.bool().int().diff(dim=1) > 0).any()):
         raise FieldError("attention_mask", mask_BT, "expected padding on the right alone", "padding on the left")
     if _shifted(ids_BT, targets_BT):
         expected = "expected the token at t as label t; the module shifts them itself"

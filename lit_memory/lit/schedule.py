@@ -2,6 +2,8 @@
 
 import math
 
+SCHEDULES = ("constant", "linear", "cosine")
+
 
 def relative_rate(step: int, first_step: int, steps: float, schedule: str, warmup: float, final_lr: float) -> float:
     """Learning rate of a step, as a share of the largest one.
@@ -19,6 +21,8 @@ def relative_rate(step: int, first_step: int, steps: float, schedule: str, warmu
     in_stage = step - first_step
     done, of = (in_stage, warmup * steps) if warmup < 1 else (step, warmup)
     factor = min(1.0, (done + 1) / of) if of > 0 else 1.0
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r}: expected one of {', '.join(SCHEDULES)}")
     if schedule != "constant":
         share = min(1.0, in_stage / steps)
         fallen = share if schedule == "linear" else (1 - math.cos(math.pi * share)) / 2

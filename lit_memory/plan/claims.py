@@ -139,15 +139,21 @@ def _allow(node: ast.expr) -> None:
             return
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             _allow(operand)
+        case ast.BinOp(op=ast.Div(), right=ast.Constant(value=0)):
+            raise ValueError(f"{ast.unparse(node)!r} divides by 0")
         case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
             _allow(left)
             _allow(right)
         case ast.Call(func=ast.Name(id="std"), args=[ast.Subscript() as ref], keywords=[]):
             reference(ref)
         case ast.Call(
-            func=ast.Name(id="reach"), args=[ast.Subscript() as ref, ast.Constant(value=int() | float())], keywords=[]
+            func=ast.Name(id="reach"),
+            args=[ast.Subscript() as ref, ast.Constant(value=int() | float() as share)],
+            keywords=[],
         ):
             reference(ref)
+            if share <= 0:
+                raise ValueError(f"{ast.unparse(node)!r}: expected a share above 0")
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS and (
             len(args) == 1 if name == "abs" else len(args) > 1
         ):

@@ -172,8 +172,11 @@ class ScaledExperiment(Shared):
     def axes(self, arm: str) -> dict[str, list]:
         """The grid of one arm: the axes that all arms share, its own, and those of the command line."""
         common, own = split_arm(self.grid, arm)
-        replaced = {key.rstrip("?") for key in self.swept}
-        return {key: values for key, values in (common | own).items() if key.rstrip("?") not in replaced} | self.swept
+        for above in (own, self.swept):  # an axis replaces that of the same field, with or without ?
+            fields = {key.rstrip("?") for key in above}
+            kept = above.keys() if above is own else ()  # in its place
+            common = {key: v for key, v in common.items() if key in kept or key.rstrip("?") not in fields} | above
+        return common
 
     def grid_points(self, arm: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """(name, settings) of every point of the cross product of an arm's grid; ("", {}) without a grid."""

@@ -4,11 +4,11 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from lit_memory.plan.claims import KINDS, check_lines, untested
+from lit_memory.plan.claims import KINDS, calls, check_lines, parse, refs, untested
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
-from lit_memory.plan.sections import OF_A_RUN, STEP, TIMES, ReportConfig
+from lit_memory.plan.sections import OF_A_RUN, STEP, STEPS_TO, TIMES, TRAIN_SPEED, ReportConfig
 from lit_memory.registry import REGISTRIES, build, load_class, model_size
 from lit_memory.util.checks import field_name, first_line, nearest
 
@@ -162,8 +162,6 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
     if report.threshold is not None and report.x != STEP and not report.curves:
         expected = f"expected none where x={report.x} is not {STEP}, without curves"
         raise ConfigError(file, "report.threshold", f"{report.threshold}: {expected}")
-    if not experiment.unchecked:
-        check_requirement(experiment)
     check_select(experiment, specs)
     visible(experiment, specs)
     named = {"relative_to": [report.relative_to] if report.relative_to else [], "paper_curves": report.paper_curves}
@@ -179,6 +177,30 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
             check_lines(lines, list(experiment.arms), values, [*known, *times], section, ends)
         except ValueError as error:
             raise ConfigError(file, section, str(error)) from None
+    if not experiment.unchecked:
+        check_requirement(experiment)
+        check_measured(experiment, specs)
+
+
+def check_measured(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
+    """Raise ConfigError for a figure or a line about what no run measures: a time without timed steps, the steps to no
+    threshold, or the deviation of one seed."""
+    file, report = experiment.file, experiment.report
+    untimed = [spec.arm for spec in specs if not spec.train["timed_steps"]]
+    if report.time == TRAIN_SPEED and len(untimed) == len(specs):
+        raise ConfigError(file, "report.time", f"{report.time} needs train.timed_steps; expected some")
+    for section in KINDS:
+        for i, line in enumerate(getattr(experiment, section)):
+            tree, where, problem = parse(line), f"{section}[{i}]", ""
+            for ref in refs(tree):
+                if ref.metric == TRAIN_SPEED and ref.arm in untimed:
+                    problem = f"{ref} needs train.timed_steps in arm {ref.arm}; expected some"
+                if ref.metric == STEPS_TO and report.threshold is None:
+                    problem = f"{ref} needs report.threshold; expected a number"
+            if any(calls(tree, "std")) and len(experiment.seeds) < 2:
+                problem = "one seed has no std; expected two seeds or more"
+            if problem:
+                raise ConfigError(file, where, f"{line!r:.90}: {problem}")
 
 
 def visible(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, list[str]]:
@@ -245,9 +267,11 @@ def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, d
         try:
             found[model] = found.get(model) or model_size(spec.model)
         except RuntimeError as error:
-            expected = f"cannot be built; expected smaller sizes ({first_line(error)})"
-            raise ConfigError(where, "model", expected) from None
+            reason = "expected smaller sizes"
+            if "meta" in str(error):
+                reason = "a plan builds it on torch's device meta, where a tensor has no numbers"
+            raise ConfigError(where, "model", f"cannot be built; {reason} ({first_line(error)})") from None
         except ValueError as error:
-            raise ConfigError(where, f"model.{field_name(error)}", str(error)) from None
+            raise ConfigError(where, f"model.{field_name(error)}".rstrip("."), str(error)) from None
         by_key[spec.key] = found[model]
     return by_key

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.parsing import SCALED
 from lit_memory.plan.runspec import SECTIONS
 from lit_memory.plan.strict import DEEPEST, problems, too_deep
 from lit_memory.util.checks import first_line, nearest
@@ -39,7 +40,10 @@ def apply(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     section, _, name = key.partition(".")
     if section not in SECTIONS or (not name and not isinstance(value, dict)):
         expected = "expected model.<field>, task.<field>, train.<field> or a whole section"
-        raise ConfigError(where, key, f"{expected}; {nearest(section, SECTIONS)}")
+        if not name and section in SECTIONS:
+            raise ConfigError(where, key, f"{value!r:.80}: expected a mapping, the whole section, or {section}.<field>")
+        known = (*SECTIONS, *SCALED, "report", "arms", "extends") if "(scale " in where else SECTIONS
+        raise ConfigError(where, key, f"{expected}; {nearest(section, known)}")
     if not name:
         tree[section] = copy.deepcopy(value)
         return

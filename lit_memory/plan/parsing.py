@@ -54,7 +54,7 @@ def check_top(tree: Any, file: str) -> None:
         raise ConfigError(file, "", f"expected a mapping with the keys {', '.join(TOP_KEYS)}")
     for key in tree:
         if key not in TOP_KEYS:
-            raise ConfigError(file, str(key), f"unknown key; {nearest(str(key), TOP_KEYS)}")
+            raise ConfigError(file, str(key), f"unknown key; {nearest(str(key), (*TOP_KEYS, 'extends'))}")
     for key, problem in problems(tree, ""):
         raise ConfigError(file, key, problem)
     for key in REQUIRED:

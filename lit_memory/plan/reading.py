@@ -80,6 +80,8 @@ def extended(path: Path, *above: Path) -> Any:
     if not isinstance(tree, dict):
         return tree  # parse refuses it
     starts = {}
+    if tree.get("scales") is None:
+        tree.pop("scales", None)
     if isinstance(tree.get("scales"), dict):
         starts = {scale: v.get("extends") for scale, v in tree["scales"].items() if isinstance(v, dict)}
         tree["scales"] = extended_scales(tree["scales"], str(path))
@@ -186,7 +188,8 @@ def uncurved(report: Any, gone: Collection[str]) -> Any:
 
 def extended_scales(scales: Mapping[Any, Any], file: str) -> dict[Any, Any]:
     """The scales of one file, each over the scale that it extends, with ``arms.<a>,<b>.<key>`` taken apart."""
-    own = {scale: each_arm(values, file, f"scales.{scale}") for scale, values in scales.items()}
+    given = {scale: {} if values is None else values for scale, values in scales.items()}
+    own = {scale: each_arm(values, file, f"scales.{scale}") for scale, values in given.items()}
 
     def whole(scale: Any, above: tuple[Any, ...] = ()) -> Any:
         values = own[scale]

@@ -10,7 +10,7 @@ from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
 from lit_memory.plan.trainer import check_trainer, devices_of, parts_of
 from lit_memory.registry import REGISTRIES, RegistrationError, initial_settings, load_class, sketched, weights_of
-from lit_memory.util.checks import FieldError, field_name, nearest
+from lit_memory.util.checks import FieldError, check_cuts, field_name, nearest
 
 STAGE_KEYS = ("steps", "batch_size", "until", "needed")
 
@@ -34,7 +34,8 @@ class Resolver:
         return self.origin.get(key, f"{self.file} (arm {self.arm})")
 
     def error(self, section: str, name: str, message: str) -> ConfigError:
-        return ConfigError(self.where(f"{section}.{name}"), f"{section}.{name}", message)
+        key = f"{section}.{name}".rstrip(".")
+        return ConfigError(self.where(key), key, message)
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:
         """The three sections as plain data, every default filled in. Raises ConfigError."""
@@ -48,7 +49,8 @@ class Resolver:
         sampler = task_class(task)
         try:
             sampler.test_conditions()
-        except ValueError as error:
+            _ = sampler.vocab_size, sampler.segment_len, sampler.tokens
+        except (ValueError, NotImplementedError) as error:
             raise self.error("task", field_name(error), str(error)) from None
         self.check_together(model, sampler)
         self.check_losses(train, model_class)
@@ -62,7 +64,7 @@ class Resolver:
             self.check_stage(f"stages[{i}]", stage, task_class.metrics)
             staged = self.staged(f"stages[{i}]", stage, task_class, task)
             self.check_together(model, staged)
-            self.check_cut("cuts", train.cuts, staged)
+            self.check_cuts("cuts", train.cuts, staged)
         return {
             "model": {"name": tree["model"]["name"], **asdict(model)},
             "task": {"name": tree["task"]["name"], **asdict(task)},
@@ -209,7 +211,7 @@ class Resolver:
             sizes = {"batch_size": train.batch_size, **sizes}
         for name, size in sizes.items():
             if type(size) is int and size % parts:
-                read = f"{devices} devices read {parts // devices} parts each of the batch of an optimizer step"
+                read = f"the batch of an optimizer step is read in {parts} parts, by devices={devices}"
                 raise self.error("train", name, f"{size}: {read}; expected a multiple of {parts}")
         if train.eval_batch_size < devices:
             read = f"{devices} devices read parts of every batch of a test"
@@ -226,18 +228,19 @@ class Resolver:
         except ValueError as error:
             raise self.error("train", "test_size", str(error)) from None
         for name, cuts in (("cuts", train.cuts), ("test_cuts", train.test_cuts)):
-            self.check_cut(name, cuts, sampler)
+            self.check_cuts(name, cuts, sampler)
             for length in cuts:
                 try:
                     model.check_segment(length or longest_context(sampler))
                 except ValueError as error:
                     raise self.error("train", name, f"{cuts}: {error}") from None
 
-    def check_cut(self, name: str, cuts: Sequence[int], sampler: Any) -> None:
+    def check_cuts(self, name: str, cuts: Sequence[int], sampler: Any) -> None:
         """Check that the contexts of a task, as it is or in a stage, may be cut where they are to be."""
-        if cuts and not getattr(sampler, "any_segments", False):
-            reason = "the contexts of this task cannot be cut anew"
-            raise self.error("train", name, f"{cuts}: {reason}; expected none")
+        try:
+            check_cuts(name, cuts, sampler)
+        except FieldError as error:
+            raise self.error("train", name, f"{cuts}: {error.expected}") from None
 
     def check_stage(self, where: str, stage: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Check the keys and values of one stage, the task's fields aside."""
@@ -249,7 +252,9 @@ class Resolver:
                 self.check_until(name, value, metrics)
             if key == "needed" and (type(value) is not bool or (value and not stage.get("until"))):
                 raise self.error("train", name, f"{value!r}: expected true, in a stage that has an until, or false")
-            if key not in STAGE_KEYS and not key.startswith("task."):
+            if key.startswith("task.test_"):
+                raise self.error("train", name, "a stage does not change the test; expected another field of the task")
+            if key not in STAGE_KEYS and (not key.startswith("task.") or key.endswith("?")):
                 raise self.error("train", name, f"unknown key; {nearest(key, [*STAGE_KEYS, 'task.<field>'])}")
 
     def check_until(self, where: str, value: Any, metrics: Sequence[str]) -> None:

@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lit_memory.plan.paper import paper_rows
-from lit_memory.util.checks import FieldError, at_least, nearest
+from lit_memory.util.checks import FieldError, at_least, check_cuts, nearest
 from lit_memory.util.fields import added
 from lit_memory.util.views import VIEWS
 
 STEP = "step"
 """The x axis of a report along the training: the steps after which a run validates."""
-OF_A_RUN = ("steps_to", "roughness")
+STEPS_TO, TRAIN_SPEED = "steps_to", "train_tokens_per_s"
+OF_A_RUN = (STEPS_TO, "roughness")
 """Metrics that a whole validation curve has, the same at every step."""
 TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
-    "train_tokens_per_s": (
+    TRAIN_SPEED: (
         "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the "
         "tokens of a training batch"
     ),
@@ -91,6 +92,8 @@ class TrainConfig:
     test_size: int | list[int] = 1000
     """Contexts of the test: one number for all values of x, or a list with one for each."""
     eval_batch_size: int = 250
+    """Contexts of a batch of a validation and a test. Samples that are drawn are others for batches of another size, so
+    that arms with the same number are compared on the same questions."""
     cuts: list[int] = added([])
     """Segment lengths in tokens; default: those of the task. The last one repeats, and 0 is all that is left: [0] reads
     a context in one pass, [200, 1] token by token after the first 200."""
@@ -129,10 +132,7 @@ class TrainConfig:
                 raise FieldError(name, getattr(self, name), "expected a finite number, 0 or more")
         at_least(0, self, "timed_steps", "timed_contexts")
         for name in ("cuts", "test_cuts"):
-            lengths = getattr(self, name)
-            if any(n < 0 for n in lengths) or 0 in lengths[:-1]:
-                expected = "expected numbers of tokens, of which the last may be 0, for all that is left"
-                raise FieldError(name, lengths, expected)
+            check_cuts(name, getattr(self, name))
         if self.clip_norm and self.clip_value:
             raise FieldError("clip_value", self.clip_value, "expected 0 where clip_norm is set; choose one")
 

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_memory.plan.errors import ConfigError
-from lit_memory.util.checks import LARGEST, field_name, first_line, nearest
+from lit_memory.util.checks import LARGEST, field_name, field_types, first_line, nearest
 
 DEEPEST = 20
 """Levels of lists and mappings in a file; a stage's ``until`` is the sixth."""
@@ -71,7 +71,7 @@ def strict(
             raise error(name, _unknown(section, name, names, others))
         for key, problem in problems(value, name):
             raise error(name, f"{key}={problem}")
-    settings = copy.deepcopy(_defaults(cls))
+    settings = copy.deepcopy(_defaults(cls, error))
     for name, value in values.items():
         try:
             settings[name] = converted(cls, name, value)
@@ -141,19 +141,25 @@ def _schema(cls: type) -> Any:
     return OmegaConf.structured(cls)
 
 
-@cache
-def _defaults(cls: type) -> dict[str, Any]:
-    """The default of every field, converted; ``MISSING`` where there is none."""
-    return OmegaConf.to_container(_schema(cls))  # type: ignore[return-value]
+def _defaults(cls: type, error: Callable[[str, str], ConfigError]) -> dict[str, Any]:
+    """The default of every field, converted; ``MISSING`` where there is none. error: for a field of a type that YAML
+    does not have."""
+    try:
+        return OmegaConf.to_container(_schema(cls))  # type: ignore[return-value]
+    except OmegaConfBaseException as problem:
+        raise error("", f"{cls.__qualname__}: {first_line(problem)}; expected fields of types that YAML has") from None
 
 
 def _is_float(cls: type, name: str) -> bool:
-    return any(f.name == name and f.type in (float, "float") for f in fields(cls))
+    return field_types(cls).get(name) is float
 
 
 def _wrong_type(cls: type, section: str, name: str, value: Any, problem: Exception) -> str:
     """The message of a value that OmegaConf refuses."""
-    is_list = any(f.name == name and str(f.type).startswith("list[") for f in fields(cls))
-    alone = is_list and isinstance(value, str | int | float)
-    what = f"expected a list, write {section}.{name}=[{value}]" if alone else first_line(problem)
+    kind = field_types(cls)[name]
+    what = first_line(problem)
+    if get_origin(kind) is list and isinstance(value, str | int | float):
+        what = f"expected a list, write {section}.{name}=[{value}]"
+    elif isinstance(value, bool) and get_origin(kind) is Literal:
+        what += "; YAML reads on, off, yes and no as true or false: write them in quotes, on a command line '\"off\"'"
     return f"{what} (got {value!r})"

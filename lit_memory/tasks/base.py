@@ -53,17 +53,17 @@ class Task:
     @property
     def vocab_size(self) -> int:
         """Token ids run from 0 to ``vocab_size - 1``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks vocab_size")
 
     @property
     def segment_len(self) -> int | None:
         """Tokens per segment if the task fixes it, else None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks segment_len")
 
     @property
     def written(self) -> int:
         """Segments of the longest sample that a model writes; read-only segments do not count."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks written")
 
     @property
     def tokens(self) -> int:

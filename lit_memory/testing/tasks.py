@@ -118,6 +118,9 @@ def right_answers_score_best(task: Task) -> None:
     right, wrong = (task.score(ids_BT, batch) for ids_BT in (right_BT, (right_BT + 1) % task.vocab_size))
     for name, values_B in right.items():
         require(values_B.shape == (16,), f"score: {name} has shape {tuple(values_B.shape)}, not one number per sample")
+    given = {*right, *task.summarize({name: float(values_B.double().mean()) for name, values_B in right.items()})}
+    lost = [name for name in task.metrics if name not in given]
+    require(not lost, f"metrics names {', '.join(lost)}, which neither score nor summarize gives")
     if metric in right:
         best, other = (float(scores[metric].double().mean()) for scores in (right, wrong))
         better = best != other and task.better(metric, best, other)

@@ -3,10 +3,11 @@
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST = 2**31 - 1
 """Largest whole number of a field that comes from a file."""
@@ -66,6 +67,16 @@ def check_least(least: int, **arguments: float | None) -> None:
             raise FieldError(name, value, f"expected {least} or more")
 
 
+def check_cuts(name: str, lengths: Sequence[int], task: Any = None) -> None:
+    """Raise FieldError for ``lengths`` in which contexts, or those of ``task``, cannot be cut (``Batch.recut``). name:
+    of their field."""
+    if task is not None and lengths and not getattr(task, "any_segments", False):
+        raise FieldError(name, lengths, "the contexts of this task cannot be cut anew; expected none")
+    if any(n < 0 for n in lengths) or 0 in lengths[:-1]:
+        expected = "expected numbers of tokens, of which the last may be 0, for all that is left"
+        raise FieldError(name, lengths, expected)
+
+
 def check_layers(config: Any, *names: str) -> None:
     """Raise FieldError for a number of layers that is no plan but a loop without end."""
     for name in names:
@@ -73,21 +84,26 @@ def check_layers(config: Any, *names: str) -> None:
             raise FieldError(name, getattr(config, name), f"expected at most {MOST_LAYERS}")
 
 
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Field of a dataclass -> its annotation, in a file with ``from __future__ import annotations`` as well."""
+    found = get_type_hints(cls)
+    return {field.name: found[field.name] for field in fields(cls)}
+
+
 def one_of(config: Any) -> None:
     """Raise FieldError for a ``Literal`` field whose value is none of those that it lists."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if get_origin(field.type) is Literal and value not in get_args(field.type):
-            raise FieldError(field.name, value, f"expected one of {', '.join(get_args(field.type))}")
+    for name, kind in field_types(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise FieldError(name, value, f"expected one of {', '.join(get_args(kind))}")
 
 
 def check_types(cls: type, values: Mapping[str, Any]) -> None:
     """Raise FieldError for a value from a file whose type is not that of its field in the dataclass ``cls``."""
-    for field in fields(cls):
-        if field.name in values and not fits(values[field.name], field.type):
-            value = values[field.name]
-            expected = f"expected {type_in_words(field.type)}"
-            raise FieldError(field.name, value, expected, shown=reprlib.repr(value))
+    for name, kind in field_types(cls).items():
+        if name in values and not fits(values[name], kind):
+            raise FieldError(name, values[name], f"expected {type_in_words(kind)}", shown=reprlib.repr(values[name]))
 
 
 def fits(value: Any, kind: Any) -> bool:
