@@ -12,6 +12,7 @@ from lit_memory.tasks import babilong
 from lit_memory.tasks.babi.files import LABELS, PEOPLE, questions
 from lit_memory.tasks.babi.reader import interpret
 from lit_memory.tasks.babilong import BABILong, babilong_compare
+from lit_memory.tasks.samples import Sample
 from lit_memory.text.corpus import load_corpus, sentences
 
 S = 64  # tokens of a segment
@@ -305,6 +306,7 @@ def test_metrics_of_what_a_model_says():
         ({"vary": 1.5}, "vary=1.5: expected a share from 0 to 1"),
         ({"facts_from": 0.5, "facts_to": 0.5}, "facts_to=0.5: expected more than facts_from=0.5"),
         ({"task": "qa3", "segment_len": 44}, "segment_len=44: too short for 4 facts, the fewest of qa3"),
+        ({"tokenizer": "wikitext"}, "tokenizer='wikitext': expected another one: in a fact a full stop stands behind"),
         ({"haystack": ""}, "haystack='': no such folder"),
         ({"haystack": "no/such/folder"}, "haystack='no/such/folder': no such folder"),
         ({"stories": "no/such/folder"}, "stories='no/such/folder': no such folder"),
@@ -325,3 +327,39 @@ def test_a_context_that_is_too_short(monkeypatch):
         make(task="qa3", tokens_per_fact=1, segments=1, segment_len=32).batch(0, "train", 0, 1)
     with pytest.raises(ValueError, match="margin=3: expected at least 7"):
         make(margin=3).batch(0, "train", 0, 1)
+
+
+def test_a_place_for_the_facts_is_drawn_until_there_is_one():
+    """A narrow part that not every beginning of the noise has a sentence in; the same samples for the same step."""
+    task = make(task="qa1", segments=2, segment_len=128, facts_from=0.45, facts_to=0.7)
+    for step in range(50):
+        (sample,) = task.samples(0, "train", step, 1)
+        assert (sample.starts_F >= 0.45 * sample.context_len).all()
+    assert task.samples(0, "train", 7, 1)[0].position == task.samples(0, "train", 7, 1)[0].position
+    with pytest.raises(ValueError, match=r"facts_to=0.46: no sentence begins between 0.45 and it"):
+        make(task="qa1", segments=1, segment_len=128, facts_from=0.45, facts_to=0.46).samples(0, "train", 0, 1)
+
+
+def test_many_facts_cost_no_more_than_they_have():
+    """Reading a sample in pieces asks for every fact once, not for all of them in every piece."""
+    asked = 0
+
+    class Counted(list):
+        def __iter__(self):
+            nonlocal asked
+            asked += len(self)
+            return super().__iter__()
+
+    facts = Counted(np.arange(5) + 5 * i for i in range(2000))
+    starts_F = 7 * np.arange(2000)
+    noise = make(books=1).samples(0, "test", 0, 1)[0].noise
+    sample = Sample(noise, 0, facts, starts_F, 1, 14_000, facts[0], facts[0])
+    row = np.concatenate([sample.read(start, 100) for start in range(0, 14_000, 100)])
+    assert asked <= 3 * len(facts)
+    slow, used = np.empty(14_000, np.int64), 0
+    for start, stop, fact in zip(starts_F, [*starts_F[1:], 14_000], list.__iter__(facts), strict=True):
+        gap = int(stop - start) - len(fact)
+        slow[start : start + len(fact)] = fact
+        slow[start + len(fact) : stop] = noise.tokens(used, gap)
+        used += gap
+    assert np.array_equal(row, slow)

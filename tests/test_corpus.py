@@ -321,3 +321,14 @@ def test_two_that_build_at_once(tmp_path):
     assert [p.read_bytes() for p in cached(tmp_path, ["a", "b"], build)] == [b"one", b"two"]
     assert open_files[0].read() == b"one" and len(list(tmp_path.iterdir())) == 3
     open_files[0].close()
+
+
+@pytest.mark.parametrize("text", ["ein\nWort\nje\nZeile\n" * 900, "\u4e00\u4e8c\u4e09\u56db\u4e94" * 3000])
+def test_texts_without_spaces_are_split_as_others_are(tmp_path, text):
+    """One word a line, and a writing that has no spaces: every split has its share, and nothing is lost."""
+    (tmp_path / "book.txt").write_text(text)
+    parts = ["".join(load_corpus(str(tmp_path), split).texts()) for split in ("train", "valid", "test")]
+    assert "".join(parts) == text
+    assert [round(len(part) / len(text), 1) for part in parts] == [0.8, 0.1, 0.1]
+    if "\n" in text:
+        assert all(part.startswith(("ein", "Wort", "je", "Zeile")) for part in parts)

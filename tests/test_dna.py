@@ -241,7 +241,8 @@ def test_bad_files(folder, name, text, split, message):
 
 def test_missing_files(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"no sequences in train; expected train.csv, or .txt or .fa files in train/<class>"
+        FileNotFoundError,
+        match=r"no sequences in train; expected train.csv, or files in train/<class> that end in .txt, .fa",
     ):
         make(source=str(tmp_path)).batch(0, "train", 0, 2)
 
@@ -293,3 +294,22 @@ def test_the_hub(monkeypatch):
     ):
         make(source="human_enhancers_cohn").batch(0, "train", 0, 1)
     load_sequences.cache_clear()
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".FASTA", ".fna", ".fas"])
+def test_folders_below_a_class_are_of_that_class(tmp_path, suffix):
+    for label in ("neg", "pos"):
+        for place in ("chr1", "chr2"):
+            (tmp_path / "train" / label / place).mkdir(parents=True)
+            mark = "" if suffix == ".txt" else ">x\n"
+            text = "".join(f"{mark}{'AC' if label == 'neg' else 'GT'}{'A' * n}\n" for n in range(20))
+            (tmp_path / "train" / label / place / f"x{suffix}").write_text(text)
+    found = load_sequences(str(tmp_path), "train", 2)
+    assert found.names == ["neg", "pos"] and len(found.classes) > 60
+    first = [BASES[found.bases[start]] for start in found.starts[:-1]]
+    assert first == ["AG"[label] for label in found.classes]
+
+
+def test_the_class_stands_in_the_segment_that_asks_for_it():
+    with pytest.raises(ValueError, match="segment_len=1: expected 0, or at least 2"):
+        make(segment_len=1)

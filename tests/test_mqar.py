@@ -124,3 +124,9 @@ def test_segments(segment_len, written):
 def test_invalid(field, value, words):
     with pytest.raises(FieldError, match=words):
         make(**({"length": 64, "pairs": 9, field: value}))
+
+
+def test_weights_of_slots_are_finite():
+    with pytest.raises(ValueError, match="exponent=11: expected at most 10"):
+        make(exponent=11)
+    assert make(exponent=10).batch(0, "train", 0, 2).ids_BT.shape == (2, 512)

@@ -254,3 +254,30 @@ def test_golden_sample():
         "The <unk> of Galdale seemed heavy and heavy; the churchyard was stubborn in winter and honest in summer."
     )
     assert " | ".join(texts).startswith(told) and tails[0][1] == "8 1 6 2 9"
+
+
+@pytest.mark.parametrize("layout", ["lines", "text"])
+@pytest.mark.parametrize("config", [{"needle": "san_francisco"}, {"digits": 15}], ids=["san_francisco", "digits"])
+@pytest.mark.parametrize("tokenizer", ["word", "char", "bpe"])
+def test_there_is_room_for_the_whole_answer(tokenizer, config, layout):
+    """A model that generates the right answer is right by every metric, with any tokenizer."""
+    sizes = {"tokens": 900, "segment_len": 220, "margin": 200, "line_tokens": 200, "vocab_size": 512}
+    task = make(tokenizer=tokenizer, layout=layout, **sizes, **config)
+    batch = task.batch(0, "test", 0, 4)
+    right_BN = torch.full((4, task.new_tokens), task.tokenizer.pad_id)
+    for row, targets in zip(right_BN, batch.targets_BT, strict=True):
+        answer = targets[targets != -100]
+        row[: len(answer)] = answer
+    assert all((values == 1).all() for values in task.score_text(right_BN, batch).values())
+    for short in (1, 2):
+        assert task.score_text(right_BN[:, :short], batch)["exact_match"].sum() == 0
+
+
+def test_an_answer_that_is_too_long_is_told(monkeypatch):
+    monkeypatch.setattr(Passkey, "new_tokens", 5)
+    task = make(digits=12, tokens=200)
+    assert task.batch(0, "train", 0, 2).ids_BT.shape[0] == 2  # only a test generates
+    with pytest.raises(
+        ValueError, match=r"tokenizer='word': an answer has 13 .* generates at most 5; expected another"
+    ):
+        task.batch(0, "test", 0, 2)

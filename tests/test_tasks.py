@@ -491,6 +491,7 @@ def test_capacity_is_the_inverse(value_size):
     ("config", "message"),
     [
         *[({field: 0}, f"{field}=0") for field in ("pairs", "key_size", "value_size", "queries")],
+        ({"key_size": 6}, "key_size=6: expected at most 5: all"),
         ({"mode": "forget"}, "mode='forget'"),
         ({"together": "keys"}, "together='keys'"),
         ({"vary": 1.5}, "vary=1.5"),

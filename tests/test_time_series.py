@@ -208,6 +208,9 @@ def test_every_model_forecasts(build, name):
         ("date,a,b\nx,1,2\n\nx,3\n", r"own\.csv:4: expected 3 fields, as many as there are names of columns; got 2"),
         ("date,a\nx,y\n", r"own\.csv:2: column 'a' has 'y'; expected a number"),
         ("date\nx\n", r"own\.csv: no column of numbers; expected at least one"),
+        ("x,y\nnan,1\n2,3\n", r"own\.csv:2: column 'x' has 'nan'; expected a number, as no value may be missing"),
+        ("x,y\n,1\n2,3\n", r"own\.csv:2: column 'x' has ''; expected a number"),
+        ("0.5,1\n2,3\n", r"own\.csv:1: has numbers, 0\.5, 1; expected the names of the columns"),
         ("", r"own\.csv:1: expected the names of the columns; the file is empty"),
         ("date,a\n", r"own\.csv:2: expected lines of 2 numbers below the names of the columns; got none"),
     ],
@@ -266,3 +269,17 @@ def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
         FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"
     ):
         time_series_sets.fetch("ETTh1")
+
+
+def test_which_columns_are_channels(tmp_path):
+    """All but a first one of dates, or of row numbers without a name, as pandas writes it."""
+    for head, first in {"date,a,b": "2016-07-01", ",a,b": "3", "a,b": ""}.items():
+        lines = "".join(f"{f'{first},' * bool(first)}{i},{i * i}\n" for i in range(5))
+        (tmp_path / "own.csv").write_text(f"{head}\n{lines}")
+        assert np.array_equal(read_csv(tmp_path / "own.csv"), [np.arange(5), np.arange(5) ** 2])
+
+
+def test_a_file_of_the_stand_ins_name_is_split_as_others_are(tmp_path):
+    path = tmp_path / "seasons.csv"
+    path.write_text("a\n" + "".join(f"{i}\n" for i in range(20_000)))
+    assert load_series(str(path)).borders["test"] == (16_000, 20_000)

@@ -272,3 +272,17 @@ def test_golden_sample():
 
 def test_names():
     assert NAME.findall("AAAAA BBBBBB A B C D E Ab C") == ["AAAAA", "A B C D E"]
+
+
+@pytest.mark.parametrize("tokenizer", ["word", "char", "bpe"])
+@pytest.mark.parametrize("hops", [4, 8])
+def test_there_is_room_for_the_whole_answer(tokenizer, hops):
+    """A model that generates all variables of a chain is right by every metric, with any tokenizer."""
+    sizes = {"segment_len": 900, "margin": 800, "line_tokens": 300, "vocab_size": 512}
+    task = make(rules="ruler", hops=hops, layout="text", tokenizer=tokenizer, **sizes)
+    batch = task.batch(0, "test", 0, 4)
+    right_BN = torch.full((4, task.new_tokens), task.tokenizer.pad_id)
+    for row, targets in zip(right_BN, batch.targets_BT, strict=True):
+        answer = targets[targets != -100]
+        row[: len(answer)] = answer
+    assert all((values == 1).all() for values in task.score_text(right_BN, batch).values())

@@ -55,8 +55,8 @@ class AssociativeRetrieval(FreeSegments):
         """Independent queries that read the same memory. Ours; the paper has 1."""
         together: Literal["nothing", "pairs", "all"] = added("nothing")
         """What stands in one segment. pairs: all of them, and queries read them from the memory. all: queries as well,
-        so that attention finds the value. For the first stages of a training, as looking up is what takes longest to
-        learn; ours."""
+        so that attention finds the values; ``exact_match`` is then the share of samples with all of them. For the first
+        stages of a training, as looking up is what takes longest to learn; ours."""
         legacy_ids: bool = False
         """Use the reference's ids (SEP 100, GEN 101, EOS 102) instead of 16, 17, 18."""
         test_pairs: list[int] = field(default_factory=list)
@@ -65,11 +65,12 @@ class AssociativeRetrieval(FreeSegments):
         def __post_init__(self) -> None:
             one_of(self)
             at_least(1, self, "pairs", "key_size", "value_size", "queries")
-            for name in ("key_size", "value_size"):
-                if getattr(self, name) > 15:
-                    raise FieldError(
-                        name, getattr(self, name), f"expected at most 15, as 16^{name} has to be a 64-bit number"
-                    )
+            if self.key_size > 5:
+                raise FieldError("key_size", self.key_size, "expected at most 5: all 16^key_size keys are drawn from")
+            if self.value_size > 15:
+                raise FieldError(
+                    "value_size", self.value_size, "expected at most 15, as 16^value_size has to be a 64-bit number"
+                )
             if not 0 <= self.vary <= 1:
                 raise FieldError("vary", self.vary, "expected a share from 0 to 1")
             if self.mode == "remember" and self.pairs > BASE**self.key_size:

@@ -66,6 +66,8 @@ from lit_memory.util.seeds import mixed_seed
 
 RULES = tuple(FEWEST_FACTS)
 """Names of the rules of the simulator."""
+BEGINNINGS = 100
+"""Beginnings of the noise that are drawn until one has room for facts where they may lie."""
 TRIES = 10_000
 """Maximum number of questions that are drawn to find one that fits."""
 
@@ -205,8 +207,8 @@ class BABILong(PlantedFacts, ReadInOrder):
         fact_tokens, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
         tokens = segments * self.config.segment_len - self.config.margin if noise else fact_tokens
         if noise:
-            position = noise.random_start(rng)
-            chosen_F = np.sort(rng.integers(*self.gap_range(noise, position, tokens, fact_tokens), len(facts)))
+            position, (first, last) = self.draw_place(noise, tokens, fact_tokens, rng)
+            chosen_F = np.sort(rng.integers(first, last, len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - fact_tokens)
         starts_F = gaps_F + np.cumsum(lengths) - lengths
         tail = self.tail(question.text, question.answer)
@@ -222,24 +224,28 @@ class BABILong(PlantedFacts, ReadInOrder):
     def tail(self, question: str, answer: str) -> QuestionAnswer:
         """Tokens of the question with GEN, and of the answer with EOS."""
         question_ids, answer_ids = encode_texts(self.tokenizer, [question, answer], self.config.leading_space)
+        self.check_words(answer_ids, answer)
         needed = len(question_ids) + len(answer_ids) + 2
         if needed > self.config.margin:
             least = f"expected at least {needed}, the tokens of a question, GEN, its answer and EOS"
             raise FieldError("margin", self.config.margin, least)
         return np.append(question_ids, self.tokenizer.gen_id), np.append(answer_ids, self.tokenizer.eos_id)
 
-    def gap_range(self, noise: Haystack, position: int, tokens: int, fact_tokens: int) -> tuple[int, int]:
-        """First gap that may hold a fact, and the gap after the last one.
+    def draw_place(self, noise: Haystack, tokens: int, fact_tokens: int, rng: Generator) -> tuple[int, tuple[int, int]]:
+        """Draw where the context begins in the noise: where a sentence begins in the part that may hold facts. Also
+        the first gap there, and the gap after the last one.
 
         Gap k is in front of sentence k of the noise; another one is at the end of the context.
         """
         c = self.config
-        first = noise.sentences(position, math.ceil(tokens * c.facts_from))
-        last = noise.sentences(position, int(tokens * c.facts_to) - fact_tokens) + (c.facts_to == 1)
-        if first >= last:
-            wider = f"no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range"
-            raise FieldError("facts_to", c.facts_to, wider)
-        return first, last
+        for _ in range(BEGINNINGS):
+            position = noise.random_start(rng)
+            first = noise.sentences(position, math.ceil(tokens * c.facts_from))
+            last = noise.sentences(position, int(tokens * c.facts_to) - fact_tokens) + (c.facts_to == 1)
+            if first < last:
+                return position, (first, last)
+        wider = f"no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range"
+        raise FieldError("facts_to", c.facts_to, wider)
 
     def score_answer(self, target: str, answer: str, ended: bool, question: str) -> dict[str, float]:
         right = babilong_compare(target, answer, question, labels_of(self.config.task, self.config.stories))

@@ -64,6 +64,8 @@ class DNA(FiniteSplits):
             at_least(1, self, "length")
             at_least(2, self, "classes")
             at_least(0, self, "segment_len")
+            if self.segment_len == 1:
+                raise FieldError("segment_len", 1, "expected 0, or at least 2: ASK and the class share a segment")
             if self.source not in ("motifs", *HUB) and (why := missing(self.source)):
                 raise FieldError("source", self.source, f"{why}; {nearest(self.source, ['motifs', *HUB])}")
             if self.source == "motifs" and (self.classes != 2 or self.length < 2 * WIDTH + NEAREST):

@@ -26,6 +26,8 @@ HUB = {name: f"katarinagresova/Genomic_Benchmarks_{name}" for name in SETS}
 """Source -> name on the Hugging Face hub."""
 HELD_OUT = 10
 """One training sequence in ``HELD_OUT`` is for validation."""
+SUFFIXES = (".txt", ".fa", ".fasta", ".fna", ".fas")
+"""Of files with sequences, in upper or lower case."""
 Record = tuple[np.ndarray, str]
 """Bases of a sequence, and its class."""
 
@@ -46,7 +48,7 @@ def load_sequences(source: str, split: str, classes: int) -> Sequences:
 
     A folder has, for train, test and maybe valid,
         train.csv             with the columns seq and label, or
-        train/<class>/*       .txt files with one sequence per line, or .fa and .fasta files, or
+        train/<class>/*       files with one sequence per line (.txt) or in FASTA format, also in folders below, or
         train/<class>.txt     (or .fa, or .fasta) the same, with one file for each class.
     Classes are numbered in the order of their names in the training part.
 
@@ -100,13 +102,13 @@ def _read(folder: Path, part: str) -> Iterator[Record]:
     if (table := folder / f"{part}.csv").is_file():
         yield from _read_table(table)
         return
-    paths = sorted(path for path in (folder / part).rglob("*") if path.suffix in (".txt", ".fa", ".fasta"))
+    root = folder / part
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
-        raise FileNotFoundError(
-            f"{folder}: no sequences in {part}; expected {part}.csv, or .txt or .fa files in {part}/<class>"
-        )
+        expected = f"expected {part}.csv, or files in {part}/<class> that end in {', '.join(SUFFIXES)}"
+        raise FileNotFoundError(f"{folder}: no sequences in {part}; {expected}")
     for path in paths:
-        label = path.stem if path.parent == folder / part else path.parent.name
+        label = path.stem if path.parent == root else path.relative_to(root).parts[0]
         yield from ((bases, label) for bases in _read_lines(path))
 
 

@@ -35,7 +35,6 @@ from lit_memory.tasks.placement import Placement
 from lit_memory.tasks.planted_facts import TextConfig
 from lit_memory.tasks.samples import QuestionAnswer, Sample, encode_texts, pad_rows, tail_segment, until
 from lit_memory.text.haystack import Haystack
-from lit_memory.text.tokenizers import UNKNOWN
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 
@@ -158,6 +157,7 @@ class EpisodeTask(Extras):
 
     def lay_out_lines(self, samples: Sequence[EpisodeSample], split: str) -> Batch:
         """Batch in layout "lines", with one tail for every answer of a sample."""
+        self.check_answers(samples, split)
         c = self.config
         views = [Lines(sample, c.line_tokens) for sample in samples]
         prompt_B, starts = torch.tensor([len(sample.question) for sample in samples]), [NO_TOKENS] * len(samples)
@@ -239,9 +239,8 @@ class EpisodeTask(Extras):
         self.check_room(questions)
         if c.layout == "lines" and len(line) > c.line_tokens:
             raise FieldError("line_tokens", c.line_tokens, f"expected at least {len(line)}, the tokens of a question")
-        if c.tokenizer == "word" and any(UNKNOWN in answer for _, answer in questions[: len(answers)]):
-            expected = "expected one of task and vocabulary, or another tokenizer"
-            raise FieldError("answer", ", ".join(answers), f"tokenizer 'word' has no such word; {expected}")
+        for _, answer_T in questions[: len(answers)]:
+            self.check_words(answer_T, ", ".join(answers))
 
     def check_room(self, questions: Sequence[QuestionAnswer]) -> None:
         """Raise FieldError if a tail is too long."""

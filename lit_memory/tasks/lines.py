@@ -37,15 +37,15 @@ class Lines:
         counts = np.empty(2 * len(lengths_F) + 1, np.int64)  # lines of every part
         counts[::2] = [self.count_noise(start, stop) for start, stop in pairwise(self.edges)]
         counts[1::2] = np.maximum(1, -(-lengths_F // line_tokens))
-        self.firsts = [0, *np.cumsum(counts).tolist()]
+        self.firsts = np.concatenate([[0], np.cumsum(counts)])
         """First line of every part, and the number of lines."""
 
     def __len__(self) -> int:
-        return self.firsts[-1]
+        return int(self.firsts[-1])
 
     def line_of(self, fact: int) -> int:
         """Index of the first line of a fact."""
-        return self.firsts[2 * fact + 1]
+        return int(self.firsts[2 * fact + 1])
 
     def count_noise(self, start: int, stop: int) -> int:
         """Number of lines of the noise from position ``start`` to ``stop``; a line begins at ``start``."""
@@ -55,8 +55,9 @@ class Lines:
         """Tokens of lines ``first`` to ``first + count - 1``; an empty line has none."""
         part, rows = int(np.searchsorted(self.firsts, first, side="right")) - 1, []
         while len(rows) < count:
-            skip = first + len(rows) - self.firsts[part]
-            rows += self.read_part(part, skip, min(self.firsts[part + 1] - self.firsts[part] - skip, count - len(rows)))
+            start, stop = map(int, self.firsts[part : part + 2])
+            skip = first + len(rows) - start
+            rows += self.read_part(part, skip, min(stop - start - skip, count - len(rows)))
             part += 1
         return rows
 

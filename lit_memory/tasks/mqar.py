@@ -61,6 +61,8 @@ class MQAR(Task):
             one_of(self)
             at_least(1, self, "pairs", "length")
             at_least(0, self, "segment_len", "exponent")
+            if self.exponent > 10:
+                raise FieldError("exponent", self.exponent, "expected at most 10")
             if self.length % 2:
                 raise FieldError("length", self.length, "expected an even number, as slots have two tokens")
             if self.vocabulary % 2 or self.vocabulary < 4:

@@ -24,7 +24,7 @@ Deviations
 2. A hash assigns every number to a split, except for numbers of one digit, of which there are too few. The sentence
    about San Francisco is in all splits: a model that was trained on it needs no haystack.
 3. Numbers are spelled digit by digit for the word tokenizer. A model generates at most 16 tokens (published: 10 for a
-   passkey), the length of the answer about San Francisco.
+   passkey), or as many as the answer has.
 4. The published model is trained on text of all kinds; a small one may learn to write numbers from the needles of
    ``train_digits``.
 
@@ -74,7 +74,6 @@ class Passkey(EpisodeTask):
     """Complete the one sentence that matters. ``recall``: of the number, or of the words about San Francisco."""
 
     metrics = ("recall", "exact_match")
-    new_tokens = 16
     visible = ("depth",)
 
     words = VOCABULARY
@@ -103,6 +102,13 @@ class Passkey(EpisodeTask):
                     raise FieldError(name, getattr(self, name), "expected 1 to 15")
             if self.depth is not None and not 0 <= self.depth <= 100:
                 raise FieldError("depth", self.depth, "expected 0 to 100 percent")
+
+    @property
+    def new_tokens(self) -> int:
+        c = self.config
+        if c.needle == "san_francisco":
+            return max(16, len(self.tokenizer.encode(f" {SAN_FRANCISCO}")) + 1)
+        return max(16, c.digits + (1 if c.tokenizer == "word" else 2))  # a space before them, and EOS
 
     @property
     def reads_hay(self) -> bool:

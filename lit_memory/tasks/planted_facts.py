@@ -6,7 +6,7 @@
 The last segment, which the model reads without writing, holds the end of the context and the tail; the answer and EOS
 are scored. A test generates its contexts segment by segment while they are read.
 
-Shape suffixes: B batch, b samples of a batch that have begun, S tokens of a segment, N generated tokens.
+Shape suffixes: B batch, b samples of a batch that have begun, S tokens of a segment, T tokens, N generated tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,7 @@ from lit_memory.tasks.samples import Sample, full_segment, tail_segment, until
 from lit_memory.text.corpus import SOURCES, SPLITS, check_source, check_texts, load_corpus
 from lit_memory.text.tokenizers import (
     BUILT_IN,
+    UNKNOWN,
     VOCAB_SIZE,
     Tokenizer,
     build_tokenizer,
@@ -63,7 +64,8 @@ class TextConfig:
     books: int | None = None
     """Maximum number of books per split; default: all of a folder, 50 of noise, 100 of pg19."""
     tokenizer: str = "word"
-    """word, char, bpe, gpt2, or any folder or name on the hub."""
+    """word, char, bpe, gpt2, or any folder or name on the hub; not wikitext, to which a word and the full stop behind
+    it are one."""
     vocab_size: int = VOCAB_SIZE
     """Most token ids of the tokenizers word and bpe; the tokenizer in a folder has its own."""
     vocabulary: str = ""
@@ -76,6 +78,9 @@ class TextConfig:
         check_source("haystack", self.haystack)
         check_source("vocabulary", self.vocabulary or self.haystack)
         check_tokenizer(self.tokenizer)
+        if self.tokenizer == "wikitext":
+            glued = "expected another one: in a fact a full stop stands behind a word, which it then does not know"
+            raise FieldError("tokenizer", self.tokenizer, glued)
 
     def check_margin(self) -> None:
         """Raise FieldError if the margin leaves no room for the context in the last segment."""
@@ -160,8 +165,22 @@ class PlantedFacts(Prompted):
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         return self.lay_out(self.samples(seed, split, step, size), split)
 
+    def check_answers(self, samples: Sequence[Sample], split: str) -> None:
+        """Raise FieldError for an answer that is longer than what a model generates in a test."""
+        longest = max(len(answer) for sample in samples for _, answer in sample.questions)
+        if split == "test" and longest > self.new_tokens:
+            most = f"an answer has {longest} of its tokens with EOS, and a model generates at most {self.new_tokens}"
+            raise FieldError("tokenizer", self.config.tokenizer, f"{most}; expected another one")
+
+    def check_words(self, answer_T: np.ndarray, text: str) -> None:
+        """Raise FieldError for an answer with a word that the tokenizer does not know."""
+        if self.config.tokenizer == "word" and UNKNOWN in answer_T:
+            expected = "expected one of task and vocabulary, or another tokenizer"
+            raise FieldError("answer", text, f"tokenizer 'word' has no such word; {expected}")
+
     def lay_out(self, samples: Sequence[Sample], split: str) -> Batch:
         """Batch of samples, the longest first. ``meta["drawn"]`` (B,) has the places in which they were drawn."""
+        self.check_answers(samples, split)
         drawn, c = sorted(range(len(samples)), key=lambda i: -samples[i].segments), self.config
         samples = [samples[i] for i in drawn]
         starts = [sample.segment(sample.segments - 1, c.segment_len, c.margin) for sample in samples]

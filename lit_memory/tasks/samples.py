@@ -5,6 +5,7 @@ Shape suffixes: B batch, b samples of a batch that have begun, S tokens of a seg
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,21 +47,29 @@ class Sample:
         """The question with its answer, and then ``more``."""
         return [(self.question, self.answer), *self.more]
 
+    @cached_property
+    def ends_F(self) -> np.ndarray:
+        """Offsets behind the facts in the context."""
+        return self.starts_F + np.array([len(fact) for fact in self.facts], np.int64)
+
+    @cached_property
+    def before_F(self) -> np.ndarray:
+        """Tokens of all facts before each, and of all (F + 1,)."""
+        return np.cumsum([0, *map(len, self.facts)])
+
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start`` to ``start + count - 1`` of the context."""
         out, now, end = np.empty(count, np.int64), start, start + count
-        ends_F = self.starts_F + [len(fact) for fact in self.facts]
-        i = int(np.searchsorted(ends_F, start, side="right"))
-        fact_tokens = sum(len(fact) for fact in self.facts[:i])  # before ``now``
+        i = int(np.searchsorted(self.ends_F, start, side="right"))
         while now < end:
             upcoming = int(self.starts_F[i]) if i < len(self.facts) else end
             if now < upcoming and self.noise:
-                stop = min(upcoming, end)
-                out[now - start : stop - start] = self.noise.tokens(self.position + now - fact_tokens, stop - now)
+                stop, position = min(upcoming, end), self.position + now - int(self.before_F[i])
+                out[now - start : stop - start] = self.noise.tokens(position, stop - now)
             else:
-                stop = min(int(ends_F[i]), end)
+                stop = min(int(self.ends_F[i]), end)
                 out[now - start : stop - start] = self.facts[i][now - upcoming : stop - upcoming]
-                fact_tokens, i = fact_tokens + len(self.facts[i]), i + 1
+                i += 1
             now = stop
         return out
 

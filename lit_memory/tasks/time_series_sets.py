@@ -51,7 +51,8 @@ def borders(name: str, rows: int) -> dict[str, tuple[int, int]]:
 def load_series(source: str) -> Series:
     """Load a source and normalise it by its training rows. A channel that is constant there is only shifted."""
     columns_CR = seasons() if source == "seasons" else read_csv(fetch(source) if source in ETT else Path(source))
-    parts = borders(source if source in ETT else Path(source).stem, columns_CR.shape[1])
+    stem = Path(source).stem
+    parts = borders(stem if source == "seasons" or stem in ETT else "", columns_CR.shape[1])
     train_CR = columns_CR[:, : parts["train"][1]]
     if not train_CR.shape[1]:
         raise ValueError(f"{source}: {columns_CR.shape[1]} rows, none of them for training; expected more")
@@ -79,14 +80,17 @@ def fetch(name: str) -> Path:
 
 
 def read_csv(path: Path) -> np.ndarray:
-    """Columns of numbers in a CSV file, (C, R), without a first column of dates.
+    """Columns of numbers in a CSV file, (C, R), without a first column of dates or of row numbers without a name.
 
     Raises ValueError that names file, line and column.
     """
     (_, names), *rows = read_table(path)
     if not rows:
         raise ValueError(f"{path}:2: expected lines of {len(names)} numbers below the names of the columns; got none")
-    chosen = [i for i, text in enumerate(rows[0][1]) if i or _number(text) is not None]
+    if all(_number(name) is not None for name in names):
+        raise ValueError(f"{path}:1: has numbers, {', '.join(names):.80}; expected the names of the columns")
+    dates = not names[0].strip() or all(_number(row[0]) is None for _, row in rows)
+    chosen = [*range(int(dates), len(names))]
     if not chosen:
         raise ValueError(f"{path}: no column of numbers; expected at least one, beside a first one of dates")
     out_RC = np.empty((len(rows), len(chosen)))

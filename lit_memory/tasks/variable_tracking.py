@@ -75,7 +75,6 @@ class VariableTracking(EpisodeTask):
     """
 
     metrics = ("exact_set", "string_match_all")
-    new_tokens = 30
 
     words = VOCABULARY
 
@@ -136,6 +135,11 @@ class VariableTracking(EpisodeTask):
             if self.statements:
                 return (self.statements,)
             return LENGTHS if self.rules == "memreasoner" else (self.chain_len(split),)
+
+    @property
+    def new_tokens(self) -> int:
+        of_name = 6 if self.config.tokenizer == "word" else 7  # letters and a comma, which a space may follow
+        return max(30, of_name * self.config.chain_len("test"))
 
     @property
     def reads_hay(self) -> bool:

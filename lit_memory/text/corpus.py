@@ -50,6 +50,8 @@ BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 
 """Default number of books per split: about 2 million words of noise, 10 million of PG19."""
 LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
 """Splits that a source lacks; they get the first of its training texts."""
+NEAR = 1000
+"""Characters within which a word begins."""
 HELD_OUT = 10
 """One book in this many is held out, and at least one."""
 
@@ -195,8 +197,12 @@ def _digest(path: Path) -> str:
 
 
 def _word_start(text: str, fraction: float) -> int:
-    """The index at a fraction of a text, moved back to the start of a word."""
-    return len(text) if fraction == 1 else text.rfind(" ", 0, int(fraction * len(text))) + 1
+    """The index at a fraction of a text, moved back to the start of a word: behind a space, behind a line end where
+    none is near, and as it is in writing without both."""
+    at = int(fraction * len(text))
+    if fraction == 1:
+        return len(text)
+    return next((i + 1 for space in " \n" if (i := text.rfind(space, max(0, at - NEAR), at)) >= 0), at)
 
 
 def _fetch(source: str, split: str, books: int | None, revision: str | None) -> Iterator[str]:
