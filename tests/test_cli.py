@@ -571,7 +571,6 @@ def test_what_goes_on_is_said_truly(flags, again, make_launch, capsys):
     ("argv", "says"),
     [
         (["--list", "--jobs", "0"], "--list: shows all experiments, so leave --jobs out"),
-        (["--list", "tiny.yaml"], "--list: shows all experiments, so leave tiny.yaml out"),
         (["--new", "foo", "--fresh"], "--new: writes a template, so leave --fresh out"),
         (["armt_abilities", "--jobs", "0", "--dry-run"], "--jobs: .*armt_abilities.yaml reads the reports of others?"),
         (["armt_abilities", "--launcher", "slurm"], "--launcher: .*reads the reports of other"),

@@ -178,7 +178,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         _check_alone(given, "new", "writes a template")
         return Options(new=given["new"])
     if given["list"]:
-        _check_alone(given, "list", "shows all experiments")
+        _check_alone(given, "list", "shows all experiments", "experiment")
         return Options(list=True)
     if given["gallery"]:
         _check_alone(given, "gallery", "shows all reports")
