@@ -363,3 +363,14 @@ def test_many_facts_cost_no_more_than_they_have():
         slow[start + len(fact) : stop] = noise.tokens(used, gap)
         used += gap
     assert np.array_equal(row, slow)
+
+
+def test_too_few_stories_are_told(tmp_path):
+    """One story is for validation, and none is left for training."""
+    for part in ("train", "test"):
+        story = "1 Mary went to the garden.\n2 Where is Mary? \tgarden\t1\n"
+        (tmp_path / f"qa1_single-supporting-fact_{part}.txt").write_text(story)
+    task = make(task="qa1", segments=0, stories=str(tmp_path))
+    assert task.batch(0, "valid", 0, 2).ids_BT.shape[0] == 2
+    with pytest.raises(ValueError, match="no story of qa1 for split 'train'; expected more than one for training"):
+        task.batch(0, "train", 0, 2)

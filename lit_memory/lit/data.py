@@ -184,10 +184,6 @@ class LitData(L.LightningDataModule):
         check_cuts("cuts", self.cuts, self.task)
         self.batch_size, self.epoch_steps = batch_size, epoch_steps
 
-    def prepare_data(self) -> None:
-        """Read the user's files, so that what is wrong in them is told in a line."""
-        self.task.check_files()
-
     def setup(self, stage: str) -> None:
         """Count the samples of all splits, and draw one of every other test, so that a test that cannot be drawn fails
         before the training, not after it."""

@@ -75,8 +75,8 @@ def alone(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-            os.close(place)
-            place = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+            folder_itself, place = place, os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+            os.close(folder_itself)
             fcntl.flock(place, fcntl.LOCK_EX)
         yield
     finally:

@@ -127,7 +127,7 @@ def questions(task: str, seed: int, split: str, step: int, size: int, stories: s
     if stories in ("v1.2", "lua"):
         rng = Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))
         return _simulated(task, split, stories, Draws(rng))
-    return _shuffled(load(stories, task, split), seed, split, step * size)
+    return _shuffled(stories_of(stories, task, split), seed, split, step * size)
 
 
 def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
@@ -171,11 +171,17 @@ def _later(split: str, folder: str) -> tuple[str, ...]:
     return SPLITS[SPLITS.index(split) + 1 :] if folder == SHIPPED_STORIES else ()
 
 
+def stories_of(folder: str, task: str, split: str) -> tuple[Question, ...]:
+    """``load``, of which some are left. Raises ValueError where none is."""
+    if found := load(folder, task, split):
+        return found
+    raise ValueError(f"{folder}: no story of {task} for split {split!r}; expected more than one for training")
+
+
 def check_stories(stories: str, task: str) -> None:
     """Read all files of a task, if ``stories`` is a folder. Raises ValueError and FileNotFoundError."""
     for split in SPLITS if stories not in VERBS else ():
-        if not load(stories, task, split):
-            raise ValueError(f"{stories}: no story of {task} for split {split!r}; expected more than one for training")
+        stories_of(stories, task, split)
 
 
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
