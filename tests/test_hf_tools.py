@@ -341,6 +341,14 @@ def test_generation_ends_where_the_decoders_does(tmp_path):
     assert given.eos_token_id == tokenizer.eos_token_id is not None
 
 
+def test_the_attention_of_torch_may_be_asked_for(tmp_path):
+    shell_of(tmp_path)
+    shell = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    ids_BT = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(shell(ids_BT).logits, AutoModelForCausalLM.from_pretrained(tmp_path)(ids_BT).logits)
+
+
 def test_switches_of_the_configuration():
     """``output_hidden_states`` and ``return_dict`` count where a call says nothing, and columns may be a tensor."""
     shell = lit_memory.hf.LitMemoryForCausalLM(lit_memory.hf.LitMemoryConfig("rmt", {**SMALL_RMT})).eval()

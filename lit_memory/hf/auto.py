@@ -107,6 +107,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = LitMemoryConfig
     base_model_prefix = "model"
     _is_stateful = True  # no assisted decoding, which takes tokens back
+    _supports_sdpa = True  # attention is torch's, whatever is asked for
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True  # the Trainer gives the number of labels of all batches that it accumulates
 

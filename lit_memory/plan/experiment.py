@@ -1,8 +1,8 @@
 """An experiment as its file has it, the experiment at one scale, and the list of its runs.
 
-Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``) or nested; a
-trailing ``?`` (``model.memory_dim?``) applies the value only where the arm's model or task has the field. A whole
-section may be replaced (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
+Merge order, later wins: base, scale, arm, grid, command line, seed. Keys are dotted (``model.width``); a trailing ``?``
+(``model.memory_dim?``) applies the value only where the arm's model or task has the field. The name of a section alone
+replaces it as a whole (``model: {name: rmt, ...}``). In a scale and in a grid, ``arms.<arm>.<key>`` addresses one arm,
 ``arms.<a>,<b>.<key>`` several; what a scale has of ``SCALED`` replaces the experiment's own, its ``report`` changes
 keys of the experiment's, and its ``arms`` are some of them. Several values on the command line (``train.lr=1e-3,3e-3``)
 are an axis of the grid, in place of the file's for that key. For ``extends`` see ``reading``, for ``imports`` the
