@@ -336,8 +336,8 @@ def test_a_place_for_the_facts_is_drawn_until_there_is_one():
         (sample,) = task.samples(0, "train", step, 1)
         assert (sample.starts_F >= 0.45 * sample.context_len).all()
     assert task.samples(0, "train", 7, 1)[0].position == task.samples(0, "train", 7, 1)[0].position
-    with pytest.raises(ValueError, match=r"facts_to=0.46: no sentence begins between 0.45 and it"):
-        make(task="qa1", segments=1, segment_len=128, facts_from=0.45, facts_to=0.46).samples(0, "train", 0, 1)
+    with pytest.raises(ValueError, match=r"facts_to=0.56: no sentence begins between 0.45 and it"):
+        make(task="qa1", segments=1, segment_len=128, facts_from=0.45, facts_to=0.56).samples(0, "train", 0, 1)
 
 
 def test_many_facts_cost_no_more_than_they_have():

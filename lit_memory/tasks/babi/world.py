@@ -199,6 +199,13 @@ LUA_EVENTS = {
 }
 
 
+LUA_MOVES = {
+    (actor, place): [event for event in LUA_EVENTS["move"] if event.actor == actor and event.thing != place]
+    for actor, place in product(ACTORS, PLACES)
+}
+"""Actor, place -> the moves from there."""
+
+
 class Lua(World):
     """Rules of lua: spec 2.10. The kind of act is drawn first, then its actor, object and recipient."""
 
@@ -213,18 +220,19 @@ class Lua(World):
 
         None with the probability that a hundred random events of the act are all impossible.
         """
-        events = LUA_EVENTS[self.draws.pick(self.acts)]
-        possible = [event for event in events if self.possible(event)]
-        return self.draws.pick(possible) if self.draws.uniform() >= (1 - len(possible) / len(events)) ** 100 else None
+        kind = self.draws.pick(self.acts)
+        possible, count = self.possible(kind), len(LUA_EVENTS[kind])
+        return self.draws.pick(possible) if self.draws.uniform() >= (1 - len(possible) / count) ** 100 else None
 
-    def possible(self, event: Event) -> bool:
-        """Whether an event can happen now."""
-        (kind, actor, thing, to), is_in = event, self.is_in
+    def possible(self, kind: str) -> list[Event]:
+        """The events of an act that can happen now. A story that is to be short costs dozens that are not."""
+        is_in, events = self.is_in, LUA_EVENTS[kind]
         if kind == "move":
-            return is_in[actor] != thing
+            return [event for actor in ACTORS for event in LUA_MOVES[actor, is_in[actor]]]
         if kind == "get":
-            return is_in[thing] == is_in[actor]
-        return is_in[thing] == actor != to and (kind == "drop" or is_in[to] == is_in[actor])
+            return [event for event in events if is_in[event.thing] == is_in[event.actor]]
+        held = [event for event in events if is_in[event.thing] == event.actor != event.to]
+        return held if kind == "drop" else [event for event in held if is_in[event.to] == is_in[event.actor]]
 
     def fact(self, event: Event, verb: str) -> str:
         return FACTS["lua give" if event.kind == "give" else event.kind].format(**event._asdict(), verb=verb, there="")
