@@ -181,15 +181,8 @@ class V12(World):
         return self.ask_gift(self.draws.pick(given)) if given else None
 
 
-LUA_START = {
-    "apple": "kitchen",
-    "football": "garden",
-    "milk": "kitchen",
-    "Daniel": "hallway",
-    "John": "kitchen",
-    "Mary": "bedroom",
-    "Sandra": "garden",
-}
+LUA_START = {"apple": "kitchen", "football": "garden", "milk": "kitchen"}
+LUA_START |= {"Daniel": "hallway", "John": "kitchen", "Mary": "bedroom", "Sandra": "garden"}
 LUA_EVENTS = {
     kind: [
         Event(kind, *names)
@@ -197,12 +190,7 @@ LUA_EVENTS = {
     ]
     for kind in ACTS["qa5"]
 }
-
-
-LUA_MOVES = {
-    (actor, place): [event for event in LUA_EVENTS["move"] if event.actor == actor and event.thing != place]
-    for actor, place in product(ACTORS, PLACES)
-}
+LUA_MOVES = {(a, p): [e for e in LUA_EVENTS["move"] if e.actor == a and e.thing != p] for a in ACTORS for p in PLACES}
 """Actor, place -> the moves from there."""
 
 
