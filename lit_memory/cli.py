@@ -87,8 +87,7 @@ def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
 
 def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Console) -> None:
     """Show what the last command showed; nothing has changed since."""
-    for line in filter(None, found.lines):
-        console.print(line, highlight=False, soft_wrap=True)
+    console.print(*filter(None, found.lines), sep="\n", highlight=False, soft_wrap=True)
     print_report(found.text, root / found.folder, console)
     print_store(tracker, Path(found.folder).parts[1], console)
 
@@ -123,16 +122,23 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         execution = Execution(work, tracker, todo, console, errors)
         code, left = max(code, execution.run()), execution.launcher.left
         todo = work.later(todo, tracker)
-    if code < 128 and not left:
-        code = int(not send_waiting(work, tracker, console, errors)) or code
-        report = write_report(work, tracker)
-        receipt.keep(work, tracker, report, inputs, [display.headline(work, []), escape(note)])
-        print_report(report.text, report.folder, console)
-        warn_of_twins(tracker, errors)
-        print_store(tracker, sweep.name, console)
-    if options.bundle:
-        say(console, bundle.keep(work))
+    try:
+        if code < 128 and not left:
+            code = int(not conclude(work, tracker, (inputs, note), console, errors)) or code
+    finally:  # a report that fails takes no run with it
+        if options.bundle:
+            say(console, bundle.keep(work))
     return code
+
+
+def conclude(work: WorkList, tracker: "Tracker", told: tuple[str, str], console: Console, errors: Console) -> bool:
+    """Send, report, and say where all is; returns whether all is sent. told: inputs and note, for the receipt."""
+    sent, report = send_waiting(work, tracker, console, errors), write_report(work, tracker)
+    receipt.keep(work, tracker, report, told[0], [display.headline(work, []), escape(told[1])])
+    print_report(report.text, report.folder, console)
+    warn_of_twins(tracker, errors)
+    print_store(tracker, work.sweep.name, console)
+    return sent
 
 
 def say(console: Console, *lines: str) -> None:
@@ -181,16 +187,14 @@ def summarize(options: Options, console: Console, errors: Console) -> int:
     scale = f" --scale {options.scale}" if options.scale else ""
     tracker = open_tracker(root, warner(errors))
     report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
-    parent = tracker.parent(summary.name, summary.scale or "default", {})
-    tracker.publish(parent, report.folder, of_marks(report))
+    tracker.publish(tracker.parent(summary.name, summary.scale or "default", {}), report.folder, of_marks(report))
     print_report(report.text, report.folder, console)
     return 0
 
 
 def print_report(text: str, folder: Path, console: Console) -> None:
     """Print the table, the verdict and the page's path."""
-    say(console, text)
-    say(console, f"report   {short(folder / 'README.md')}")
+    say(console, text, f"report   {short(folder / 'README.md')}")
 
 
 def print_store(tracker: "Tracker", experiment: str, console: Console) -> None:

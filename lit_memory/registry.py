@@ -57,7 +57,7 @@ TASKS = {
 }
 """Name of a task -> its class, built as ``Task(Task.Config(...))``."""
 REGISTRIES = {"model": MODELS, "task": TASKS}
-OFFERED = {"model": ("init_state", "step", "logits"), "task": ("batch", "score")}
+OFFERED = {"model": ("init_state", "step", "logits"), "task": ("batch", "score", "at", "test_conditions", "test_sizes")}
 """What a class has at least, beside its ``Config``."""
 FIELDS = {"model": ("vocab_size", "inputs"), "task": ()}
 """Fields that a ``Config`` has at least."""

@@ -320,7 +320,7 @@ def test_what_slurm_cancels_or_requeues_goes_on_bit_for_bit(cluster, tiny, tmp_p
         assert run.returncode == code, out
         ended = re.search(rf"Slurm job {job} (ended as CANCELLED|was ended from outside)", out)
         assert ("to resume" in out.splitlines()[0]) == bool(number) and bool(ended) == (not number)
-    (log,) = (root / "checkpoints/.slurm" / job).glob("*_log.err")
+    (log,) = (root / f"checkpoints/.slurm-{os.getuid()}" / job).glob("*_log.err")
     assert "JOB REQUEUE" in log.read_text()
     found, expected = weights(root), weights(tmp_path / "here")
     assert found.keys() == expected.keys() and len(found) == 1
@@ -420,12 +420,12 @@ def test_what_jobs_get_is_nobody_elses(tmp_path, make_spec, monkeypatch):
 
     class Executor:
         def submit_array(self, works):
-            modes.append(stat.S_IMODE((tmp_path / "checkpoints/.slurm").stat().st_mode))
+            modes.append(stat.S_IMODE((tmp_path / f"checkpoints/.slurm-{os.getuid()}").stat().st_mode))
             return []
 
     monkeypatch.setattr(slurm, "executor_of", lambda settings, folder: Executor())
     launcher = slurm.SlurmLauncher.__new__(slurm.SlurmLauncher)
     launcher.root, launcher.settings = tmp_path, {}
-    (tmp_path / "checkpoints/.slurm").mkdir(parents=True, mode=0o755)
+    (tmp_path / f"checkpoints/.slurm-{os.getuid()}").mkdir(parents=True, mode=0o755)
     launcher.submit([Work(make_spec(), tmp_path, StoreURI(""), "", {}, "token")], None)
     assert modes == [0o700]

@@ -392,7 +392,7 @@ def test_frozen_parts_keep_their_weights():
 def test_learning_rates(options, span, expected):
     module = lit_memory.LitRMT(lr=1.0, **options)
     module.set_stage(*span)
-    assert {step: module.relative_rate(step) for step in expected} == pytest.approx(expected)
+    assert {step: module.rate_share(step) for step in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

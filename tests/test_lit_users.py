@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     Callback,
     EarlyStopping,
     LearningRateMonitor,
@@ -104,6 +105,21 @@ def test_the_optimizer_of_the_user_keeps_its_rates(tmp_path):
         module(Mine, **fixed), data, ckpt_path=next(tmp_path.glob("*.ckpt"))
     )
     assert rates.rates == [pytest.approx([0.375, 0.075]), pytest.approx([0.5, 0.1])]
+
+
+def test_weights_that_a_callback_unfreezes_have_their_rate():
+    """A group that joins later is scaled like the others."""
+
+    class Unfreezing(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.model.decoder)
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.model.decoder, optimizer, lr=0.2)
+
+    rates = trained(module(lr=0.1, schedule="linear", final_lr=0.0), Unfreezing(), steps=4)
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.1, 0.025, 0.05])
 
 
 def test_a_monitor_sees_the_rates_of_its_steps(tmp_path):

@@ -117,6 +117,7 @@ def test_a_damaged_journal_ends_where_it_is_whole(make_spec, root, bad):
     path.write_bytes(whole + bad + path.read_bytes()[len(whole) :])
     assert not journal.complete(spec.folder(root)) and waiting([spec], root) == [spec]
     tracker = Tracker(root)
+    assert read(spec.folder(root)).began > 1e9
     assert deliver([spec], root, tracker) == "" and waiting([spec], root) == []
     run = tracker.find(spec.key)
     assert run.status == "KILLED" and run.metrics["train/loss"] == 1.0

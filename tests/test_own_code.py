@@ -195,6 +195,20 @@ WRONG = {
         {"my_model.py": MODEL.replace("class Config(BackboneConfig)", "class Config")},
         "Average is no model: it lacks vocab_size, inputs in its Config (BackboneConfig has them)",
     ),
+    "no task": (
+        {},
+        {"my_task.py": TASK.replace("class Copy(Task)", "class Copy")},
+        "Copy is no task: it lacks at, test_conditions, test_sizes",
+    ),
+    "a name for type checkers alone": (
+        {},
+        {
+            "my_model.py": "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+            "    from collections.abc import Sequence\n"
+            + MODEL.replace("rate: float = 0.5", "rate: float = 0.5\n        more: Sequence[int] = ()")
+        },
+        "model: Average.Config: name 'Sequence' is not defined; expected fields of types that YAML has",
+    ),
     "a field that no YAML has": (
         {},
         {"my_model.py": MODEL.replace("rate: float = 0.5", "rate: float = 0.5\n        call: callable = print")},

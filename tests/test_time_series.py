@@ -273,7 +273,7 @@ def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
 
 def test_which_columns_are_channels(tmp_path):
     """All but a first one of dates, or of row numbers without a name, as pandas writes it."""
-    for head, first in {"date,a,b": "2016-07-01", ",a,b": "3", "a,b": ""}.items():
+    for head, first in {"date,a,b": "2016-07-01", ",a,b": "3", "a,b": "", "0,1": ""}.items():
         lines = "".join(f"{f'{first},' * bool(first)}{i},{i * i}\n" for i in range(5))
         (tmp_path / "own.csv").write_text(f"{head}\n{lines}")
         assert np.array_equal(read_csv(tmp_path / "own.csv"), [np.arange(5), np.arange(5) ** 2])

@@ -111,10 +111,11 @@ def save_pretrained(
     with files.replacing(folder / "model.safetensors") as file:
         safetensors.torch.save_file(weights, file.name, metadata={"format": "pt"})
     files.write(folder / AUTO_FILE, AUTO_CODE.encode())
-    tokenizer = getattr(model, "source", None) if tokenizer is None else tokenizer
+    source: Any = getattr(model, "source", None)
+    tokenizer = source if tokenizer is None else tokenizer
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
-        save_generation(tokenizer, folder)
+        save_generation(source if source and (Path(source) / GENERATION).is_file() else tokenizer, folder)
     write_card(model, arch, folder, segment_len)
     files.write(folder / "config.json", (dumps(config, indent=2) + "\n").encode())
 

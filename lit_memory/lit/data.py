@@ -45,8 +45,8 @@ WHOLE = Reader()
 class Steps(Dataset):
     """Batches ``first, first + 1, ...`` of a task's split, ``samples`` samples in all; the last batch may be smaller.
 
-    reader: gets a part of every batch (``Batch.part``), or several in a row. A whole batch is drawn for every part, so
-    that the samples are the same for any number of readers.
+    reader: gets a part of every batch (``Batch.part``), or several in a row, of the same samples for any number of
+    readers. A process draws a batch once for its parts, see ``whole``.
     cuts: tokens of the segments of the contexts (``Batch.recut``). count: samples of a split that has an end; they are
     not drawn, but taken at equal distances, in order. on_segment: is called with every segment of a context that is
     made while it is read.
@@ -69,7 +69,6 @@ class Steps(Dataset):
         self.batch_size, self.first, self.cuts, self.on_segment = batch_size, first, cuts, on_segment
         self.samples = samples if count is None else min(samples, count)
         self.reader = reader
-
         self.drawn: tuple[int, Batch] | None = None
 
     def __len__(self) -> int:
@@ -89,7 +88,7 @@ class Steps(Dataset):
         return batch.mapped(Tensor.share_memory_) if get_worker_info() else batch
 
     def whole(self, index: int) -> Batch:
-        """A whole batch. The last one is kept for its other parts, unless its context is generated: that is read
+        """A whole batch. It is kept for its other parts, unless its context is generated: that can be read only
         once."""
         if self.drawn is None or self.drawn[0] != index:
             batch = self.draw(index)
@@ -127,7 +126,8 @@ class LitData(L.LightningDataModule):
 
     seed: Seed of the training samples.
     batch_size: Contexts of an optimizer step, on all devices and in all accumulated batches; a multiple of both.
-    epoch_steps: Optimizer steps between two validations: an epoch of Lightning, of which each has samples of its own.
+    epoch_steps: Optimizer steps between two validations. They are an epoch of Lightning, and every epoch has samples of
+        its own.
     valid_size: Most contexts per validation; of a stream in whole batches.
     test_size: Most contexts per condition of the test, or a list with a number for each.
     eval_batch_size: Contexts per batch of a validation and a test, on all devices. What a task draws anew for every

@@ -37,7 +37,7 @@ class Optimized(L.LightningModule):
         share, begin anew."""
         self.stage = first_step, steps
 
-    def relative_rate(self, step: int) -> float:
+    def rate_share(self, step: int) -> float:
         """Learning rate of an optimizer step, counted from the start of the run, as a share of the largest one."""
         h = self.hparams
         first_step, steps = self.stage or (0, self.trainer.estimated_stepping_batches)
@@ -49,8 +49,10 @@ class Optimized(L.LightningModule):
         # state. This rate depends on step and stage alone, so that it is exact after a stage change and a resume.
         if self.trainer.lr_scheduler_configs:
             return  # a scheduler of the user, of Tuner.lr_find or of StochasticWeightAveraging
-        groups, share = self.trainer.optimizers[0].param_groups, self.relative_rate(self.trainer.global_step)
-        for group, rate in zip(groups, self.largest_rates or [self.hparams["lr"]] * len(groups), strict=True):
+        groups, share = self.trainer.optimizers[0].param_groups, self.rate_share(self.trainer.global_step)
+        rates = self.largest_rates if self.largest_rates is not None else [self.hparams["lr"]] * len(groups)
+        rates += [group["lr"] for group in groups[len(rates) :]]  # of a callback that unfreezes weights
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * share
 
     def on_fit_start(self) -> None:  # before a checkpoint brings the rates of its last step

@@ -71,7 +71,7 @@ def strict(
             raise error(name, _unknown(section, name, names, others))
         for key, problem in problems(value, name):
             raise error(name, f"{key}={problem}")
-    settings = copy.deepcopy(_defaults(cls, error))
+    settings = _defaults(cls, error)
     for name, value in values.items():
         try:
             settings[name] = converted(cls, name, value)
@@ -146,7 +146,7 @@ def _defaults(cls: type, error: Callable[[str, str], ConfigError]) -> dict[str, 
     does not have."""
     try:
         return OmegaConf.to_container(_schema(cls))  # type: ignore[return-value]
-    except OmegaConfBaseException as problem:
+    except (OmegaConfBaseException, NameError) as problem:
         raise error("", f"{cls.__qualname__}: {first_line(problem)}; expected fields of types that YAML has") from None
 
 

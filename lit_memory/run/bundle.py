@@ -53,7 +53,8 @@ def told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{path}: cannot be written ({error.strerror}); expected a file in a folder that is writable"
+        what = error.filename if isinstance(error.filename, str) else path
+        reason = f"{path}: cannot be written ({what}: {error.strerror}); expected a file in a folder that is writable"
         raise ConfigError("command line", "--bundle", reason) from None
 
 

@@ -79,9 +79,11 @@ def read(folder: Path, start: int = 0) -> Messages:
         return found
     for line in lines:
         try:
-            found.add(json.loads(line[:-1] if line.endswith(b"\n") else b""))
+            message = json.loads(line[:-1] if line.endswith(b"\n") else b"")
+            Messages(0).add(message)  # raises before anything of it counts
         except (ValueError, TypeError, KeyError, AttributeError):  # the power failed, or the disk was full or is broken
             break
+        found.add(message)
         found.end += len(line)
     return found
 

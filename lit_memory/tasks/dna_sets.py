@@ -49,7 +49,7 @@ def load_sequences(source: str, split: str, classes: int) -> Sequences:
     A folder has, for train, test and maybe valid,
         train.csv             with the columns seq and label, or
         train/<class>/*       files with one sequence per line (.txt) or in FASTA format, also in folders below, or
-        train/<class>.txt     (or .fa, or .fasta) the same, with one file for each class.
+        train/<class>.txt     (or another of ``SUFFIXES``) the same, with one file for each class.
     Classes are numbered in the order of their names in the training part.
 
     Raises ValueError for a character that is no base, a table without these columns and classes that do not fit;

@@ -87,7 +87,8 @@ def read_csv(path: Path) -> np.ndarray:
     (_, names), *rows = read_table(path)
     if not rows:
         raise ValueError(f"{path}:2: expected lines of {len(names)} numbers below the names of the columns; got none")
-    if all(_number(name) is not None for name in names):
+    numbered = [*map(str, range(len(names)))]  # as pandas names what has no names
+    if names != numbered and all(_number(name) is not None for name in names):
         raise ValueError(f"{path}:1: has numbers, {', '.join(names):.80}; expected the names of the columns")
     dates = not names[0].strip() or all(_number(row[0]) is None for _, row in rows)
     chosen = [*range(int(dates), len(names))]

@@ -87,8 +87,11 @@ def check_layers(config: Any, *names: str) -> None:
 @cache
 def field_types(cls: type) -> dict[str, Any]:
     """Field of a dataclass -> its annotation, in a file with ``from __future__ import annotations`` as well."""
-    found = get_type_hints(cls)
-    return {field.name: found[field.name] for field in fields(cls)}
+    try:
+        found = get_type_hints(cls)
+    except NameError:  # of what only type checkers import
+        found = {}
+    return {field.name: found.get(field.name, field.type) for field in fields(cls)}
 
 
 def one_of(config: Any) -> None:

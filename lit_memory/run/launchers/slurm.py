@@ -128,7 +128,8 @@ class SlurmLauncher(RemoteLauncher):
             others = settings.get("slurm_additional_parameters", {})
             wait = ",".join(filter(None, (others.get("dependency"), f"afterany:{after.job.job_id}")))
             settings["slurm_additional_parameters"] = {**others, "dependency": wait}
-        folder = self.root / "checkpoints" / ".slurm"  # has what the jobs get: passwords of the environment, too
+        # It has what the jobs get, passwords of the environment as well.
+        folder = self.root / "checkpoints" / f".slurm-{os.getuid()}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         executor = executor_of(settings, folder)
