@@ -181,6 +181,7 @@ def test_a_real_scale_trains_and_reports(name, arm, more, root, capsys):
     """One arm for five steps, with tokens of few texts."""
     file = str(PROJECT / "experiments" / f"{name}.yaml")
     flags = ["--scale", "real", "--arms", arm, "--seeds", "0", "--root", str(root)]
-    assert main([file, *TINY, *more, *flags]) == 0, capsys.readouterr().err
+    changes = dict(text.split("=", 1) for text in (*TINY, *more))
+    assert main([file, *map("=".join, changes.items()), *flags]) == 0, capsys.readouterr().err
     (verdict,) = (json.loads(path.read_text()) for path in root.glob("reports/**/verdict.json"))
     assert verdict["scale"] == "real" and verdict["evidence"] == "real text"

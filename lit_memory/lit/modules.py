@@ -256,7 +256,7 @@ class LitMemory(Reads, Optimized, OnDevices):
 def check_tokens(config: Any, task: Task) -> None:
     """Raise FieldError for a model that cannot read the tokens of a task."""
     numbers = task.input_dim if isinstance(task, ContinuousTokens) else 0
-    if config.inputs != numbers:
-        raise FieldError("inputs", config.inputs, f"expected {numbers}, the numbers of a token of the task")
+    if (inputs := getattr(config, "inputs", 0)) != numbers:
+        raise FieldError("inputs", inputs, f"expected {numbers}, the numbers of a token of the task")
     if config.vocab_size < task.vocab_size:
         raise FieldError("vocab_size", config.vocab_size, f"expected {task.vocab_size} or more, the task's token ids")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_memory.tasks.base import Task
 from lit_memory.tasks.batch import Batch
-from lit_memory.tasks.mixins import ContinuousTokens, FiniteSplits, LossScored
+from lit_memory.tasks.mixins import ContinuousTokens, FiniteSplits, LossScored, Prompted
 from lit_memory.util.checks import require
 
 
@@ -119,6 +119,8 @@ def right_answers_score_best(task: Task) -> None:
     for name, values_B in right.items():
         require(values_B.shape == (16,), f"score: {name} has shape {tuple(values_B.shape)}, not one number per sample")
     given = {*right, *task.summarize({name: float(values_B.double().mean()) for name, values_B in right.items()})}
+    if isinstance(task, Prompted):
+        given |= {*task.score_text(right_BT[:, :1].expand(-1, task.new_tokens), batch)}
     lost = [name for name in task.metrics if name not in given]
     require(not lost, f"metrics names {', '.join(lost)}, which neither score nor summarize gives")
     if metric in right:
