@@ -54,6 +54,15 @@ def texts_of(task, batch):
         yield ["" if line == [task.tokenizer.pad_id] else task.tokenizer.decode(line) for line in lines[first:]]
 
 
+def right_answers(task, batch):
+    """What a model generates that gives every answer of a test with one tail, (B, new_tokens)."""
+    right_BN = torch.full((len(batch.ids_BT), task.new_tokens), task.tokenizer.pad_id)
+    for row, targets in zip(right_BN, batch.targets_BT, strict=True):
+        answer = targets[targets != -100]
+        row[: len(answer)] = answer
+    return right_BN
+
+
 def tails_of(task, batch):
     """Per sample and tail what stands before the answer, and the answer, as text."""
     tokenizer, length = task.tokenizer, batch.segment_len

@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:.*is not saved together with"),
 ]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 class Rates(Callback):
@@ -63,8 +64,7 @@ def test_lr_find_trains_at_the_rates_that_it_records(tmp_path):
             rates.extend(group["lr"] for group in optimizer.param_groups)
 
     lit = module(Recording, lr=1e-3)
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=1, **options)
+    trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=1, **QUIET)
     data = DataLoader(samples(160), batch_size=4)
     found = Tuner(trainer).lr_find(lit, data, min_lr=1e-5, max_lr=1e-1, num_training=30, early_stop_threshold=None)
     assert rates == pytest.approx(found.results["lr"])
@@ -98,10 +98,9 @@ def test_the_optimizer_of_the_user_keeps_its_rates(tmp_path):
     expected = [[0.25, 0.05], [0.375, 0.075], [0.25, 0.05], [0.125, 0.025]]  # of 4 steps
     assert trained(module(Mine, **options), steps=4) == pytest.approx([rate for step in expected for rate in step])
     keep, rates, fixed = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1), Rates(), {"warmup": 4}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     data = DataLoader(samples(8), batch_size=4)
-    L.Trainer(max_steps=2, callbacks=[keep], **quiet).fit(module(Mine, **fixed), data)
-    L.Trainer(max_steps=4, callbacks=[rates, keep], **quiet).fit(
+    L.Trainer(max_steps=2, callbacks=[keep], **QUIET).fit(module(Mine, **fixed), data)
+    L.Trainer(max_steps=4, callbacks=[rates, keep], **QUIET).fit(
         module(Mine, **fixed), data, ckpt_path=next(tmp_path.glob("*.ckpt"))
     )
     assert rates.rates == [pytest.approx([0.375, 0.075]), pytest.approx([0.5, 0.1])]
@@ -159,8 +158,7 @@ def test_every_epoch_has_batches_of_its_own(tmp_path, parts):
     torch.manual_seed(0)
     sizes = {"seed": 3, "batch_size": 4, "epoch_steps": 3, "valid_size": 4, "eval_batch_size": 4}
     data = lit_memory.AssociativeRetrievalData(pairs=3, test_pairs=[3], **sizes)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    quiet |= {"accumulate_grad_batches": parts}
+    quiet = QUIET | {"accumulate_grad_batches": parts}
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, save_top_k=-1)
     whole = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=19, lr=0.05)
     again = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=19, lr=0.05)
@@ -179,8 +177,7 @@ def test_a_batch_is_drawn_once_for_all_its_parts(monkeypatch):
     monkeypatch.setattr(
         data.task, "batch", lambda seed, split, *rest: drawn.append((split, *rest)) or draw(seed, split, *rest)
     )
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    quiet |= {"limit_val_batches": 0, "enable_model_summary": False}
+    quiet = QUIET | {"enable_checkpointing": False, "limit_val_batches": 0}
     batches_read(L.Trainer(max_steps=3, accumulate_grad_batches=4, **quiet), data)
     assert [step for split, step, _ in drawn if split == "train"] == [0, 1, 2]
 
@@ -260,13 +257,12 @@ def test_a_checkpoint_of_the_user_resumes_bit_by_bit(tmp_path):
     """Stopped after three of six steps and started again from ModelCheckpoint's file: the weights of one training."""
     whole, half = module(lr=0.05), module(lr=0.05)
     half.load_state_dict(whole.state_dict())
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     data = DataLoader(samples(12), batch_size=4)  # three batches: a step in the middle of an epoch is warned of
-    L.Trainer(max_steps=6, enable_checkpointing=False, **options).fit(whole, data)
+    L.Trainer(max_steps=6, enable_checkpointing=False, **QUIET).fit(whole, data)
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
-    L.Trainer(max_steps=3, callbacks=[keep], **options).fit(half, data)
+    L.Trainer(max_steps=3, callbacks=[keep], **QUIET).fit(half, data)
     again = module(lr=0.05)
-    trainer = L.Trainer(max_steps=6, callbacks=[keep], **options)
+    trainer = L.Trainer(max_steps=6, callbacks=[keep], **QUIET)
     trainer.fit(again, data, ckpt_path=next(tmp_path.glob("*step=3.ckpt")))
     assert trainer.global_step == 6
     assert all(torch.equal(t, again.state_dict()[name]) for name, t in whole.state_dict().items())

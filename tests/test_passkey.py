@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_episodes import SMALL, tails_of, texts_of
+from test_episodes import SMALL, right_answers, tails_of, texts_of
 
 from lit_memory.run.reporting import train_x
 from lit_memory.tasks.needle import LINE
@@ -264,10 +264,7 @@ def test_there_is_room_for_the_whole_answer(tokenizer, config, layout):
     sizes = {"tokens": 900, "segment_len": 220, "margin": 200, "line_tokens": 200, "vocab_size": 512}
     task = make(tokenizer=tokenizer, layout=layout, **sizes, **config)
     batch = task.batch(0, "test", 0, 4)
-    right_BN = torch.full((4, task.new_tokens), task.tokenizer.pad_id)
-    for row, targets in zip(right_BN, batch.targets_BT, strict=True):
-        answer = targets[targets != -100]
-        row[: len(answer)] = answer
+    right_BN = right_answers(task, batch)
     assert all((values == 1).all() for values in task.score_text(right_BN, batch).values())
     for short in (1, 2):
         assert task.score_text(right_BN[:, :short], batch)["exact_match"].sum() == 0

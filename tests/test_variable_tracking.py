@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from test_episodes import SMALL, tails_of, texts_of
+from test_episodes import SMALL, right_answers, tails_of, texts_of
 
 from lit_memory.tasks.needle import LINE
 from lit_memory.tasks.variable_tracking import LETTERS, NAME, NOTE, VariableTracking
@@ -281,8 +281,5 @@ def test_there_is_room_for_the_whole_answer(tokenizer, hops):
     sizes = {"segment_len": 900, "margin": 800, "line_tokens": 300, "vocab_size": 512}
     task = make(rules="ruler", hops=hops, layout="text", tokenizer=tokenizer, **sizes)
     batch = task.batch(0, "test", 0, 4)
-    right_BN = torch.full((4, task.new_tokens), task.tokenizer.pad_id)
-    for row, targets in zip(right_BN, batch.targets_BT, strict=True):
-        answer = targets[targets != -100]
-        row[: len(answer)] = answer
+    right_BN = right_answers(task, batch)
     assert all((values == 1).all() for values in task.score_text(right_BN, batch).values())

@@ -21,6 +21,11 @@ class ConfigError(Exception):
         super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-290:]}")
 
 
+def dotted(section: str, name: str) -> str:
+    """The key of a field, or of its section where ``name`` is ""."""
+    return f"{section}.{name}" if name else section
+
+
 @contextmanager
 def naming_changes(file: str, overrides: Sequence[str]) -> Iterator[None]:
     """Add the overrides of the command line to an error that blames ``file``, as they may have caused it."""

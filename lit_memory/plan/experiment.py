@@ -23,7 +23,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import SCALED, parsed
-from lit_memory.plan.reading import extended, file_name, mapping, only
+from lit_memory.plan.reading import extended, file_name, mapping, only, over
 from lit_memory.plan.resolve import Resolver
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig, ReportConfig
@@ -172,11 +172,8 @@ class ScaledExperiment(Shared):
     def axes(self, arm: str) -> dict[str, list]:
         """The grid of one arm: the axes that all arms share, its own, and those of the command line."""
         common, own = split_arm(self.grid, arm)
-        for above in (own, self.swept):  # an axis replaces that of the same field, with or without ?
-            fields = {key.rstrip("?") for key in above}
-            kept = above.keys() if above is own else ()  # in its place
-            common = {key: v for key, v in common.items() if key in kept or key.rstrip("?") not in fields} | above
-        return common
+        spelled = {key.rstrip("?"): key for key in own}  # its axis takes the place of that of the same field
+        return over({spelled.get(key.rstrip("?"), key): axis for key, axis in common.items()} | own, self.swept)
 
     def grid_points(self, arm: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """(name, settings) of every point of the cross product of an arm's grid; ("", {}) without a grid."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lit_memory.plan.claims import KINDS, calls, check_lines, parse, refs, untested
-from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.errors import ConfigError, dotted
 from lit_memory.plan.experiment import ScaledExperiment
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import OF_A_RUN, STEP, STEPS_TO, TIMES, TRAIN_SPEED, ReportConfig
@@ -272,6 +272,6 @@ def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, d
                 reason = "a plan builds it on torch's device meta, where a tensor has no numbers"
             raise ConfigError(where, "model", f"cannot be built; {reason} ({first_line(error)})") from None
         except ValueError as error:
-            raise ConfigError(where, f"model.{field_name(error)}".rstrip("."), str(error)) from None
+            raise ConfigError(where, dotted("model", field_name(error)), str(error)) from None
         by_key[spec.key] = found[model]
     return by_key

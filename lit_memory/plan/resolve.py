@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.errors import ConfigError, dotted
 from lit_memory.plan.sections import TrainConfig
 from lit_memory.plan.strict import strict
 from lit_memory.plan.trainer import check_trainer, devices_of, parts_of
@@ -34,7 +34,7 @@ class Resolver:
         return self.origin.get(key, f"{self.file} (arm {self.arm})")
 
     def error(self, section: str, name: str, message: str) -> ConfigError:
-        key = f"{section}.{name}".rstrip(".")
+        key = dotted(section, name)
         return ConfigError(self.where(key), key, message)
 
     def resolve(self, tree: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_origin
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.errors import ConfigError, dotted
 from lit_memory.util.checks import LARGEST, field_name, field_types, first_line, nearest
 
 DEEPEST = 20
@@ -61,7 +61,7 @@ def strict(
     """
 
     def error(name: str, message: str) -> ConfigError:
-        key = f"{section}.{name}" if name else section
+        key = dotted(section, name)
         return ConfigError(where(key), key, message)
 
     names = field_names(cls)
@@ -71,7 +71,7 @@ def strict(
             raise error(name, _unknown(section, name, names, others))
         for key, problem in problems(value, name):
             raise error(name, f"{key}={problem}")
-    settings = _defaults(cls, error)
+    settings = _fresh(cls, error)
     for name, value in values.items():
         try:
             settings[name] = converted(cls, name, value)
@@ -141,11 +141,16 @@ def _schema(cls: type) -> Any:
     return OmegaConf.structured(cls)
 
 
-def _defaults(cls: type, error: Callable[[str, str], ConfigError]) -> dict[str, Any]:
-    """The default of every field, converted; ``MISSING`` where there is none. error: for a field of a type that YAML
-    does not have."""
+@cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """The default of every field, converted; ``MISSING`` where there is none."""
+    return OmegaConf.to_container(_schema(cls))  # type: ignore[return-value]
+
+
+def _fresh(cls: type, error: Callable[[str, str], ConfigError]) -> dict[str, Any]:
+    """A copy of the defaults. error: for a field of a type that YAML does not have."""
     try:
-        return OmegaConf.to_container(_schema(cls))  # type: ignore[return-value]
+        return copy.deepcopy(_defaults(cls))
     except (OmegaConfBaseException, NameError) as problem:
         raise error("", f"{cls.__qualname__}: {first_line(problem)}; expected fields of types that YAML has") from None
 

@@ -109,12 +109,13 @@ def waits(folder: Path) -> bool:
 
 def complete(folder: Path) -> bool:
     """Whether a run is complete on disk, whatever the store has of it."""
-    return last(folder).get("status") == "FINISHED" and (not waits(folder) or ended(folder))
+    line = last(folder)
+    return line.get("status") == "FINISHED" and ("sent" in line or ended(folder))
 
 
 def ended(folder: Path) -> bool:
     """Whether the journal of a run that waits says how it ended, and nothing before that is damaged."""
-    return "status" in last(folder) and read(folder).status not in ("", "RUNNING")
+    return read(folder).status not in ("", "RUNNING")
 
 
 def clear(folder: Path) -> None:
@@ -189,18 +190,10 @@ def result_rows(
 
 
 def append(path: Path, message: Mapping[str, Any]) -> None:
-    """Append one line whole, or raise OSError and leave the file as it was. One call of the system writes it, so that
-    no signal comes in between. A last line that is not whole, as the power failed, is removed."""
+    """``files.append`` of a message with its time. A last line that is not whole, as the power failed, is removed."""
     line = json.dumps({**message, "time": time.time_ns() // 1_000_000}).encode() + b"\n"
     with files.naming(path), path.open("ab+", buffering=0) as file:
-        size, written = os.fstat(file.fileno()).st_size, 0
-        file.seek(max(0, size - 1))
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         if file.read(1) not in (b"", b"\n"):
-            size = read(path.parent).end
-            os.truncate(path, size)
-        try:
-            while written < len(line):
-                written += file.write(line[written:])
-        except OSError:
-            os.truncate(path, size)
-            raise
+            os.truncate(path, read(path.parent).end)
+        files.append(file, line)

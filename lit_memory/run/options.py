@@ -75,10 +75,9 @@ class Options:
         """Raise ConfigError for what only makes sense where something is trained."""
         training = {"key=value": self.overrides, "--arms": self.arms, "--seeds": self.seeds, "--fresh": self.fresh}
         training |= {"--detach": self.detach, "--cancel": self.cancel, "--bundle": self.bundle}
-        training |= {"--jobs": self.jobs, "--launch": self.launch}
-        training |= {"--launcher": None if self.launcher == "local" else self.launcher}
+        training |= {"--jobs": self.jobs, "--launcher": self.launcher, "--launch": self.launch}
         for flag, value in training.items():
-            if not (value is None or value is False or value == ()):
+            if _is_said(flag, value):
                 message = f"{self.experiment} reads the reports of other experiments and trains nothing; leave it out"
                 raise ConfigError("command line", flag, message)
 
@@ -203,10 +202,17 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     return Options(**given)
 
 
+def _is_said(flag: str, value: Any) -> bool:
+    """Whether a command line has a flag, 0 and "" included."""
+    if flag.endswith("launcher"):
+        return value != "local"
+    return not (value is None or value is False or value in ((), []))
+
+
 def _check_alone(given: Mapping[str, Any], flag: str, does: str, *beside: str) -> None:
     """Raise ConfigError for what a command line has beside a flag that stands alone, but for ``--root``."""
     for name, value in given.items():
-        if name not in (flag, "root", *beside) and not (value is None or value is False or value in ([], "local")):
+        if name not in (flag, "root", *beside) and _is_said(name, value):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
             raise ConfigError("command line", f"--{flag}", f"{does}, so leave {what} out")
 

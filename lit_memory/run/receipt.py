@@ -24,6 +24,7 @@ from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 from lit_memory.util.code import digest
 from lit_memory.util.inputs import digest as digest_of_data
+from lit_memory.util.provenance import package_files
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
@@ -71,7 +72,7 @@ def inputs(options: Options) -> str:
 def sources(folder: Path) -> Iterator[Path]:
     """The YAMLs of a folder and the files of our package."""
     yield from sorted(path for path in folder.glob("*.yaml") if path.is_file() and os.access(path, os.R_OK))
-    yield from sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".csv"))
+    yield from package_files(PACKAGE)
 
 
 def path_of(options: Options, root: Path) -> Path:

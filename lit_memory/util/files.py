@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 from tempfile import gettempdir
 from typing import BinaryIO
@@ -64,23 +65,43 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
     return {name: folder / name for name in contents}
 
 
+def append(file: RawIOBase, line: bytes) -> None:
+    """Append one line whole to a file without a buffer, or raise OSError and leave the file as it was. One call of the
+    system writes it, so that no signal comes in between."""
+    size, written = os.fstat(file.fileno()).st_size, 0
+    try:
+        while written < len(line):
+            written += file.write(line[written:]) or 0
+    except OSError:
+        os.ftruncate(file.fileno(), size)
+        raise
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for the folder, and keep others out: around what reads a file and
     writes it anew. Leaves no file, or a hidden one where a network file system locks only what is open for writing."""
-    place = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno != errno.EBADF:
-                raise
-            folder_itself, place = place, os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-            os.close(folder_itself)
-            fcntl.flock(place, fcntl.LOCK_EX)
+        place = _locked(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        place = _locked(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
         yield
     finally:
         os.close(place)
+
+
+def _locked(path: Path, flags: int) -> int:
+    """A descriptor of a file or folder, with the lock that others wait for."""
+    place = os.open(path, flags)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(place)
+        raise
+    return place
 
 
 @contextmanager

@@ -54,10 +54,15 @@ def provenance() -> dict[str, str]:
     return found | ({"code": code()} if changed else {})
 
 
+def package_files(package: Path) -> list[Path]:
+    """The files of our package, or of a copy of it, that results depend on."""
+    return sorted(path for path in package.rglob("*") if path.suffix in (".py", ".csv"))
+
+
 def code() -> str:
     """A hash of the package's code, which tells two states apart that no commit has."""
     parts = hashlib.sha256()
-    for path in sorted((_ABOVE / "lit_memory").rglob("*.py")):
+    for path in package_files(_ABOVE / "lit_memory"):
         parts.update(f"{path.relative_to(_ABOVE).as_posix()}\0".encode() + path.read_bytes())
     return parts.hexdigest()[:12]
 

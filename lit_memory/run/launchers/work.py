@@ -5,7 +5,6 @@ then Python's, whatever the cluster's own process does with them. Messages go ba
 so that they outlive the command that started the run; ``remote.py`` reads them.
 """
 
-import errno
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from typing import Any
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
+from lit_memory.util import files
 from lit_memory.util.child import child_environment, wait_for_the_end_of
 
 MESSAGES = "messages.jsonl"
@@ -109,15 +109,8 @@ class MessageFile:
         self.path = path
 
     def send(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message) + "\n"
         with self.path.open("ab", buffering=0) as file:  # opened anew, so that a network file system shows it to all
-            size = os.fstat(file.fileno()).st_size
-            try:
-                if file.write(line.encode()) != len(line.encode()):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            except OSError:  # half a line would spoil the next one
-                os.truncate(self.path, size)
-                raise
+            files.append(file, json.dumps(message).encode() + b"\n")
 
 
 def end_with(parent: int) -> None:
