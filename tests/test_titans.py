@@ -331,6 +331,16 @@ def test_exact_is_a_chunk_of_one_token(build, tokens):
         assert same(read(shake(build("lmm", chunk=chunk, exact=True, **flags)), ids, cut), expected)
 
 
+@pytest.mark.parametrize(
+    ("flags", "exact"),
+    [({}, False), ({"memory_depth": 1}, True), ({"memory_depth": 1, "per_chunk_gates": True}, False)],
+)
+def test_a_matrix_is_exact_by_default(build, flags, exact):
+    c = build("lmm", chunk=4, **flags).config
+    assert c.exact is exact and c.theta_limit == (1 if exact else 1 / 4)
+    assert build("lmm", **{**flags, "exact": False}).config.exact is False
+
+
 @pytest.mark.parametrize("name", ["mag", "mal"])
 @pytest.mark.parametrize("window", [1, 2, 5, 9, 40])
 def test_window_whatever_the_segments(build, tokens, name, window):

@@ -5,12 +5,16 @@ from functools import cache
 from typing import Any
 
 
-def added(default: Any) -> Any:
+_DEFAULT = object()
+
+
+def added(default: Any, before: Any = _DEFAULT) -> Any:
     """A field that joined its configuration after the first runs were made.
 
-    default: what was done before the field existed. A run with this value keeps the key that it had without the field.
+    before: what was done before the field existed; default: ``default``. A run with this value keeps the key that it
+        had without the field.
     """
-    metadata = {"added": default}
+    metadata = {"added": default if before is _DEFAULT else before}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -21,9 +21,9 @@ class TitansConfig(TokenRecurrentConfig):
     """N_p, learned tokens in front of the input of a layer (section 3.3)."""
     chunk: int = 16
     """Tokens that take their surprise at the same weights of the memory; 1 is the rule token by token."""
-    exact: bool = added(False)
+    exact: bool | None = added(None, before=False)
     """Every token takes its surprise at the weights right before it, as with chunk 1, and ``chunk`` is speed alone.
-    Only with memory_depth 1."""
+    Only with memory_depth 1; default: with it, without per_chunk_gates."""
     memory_depth: int = 2
     """L_M, layers of the memory; 1 is a matrix."""
     memory_expand: int = 1
@@ -46,7 +46,7 @@ class TitansConfig(TokenRecurrentConfig):
     half_loss: bool = True
     """Inner loss 1/2 |M(k) - v|^2; without, |M(k) - v|^2 as in eq. 12, whose steps are twice as long."""
     theta_max: float | None = None
-    """Longest step of the memory; default: 1/chunk, or 1 with ``exact``."""
+    """Longest step of the memory; default: 1/chunk, or 1 where it is exact."""
     damped: bool = True
     """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory
     of one layer; without, theta_max sigmoid(.)."""
@@ -79,6 +79,8 @@ class TitansConfig(TokenRecurrentConfig):
                 raise FieldError(
                     name, getattr(self, name), "expected a number between 0 and 1, which a sigmoid reaches"
                 )
+        if self.exact is None:
+            self.exact = self.memory_depth == 1 and not self.per_chunk_gates
         if self.exact and (self.memory_depth > 1 or self.per_chunk_gates):
             raise FieldError("exact", self.exact, "expected memory_depth 1 and no per_chunk_gates with it, or false")
         if self.width % self.memory_heads:
