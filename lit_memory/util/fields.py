@@ -4,7 +4,6 @@ from dataclasses import field, fields
 from functools import cache
 from typing import Any
 
-
 _DEFAULT = object()
 
 
