@@ -507,6 +507,13 @@ def test_the_figure_against_several_keys():
     assert left.get_yscale() == "log"  # of what is minimized, as in the figure of the training
 
 
+@pytest.mark.parametrize(("worst", "limits"), [(0.9, (0.8855, 1.0045)), (0.2, (-0.03, 1.04))])
+def test_the_figure_looks_close_at_small_differences(worst, limits):
+    results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(worst, 0.99), (0.99, 0.98)])
+    (axes,) = grid_figure(results).axes
+    assert axes.get_ylim() == pytest.approx(limits, abs=3e-3)
+
+
 def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
     """They have the stage in place of a validation, which was on an easier task; the figure leaves them out."""
     monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})

@@ -128,9 +128,18 @@ def draw_grid(axes: Any, results: Results) -> Drawn:
         draw_key(panel, plan, key, drawn)
         panel.set_xlabel(label(key.rstrip("?").rpartition(".")[2]))
     show_values(axes.yaxis, replace(plan, config=config))
+    _look_close(axes, [run["valid"] for run in plan.grid if _is_comparable(run)])
     axes.set_ylabel(f"{axes.get_ylabel()}, validation")
     handles = drawn.handles[: len(drawn.handles) // len(keys)]
     return drawn._replace(handles=handles, ends=drawn.ends if len(keys) == 1 else [])
+
+
+def _look_close(axes: Any, values: Sequence[float]) -> None:
+    """Where all values lie in a small part of the axis, show that part: what chooses are small differences."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "linear" and values and max(values) - min(values) < 0.25 * (high - low):
+        margin = 0.15 * max(max(values) - min(values), 0.1 * (high - low))
+        axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
 def _panels(axes: Any, count: int) -> list[Any]:
@@ -173,6 +182,8 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     else:
         axes.set_xticks(shown, [json.dumps(value).replace('"', "") for value, _ in places])
         axes.set_xlim(-0.3, len(places) - 0.7)
+    low, high = axes.get_xlim()
+    axes.set_xlim(low - 0.04 * (high - low), high + 0.04 * (high - low))  # for rings at the ends
 
 
 def _mark_lost(axes: Any, plan: ReportPlan, x: float, times: int, row: int, color: Any) -> None:
