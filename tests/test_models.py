@@ -673,7 +673,7 @@ FLIPS: list[tuple[list[str], dict[str, object], dict[str, object]]] = [
     (["mac", "mag", "mal"], {}, {"heads": 4, "window": 3}),
     (["mac"], {}, {"fusion": "silu_prod", "long_tokens": 2, "causal_read": False, "write_prefix": True}),
     (["mag"], {}, {"fusion": "silu_prod"}),
-    (TITANS, {"memory_depth": 1, "theta_max": 0.3}, {"exact": True}),
+    (TITANS, {"memory_depth": 1, "theta_max": 0.3}, {"exact": False}),
 ]
 
 
@@ -796,6 +796,7 @@ INVALID = [
             "conv_taps",
             "memory_std",
             "theta_max",
+            "overshoot",
             "ff_mult",
             "embedding_std",
         )

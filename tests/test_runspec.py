@@ -69,14 +69,19 @@ ADDED = [
 
 @pytest.mark.parametrize(("section", "name", "field", "before"), ADDED, ids=lambda value: str(value) or "-")
 def test_a_field_that_came_later_leaves_old_keys_alone(spec, section, name, field, before):
-    """At the value for what was done before, which a new run has by default, the key is that of a run without it."""
-    values = dataclasses.asdict(CONFIGURATIONS[section][name]()) | ({"name": name} if name else {})
-    assert values[field] == before
+    """At the value for what was done before the key is that of a run without it."""
+    values = dataclasses.asdict(CONFIGURATIONS[section][name]()) | ({"name": name} if name else {}) | {field: before}
     without = {k: v for k, v in values.items() if k != field}
     now, old, changed = (
         dataclasses.replace(spec, **{section: settings}).key for settings in (values, without, values | {field: "x"})
     )
     assert now == old != changed
+
+
+def test_new_runs_do_what_was_done_before():
+    """But for these, whose default the evidence has changed."""
+    changed = {f for section, name, f, before in ADDED if getattr(CONFIGURATIONS[section][name](), f) != before}
+    assert changed == {"overshoot"}
 
 
 def test_fields_that_came_later_say_so():

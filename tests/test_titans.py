@@ -48,7 +48,7 @@ MORE = {
 }
 CASES += [
     ("mag", {**MORE, "fusion": "silu_prod", "theta_max": 0.1}),
-    ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu"}),
+    ("lmm", {**MORE, "normalized": False, "memory_activation": "gelu", "overshoot": 1.0}),
     ("lmm", {"exact": True, "memory_depth": 1}),
     ("mac", {"exact": True, "memory_depth": 1, "memory_heads": 2, "momentum": False, "memory_residual": True}),
 ]
@@ -111,7 +111,7 @@ def slow_memory(m, rows, state, causal=True):
     alpha = alpha if c.forget else 0 * alpha
     theta = (
         theta
-        * ((1 if c.exact else 1 / c.chunk) if c.theta_max is None else c.theta_max)
+        * (min(1, c.overshoot / (1 if c.exact else c.chunk)) if c.theta_max is None else c.theta_max)
         * (1 if c.half_loss else 2)
         * ((1 - eta) if c.damped and c.momentum else 1)
     )
@@ -336,8 +336,8 @@ def test_exact_is_a_chunk_of_one_token(build, tokens):
     [({}, False), ({"memory_depth": 1}, True), ({"memory_depth": 1, "per_chunk_gates": True}, False)],
 )
 def test_a_matrix_is_exact_by_default(build, flags, exact):
-    c = build("lmm", chunk=4, **flags).config
-    assert c.exact is exact and c.theta_limit == (1 if exact else 1 / 4)
+    c = build("lmm", chunk=8, **flags).config
+    assert c.exact is exact and c.theta_limit == (1 if exact else 1 / 2)
     assert build("lmm", **{**flags, "exact": False}).config.exact is False
 
 
@@ -466,7 +466,7 @@ def test_every_parameter_is_used(build, tokens, name, flags):
 
 
 def test_init(build):
-    """Gates of a row of zeros are those of the configuration, theta_max is 1 / chunk, and M_0 has Xavier's deviation or
+    """Gates of a row of zeros are those of the configuration, theta_max is 4 / chunk, and M_0 has Xavier's deviation or
     its own."""
     for memory_std, expected in ((None, (2 / (64 + 128)) ** 0.5), (0.5, 0.5)):
         model = build(
@@ -485,7 +485,7 @@ def test_init(build):
             1 - log_keep.exp(), torch.full_like(log_keep, 1e-4), rtol=1e-6
         )
         assert torch.allclose(log_eta.exp(), torch.full_like(log_eta, 0.75)) and torch.allclose(
-            theta, torch.full_like(theta, 0.5 / 8)
+            theta, torch.full_like(theta, 0.5 * 4 / 8)
         )
         assert all(W.std().item() == pytest.approx(expected, rel=0.05) for W in memory.M)
 

@@ -46,10 +46,14 @@ class TitansConfig(TokenRecurrentConfig):
     half_loss: bool = True
     """Inner loss 1/2 |M(k) - v|^2; without, |M(k) - v|^2 as in eq. 12, whose steps are twice as long."""
     theta_max: float | None = None
-    """Longest step of the memory; default: 1/chunk, or 1 where it is exact."""
+    """Longest step of the memory; default: by ``overshoot``."""
+    overshoot: float = added(4.0, before=1.0)
+    """How many of its errors a chunk whose tokens have one key may correct at most: theta_max is by default overshoot
+    over the tokens that share a surprise, at most 1. Up to 1 no chunk corrects more than its error, and with long
+    chunks a token hardly writes."""
     damped: bool = True
-    """theta = theta_max sigmoid(.) (1 - eta), which keeps chunk*theta below 1-eta, the limit of stability of a memory
-    of one layer; without, theta_max sigmoid(.)."""
+    """theta = theta_max sigmoid(.) (1 - eta), which with an overshoot of 1 keeps chunk*theta below 1-eta, the limit of
+    stability of a memory of one layer; without, theta_max sigmoid(.)."""
     alpha_init: float = 1e-4
     """alpha of a row of zeros at init. As small as contexts are long: alpha takes the memory to 0, not back to the
     learned M_0, which a model trained on short contexts relies on. With 0.02 a needle is lost right beyond the training
@@ -73,7 +77,7 @@ class TitansConfig(TokenRecurrentConfig):
         one_of(self)
         at_least(1, self, "chunk", "memory_depth", "memory_expand", "memory_heads")
         check_layers(self, "memory_depth")
-        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "ff_mult", "embedding_std")
+        at_least(0, self, "persistent", "conv_taps", "memory_std", "theta_max", "overshoot", "ff_mult", "embedding_std")
         for name in ("alpha_init", "eta_init", "theta_init"):
             if not 0 < getattr(self, name) < 1:
                 raise FieldError(
@@ -94,7 +98,7 @@ class TitansConfig(TokenRecurrentConfig):
     @property
     def theta_limit(self) -> float:
         """The longest step of the memory."""
-        return 1 / self.shared if self.theta_max is None else self.theta_max
+        return min(1.0, self.overshoot / self.shared) if self.theta_max is None else self.theta_max
 
     @property
     def ff_width(self) -> int:
