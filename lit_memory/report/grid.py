@@ -11,7 +11,7 @@ from typing import Any
 from lit_memory.plan.sections import STEP
 from lit_memory.report.axes import Axis, set_x_axis
 from lit_memory.report.curves import curve_config
-from lit_memory.report.labels import label, mean_std, seeds_shown, short
+from lit_memory.report.labels import SHARES, label, mean_std, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
 from lit_memory.report.plan import ReportPlan
@@ -128,18 +128,20 @@ def draw_grid(axes: Any, results: Results) -> Drawn:
         draw_key(panel, plan, key, drawn)
         panel.set_xlabel(label(key.rstrip("?").rpartition(".")[2]))
     show_values(axes.yaxis, replace(plan, config=config))
-    _look_close(axes, [run["valid"] for run in plan.grid if _is_comparable(run)])
+    if plan.select in SHARES:
+        _look_close(axes, [y for panel in panels for line in panel.lines for y in line.get_ydata()])
     axes.set_ylabel(f"{axes.get_ylabel()}, validation")
     handles = drawn.handles[: len(drawn.handles) // len(keys)]
     return drawn._replace(handles=handles, ends=drawn.ends if len(keys) == 1 else [])
 
 
-def _look_close(axes: Any, values: Sequence[float]) -> None:
-    """Where all values lie in a small part of the axis, show that part: what chooses are small differences."""
-    low, high = axes.get_ylim()
-    if axes.get_yscale() == "linear" and values and max(values) - min(values) < 0.25 * (high - low):
-        margin = 0.15 * max(max(values) - min(values), 0.1 * (high - low))
-        axes.set_ylim(min(values) - margin, max(values) + margin)
+def _look_close(axes: Any, shares: Sequence[float]) -> None:
+    """Where all shares lie in a small part of the axis, show that part: small differences choose."""
+    spread = max(shares, default=1) - min(shares, default=0)
+    if spread < 0.25:
+        margin = max(0.15 * spread, 0.015)
+        axes.set_ylim(min(shares) - margin, max(shares) + margin)
+        axes.set_yticks([tick for tick in axes.get_yticks() if min(shares) - margin <= tick <= 1])
 
 
 def _panels(axes: Any, count: int) -> list[Any]:
