@@ -137,11 +137,11 @@ def draw_grid(axes: Any, results: Results) -> Drawn:
 
 def _look_close(axes: Any, shares: Sequence[float]) -> None:
     """Where all shares lie in a small part of the axis, show that part: small differences choose."""
-    spread = max(shares, default=1) - min(shares, default=0)
-    if spread < 0.25:
-        margin = max(0.15 * spread, 0.015)
-        axes.set_ylim(min(shares) - margin, max(shares) + margin)
-        axes.set_yticks([tick for tick in axes.get_yticks() if min(shares) - margin <= tick <= 1])
+    low, high = min(shares, default=0.0), max(shares, default=1.0)
+    if high - low < 0.25:
+        margin = max(0.15 * (high - low), 0.015)
+        axes.set_ylim(low - margin, high + margin)
+        axes.set_yticks([tick for tick in axes.get_yticks() if low - margin <= tick <= 1])
 
 
 def _panels(axes: Any, count: int) -> list[Any]:
