@@ -189,6 +189,26 @@ def test_fit_and_test_without_a_yaml(lit, data):
     assert metrics >= expected | {"valid/loss", f"valid/{samples.task.metrics[0]}"}
 
 
+@pytest.mark.parametrize(
+    ("model", "data"), [("armt", "associative_retrieval"), ("lmm", "time_series"), ("rmt", "mqar"), ("mac", "dna")]
+)
+def test_predictions_are_what_the_test_scores(model, data):
+    """``Trainer.predict`` reads the batches of the test, and a task makes the test's metrics of what it gives."""
+    module, samples, trainer = (lit := LIT_MODULES[model])(**small(lit)), make_data(LIT_DATA[data]), make_trainer()
+    trainer.fit(module, samples)
+    tested = trainer.test(module, samples, verbose=False)
+    loaders = zip(trainer.predict(module, samples), samples.test_dataloader(), strict=True)
+    for (predicted, batches), (x, task), metrics in zip(loaders, samples.test_conditions, tested, strict=True):
+        pairs, scores = list(zip(predicted, batches, strict=True)), []
+        for predicted_BT, batch in pairs:
+            unscored = (part[~batch.scored_BT] for part in (predicted_BT, batch.targets_BT))
+            torch.testing.assert_close(*unscored, rtol=0, atol=0, equal_nan=True)
+            scores.append(task.score(predicted_BT, batch))
+        for name in filter(None, scores[0]):
+            mean = torch.cat([score[name] for score in scores]).mean()
+            assert metrics[f"test/{name}@{x}"] == pytest.approx(float(mean), rel=1e-5), name
+
+
 @all_modules
 def test_a_checkpoint_round_trip(lit, tmp_path):
     """Hyper-parameters are plain, so that torch's safe loading suffices."""

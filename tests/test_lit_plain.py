@@ -63,6 +63,16 @@ def test_dictionaries_train_validate_and_test(lit):
         assert metrics == pytest.approx(wanted, rel=1e-4), split
 
 
+def test_predictions_of_single_tokens():
+    module = lit_memory.LitARMT(**small(lit_memory.LitARMT), vocab_size=V, segment_len=S)
+    data, trainer = samples(7), make_trainer()
+    (metrics,) = trainer.test(module, DataLoader(data, batch_size=3), verbose=False)
+    predicted_BT = torch.cat(trainer.predict(module, DataLoader(data, batch_size=3)))
+    labels_BT = torch.stack([item["labels"] for item in data])[:, 1:]
+    right = (predicted_BT[:, 1:] == labels_BT)[labels_BT != -100].float().mean()
+    assert metrics["test/accuracy"] == pytest.approx(float(right))
+
+
 def test_the_loss_of_a_dictionary_is_that_of_a_batch():
     module = lit_memory.LitARMT(**small(lit_memory.LitARMT), vocab_size=V, segment_len=S)
     module.log = lambda *args, **kwargs: None

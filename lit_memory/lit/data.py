@@ -241,6 +241,10 @@ class LitData(L.LightningDataModule):
             for size, (_, task) in zip(self.test_sizes, self.test_conditions, strict=True)
         ]
 
+    def predict_dataloader(self) -> list[DataLoader]:
+        """The test's."""
+        return self.test_dataloader()
+
     def longest_test(self) -> tuple[Condition, Steps]:
         """The condition of the test with the longest contexts, the last of several, and its batches."""
         i = self._longest()

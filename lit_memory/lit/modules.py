@@ -167,9 +167,7 @@ class LitMemory(Reads, Optimized, OnDevices):
             values = task.score_losses(loss_BT, batch)
             return {name: Mean.of_tokens(value_N, scored_BT) for name, value_N in values.items() if len(value_N)}
         losses_N, predicted_N = losses_and_predictions(self.model, hidden_ND, targets_N)
-        predicted_BT = batch.targets_BT.clone()
-        predicted_BT[scored_BT] = predicted_N
-        scores = task.score(predicted_BT, batch)
+        scores = task.score(at_scored(predicted_N, batch), batch)
         if batch.prompt_B is not None and isinstance(task, Prompted):
             scores |= task.score_text(self.generate_answers(batch, state, task), batch)
         means = {"loss": Mean(losses_N.mean(), len(losses_N))}
@@ -251,6 +249,22 @@ class LitMemory(Reads, Optimized, OnDevices):
 
     def on_test_epoch_end(self) -> None:
         self.log_split("test")
+
+    # Prediction
+
+    def predict_step(self, batch: AnyBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """What the model predicts at the scored positions of a batch, each from the tokens before it: ids (B, T) with
+        -100 elsewhere, or numbers (B, T, H) with NaN elsewhere."""
+        batch = self.as_batch(batch)
+        hidden_ND, targets_N = self.read_targets(batch, self.read_context(batch))
+        return at_scored(losses_and_predictions(self.model, hidden_ND, targets_N)[1], batch)
+
+
+def at_scored(predicted_N: Tensor, batch: Batch) -> Tensor:
+    """The targets of a batch, with predictions in their places."""
+    predicted_BT = batch.targets_BT.clone()
+    predicted_BT[batch.scored_BT] = predicted_N
+    return predicted_BT
 
 
 def check_tokens(config: Any, task: Task) -> None:
