@@ -1,6 +1,5 @@
 """bAbI: the simulator against the statistics of the distributed files (spec 2.9) and against its rules, written out
-    slowly; the
-reader, the parser, the samples.
+slowly; the reader, the parser, the samples.
 
 ``understood`` and what follows it share no code with the package. Tests of the files need ``../shared`` or
 LIT_MEMORY_SHARED.
@@ -8,10 +7,12 @@ LIT_MEMORY_SHARED.
 
 import hashlib
 import itertools
+import math
 import os
 import re
 from collections import Counter
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ import pytest
 from lit_memory import BABILongData, MemReasonerData
 from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, load, parse, questions, simulate, split_of
 from lit_memory.tasks.babi.reader import interpret
-from lit_memory.tasks.babi.world import Draws, Lua
+from lit_memory.tasks.babi.world import Draws, Lua, draw_story
+from lit_memory.util.checks import FieldError
 
 DATA = (
     Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -408,6 +410,27 @@ def test_stories_are_possible(task, generator):
                 assert (thing, to) == first
             if kind == "give" and here and to in at:
                 assert at[to] == here
+
+
+@pytest.mark.parametrize(("task", "rules"), [case for case in BOTH if case != ("qa3", "lua")])
+@pytest.mark.parametrize("most", [12, 30])
+def test_a_short_story_is_the_beginning_of_a_whole_one(task, rules, most):
+    """lua rejects whole stories of QA3 for their last question."""
+    begun = 0
+    for seed in range(50):
+        short, whole = (draw_story(task, rules, Draws(np.random.default_rng(seed)), n) for n in (most, math.inf))
+        assert short and all(len(question.facts) <= most for question in short)
+        if fitting := [question for question in whole if len(question.facts) <= most]:
+            assert short == fitting
+            begun += 1
+    assert begun
+
+
+def test_questions_of_short_stories():
+    some = list(islice(questions("qa5", 0, "train", 0, 64, "lua", most=15), 64))
+    assert max(len(question.facts) for question in some) <= 15 and len({question.facts for question in some}) == 64
+    with pytest.raises(FieldError, match="most=2: expected at least 3, the fewest facts of a question of qa5"):
+        questions("qa5", 0, "train", 0, 64, "lua", most=2)
 
 
 def test_qa4_has_few_samples():

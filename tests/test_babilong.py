@@ -256,6 +256,19 @@ def test_facts_alone():
         assert batch.context == () and len(set(batch.meta["question_start"].tolist())) > 3
 
 
+@pytest.mark.parametrize("stories", ["v1.2", "lua"])
+def test_short_stories(stories):
+    """Every sample is from another story, which ends where the longest context of the batch has no room for more."""
+    task = make(task="qa5", stories=stories, segments=4, vary=1.0, short_stories=True)
+    for split in ("train", "valid"):
+        samples = task.samples(1, split, 2, 40)
+        stream = questions("qa5", 1, split, 2, 40, stories, task.most_facts(max(s.segments for s in samples)))
+        for sample in samples:
+            question, facts = task.next_fitting(stream, sample.segments)
+            assert np.concatenate(facts).tolist() == np.concatenate(sample.facts).tolist()
+            assert len(question.facts) <= task.most_facts(sample.segments)
+
+
 def test_facts_lie_everywhere():
     """Gaps are drawn uniformly: the mean place of a fact is the middle, and a tenth of them lies in each tenth."""
     places = np.concatenate([s.starts_F / s.context_len for s in make(segments=40).samples(0, "valid", 0, 400)])

@@ -25,6 +25,8 @@ Deviations
    and padded under a mask.
 6. Of stories from files, a batch begins at question step * size and passes over those whose facts do not fit, so that
    the next one may ask some of its questions again (of 200 of qa2 in 8 segments of 64 tokens, one; of qa3, twenty).
+7. With ``short_stories``, a simulated story is asked a question that fits, where it has one; the reference draws one of
+   the whole story's questions, and another story if that does not fit.
 
 Shape suffixes: F facts.
 """
@@ -94,6 +96,10 @@ class BABILong(PlantedFacts, ReadInOrder):
         """Questions with more than T / tokens_per_fact - 1 facts are left out (ARMT 5, Mamba 10)."""
         stories: str = "v1.2"
         """Rules of the simulator, v1.2 or lua; or the files of bAbI: shipped-babi, or a folder."""
+        short_stories: bool = added(False)
+        """End a simulated story where the context has no room for the facts of a further question. Default: draw all
+        five questions, of which one is chosen, and leave it out if it does not fit; most are, where contexts are short,
+        which takes longer than a training step."""
         leading_space: bool = True
         """Put a space in front of every fact and every sentence (the ARMT code does not)."""
         facts_from: float = 0.0
@@ -167,8 +173,10 @@ class BABILong(PlantedFacts, ReadInOrder):
             return [self.from_row(row) for row in self.rows(step * size, size)]
         rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
         noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
-        stream = questions(c.task, seed, split, step, size, c.stories)
-        return [self.plant(*self.next_fitting(stream, n), n, noise, rng) for n in self.draw_segments(split, size, rng)]
+        segments = self.draw_segments(split, size, rng)
+        most = self.most_facts(max(segments)) if c.short_stories else math.inf
+        stream = questions(c.task, seed, split, step, size, c.stories, most)
+        return [self.plant(*self.next_fitting(stream, n), n, noise, rng) for n in segments]
 
     def rows(self, first: int, count: int) -> list[dict[str, str]]:
         """Rows ``first`` to ``first + count - 1`` of ``eval_set``. Raises ValueError if the set has fewer."""
@@ -186,11 +194,19 @@ class BABILong(PlantedFacts, ReadInOrder):
         tail = self.tail(row["question"], row["target"])
         return Sample(None, 0, [context], np.zeros(1, np.int64), segments, len(context), *tail)
 
+    def room(self, segments: int) -> int:
+        """Tokens of a context of ``segments`` segments; of one of facts alone (0), at most."""
+        return max(segments, 1) * self.config.segment_len - self.config.margin
+
+    def most_facts(self, segments: int) -> int:
+        """Facts of a question that ``segments`` segments have room for, roughly."""
+        return self.room(segments) // self.config.tokens_per_fact - 1
+
     def next_fitting(self, stream: Iterator[Question], segments: int) -> tuple[Question, list[np.ndarray]]:
         """The next question whose facts fit into ``segments`` segments, and the tokens of its facts."""
         c = self.config
-        tokens = max(segments, 1) * c.segment_len - c.margin
-        most, room = tokens // c.tokens_per_fact - 1, int(tokens * c.facts_to) - int(tokens * c.facts_from)
+        tokens, most = self.room(segments), self.most_facts(segments)
+        room = int(tokens * c.facts_to) - int(tokens * c.facts_from)
         for question in islice(stream, TRIES):
             if len(question.facts) <= most:
                 facts = encode_texts(self.tokenizer, question.facts, c.leading_space)

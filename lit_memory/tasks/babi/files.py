@@ -26,6 +26,7 @@ Deviations
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
@@ -113,9 +114,12 @@ def split_of(facts: Sequence[str], question: str) -> str:
     return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
 
 
-def questions(task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2") -> Iterator[Question]:
+def questions(
+    task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2", most: float = math.inf
+) -> Iterator[Question]:
     """Samples without end for batch ``step`` of ``size`` samples: a pure function of its arguments.
 
+    most: facts after which a simulated story ends, so that it has no question with more of them; QA4 has two.
     stories: rules of the simulator, where every sample is from another story; or a folder with the distributed files
         (or their name, ``SHIPPED_STORIES``), where every question comes once before any comes again, in a new order
         each time. ``valid`` is the last tenth of the training stories there.
@@ -125,15 +129,17 @@ def questions(task: str, seed: int, split: str, step: int, size: int, stories: s
     _require("task", task, FILES)
     _require("split", split, SPLITS)
     if stories in ("v1.2", "lua"):
+        if most < (least := FEWEST_FACTS[stories][task]):
+            raise FieldError("most", most, f"expected at least {least}, the fewest facts of a question of {task}")
         rng = Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))
-        return _simulated(task, split, stories, Draws(rng))
+        return _simulated(task, split, stories, Draws(rng), most)
     return _shuffled(stories_of(stories, task, split), seed, split, step * size)
 
 
-def _simulated(task: str, split: str, rules: Rules, draws: Draws) -> Iterator[Question]:
+def _simulated(task: str, split: str, rules: Rules, draws: Draws, most: float) -> Iterator[Question]:
     """One question of the split from each of endlessly many stories; stories without such a question are skipped."""
     while True:
-        story = draws.shuffled(draw_story(task, rules, draws))
+        story = draws.shuffled(draw_story(task, rules, draws, most))
         # The hash is independent of the question, so the first question of the split in random order is as good as one
         # that was drawn first and kept if it belongs to the split.
         yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)

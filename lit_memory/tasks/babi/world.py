@@ -4,6 +4,7 @@ A story draws events until one is possible, states it as a fact, and asks a ques
 answers come from a ``Reader``.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -270,12 +271,13 @@ def _row(rules: Rules, draws: Draws) -> list[Question]:
     return [Question(texts, question, *interpret(texts, question))]
 
 
-def _draw_story(task: str, rules: Rules, draws: Draws) -> list[Question]:
-    """Draw five questions of one story; none if lua rejects it, because an answer of QA3 needs four supports."""
+def _draw_story(task: str, rules: Rules, draws: Draws, most: float) -> list[Question]:
+    """Draw five questions of one story, or those with at most ``most`` facts; none if lua rejects it, because an answer
+    of QA3 needs four supports."""
     world, questions = {"v1.2": V12, "lua": Lua}[rules](task, draws), []
-    while len(questions) < 5:
+    while len(questions) < 5 and len(world.facts) < most:
         world.step()
-        if not (text := world.ask()):
+        if not (text := world.ask()) or len(world.facts) > most:
             continue
         earlier = tuple(len(question.facts) for question in questions)
         questions.append(Question(tuple(world.facts), text, *world.reader.answer(text), earlier=earlier))
@@ -285,10 +287,10 @@ def _draw_story(task: str, rules: Rules, draws: Draws) -> list[Question]:
     return questions
 
 
-def draw_story(task: str, rules: Rules, draws: Draws) -> list[Question]:
-    """Draw the questions of one story: five, or one in QA4."""
+def draw_story(task: str, rules: Rules, draws: Draws, most: float = math.inf) -> list[Question]:
+    """Draw the questions of one story: five, or those of them with at most ``most`` facts; one in QA4."""
     if task == "qa4":
         return _row(rules, draws)
-    while not (story := _draw_story(task, rules, draws)):
+    while not (story := _draw_story(task, rules, draws, most)):
         pass
     return story
