@@ -514,6 +514,18 @@ def test_the_figure_looks_close_at_small_differences(worst, limits):
     assert axes.get_ylim() == pytest.approx(limits, abs=3e-3)
 
 
+@pytest.mark.parametrize(("last", "shown"), [(13.0, True), (5.2, False)])
+def test_a_mean_far_off_is_a_number_at_the_edge(last, shown):
+    """So that the others can be told apart: the axis of losses ends before it, and its line leads there."""
+    points = [(5.0, 5.02), (5.04, 5.06), (5.1, 5.12), (last, last)]
+    results = pointed([{"train.lr": rate} for rate in (1e-3, 2e-3, 4e-3, 8e-3)], points, select="perplexity")
+    figure = grid_figure(results)
+    (axes,) = figure.axes
+    marks = [text.get_text() for text in figure.findobj(Text) if text.get_text().startswith("↑")]
+    assert marks == (["↑ 13"] if shown else []) and axes.get_ylim()[1] < 5.3
+    assert lines_of(axes)[0].get_ydata()[-1] == pytest.approx(last)
+
+
 def test_points_that_stopped_at_a_stage(tmp_path, monkeypatch):
     """They have the stage in place of a validation, which was on an easier task; the figure leaves them out."""
     monkeypatch.setattr("lit_memory.report.render.draw", lambda *args: {})

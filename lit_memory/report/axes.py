@@ -63,10 +63,11 @@ def set_x_axis(axes: Any, axis: Axis, xs: Sequence[float], train_x: float | None
 
 
 def _tick_labels(xs: Sequence[float], train_x: float | None, axis: Axis, span: float) -> list[str]:
-    """A label for every x, "" where it would touch a more important one: the ends, then the x of the training."""
+    """A label for every x, "" where it would touch a more important one: the ends, then the x of the training. Of a
+    fraction three digits."""
     labels = dict.fromkeys(xs, "")
     for x in (xs[-1], xs[0], *(x for x in xs if x == train_x), *xs):
-        text = short(x)
+        text = short(float(f"{x:.3g}") if abs(x) < 1 else x)
         others = [(other, label) for other, label in labels.items() if label and other != x]
         if all(
             abs(axis.position(x) - axis.position(other)) / span > 0.012 * (len(text) + len(label) + 1)

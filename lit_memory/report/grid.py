@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -119,17 +121,21 @@ def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
 
 def draw_grid(axes: Any, results: Results) -> Drawn:
     """The last validation against every swept key, one panel for each and one line per arm: the mean over the
-    seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen; "2 ×", where the
-    worst values are, are two runs that broke down."""
+    seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen. Where the worst
+    values are, "2 ×" are two runs that broke down, and "↑ 9.1" is a mean far off."""
     plan, keys = results.plan, swept(results.plan)
     config = curve_config(plan, plan.select)
-    panels, drawn = _panels(axes, len(keys)), Drawn([], [], [])
+    panels, drawn, most = _panels(axes, len(keys)), Drawn([], [], []), _worst_shown(plan)
     for key, panel in zip(keys, panels, strict=True):
-        draw_key(panel, plan, key, drawn)
+        draw_key(panel, plan, key, drawn, most)
         panel.set_xlabel(label(key.rstrip("?").rpartition(".")[2]))
+    values = [y for panel in panels for line in panel.lines for y in line.get_ydata()]
     show_values(axes.yaxis, replace(plan, config=config))
     if plan.select in SHARES:
-        _look_close(axes, [y for panel in panels for line in panel.lines for y in line.get_ydata()])
+        _look_close(axes, values)
+    elif max(values, default=0.0) > most:
+        low, high = min(values), max(y for y in values if y <= most)
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.5 * (high - low))
     axes.set_ylabel(f"{axes.get_ylabel()}, validation")
     handles = drawn.handles[: len(drawn.handles) // len(keys)]
     return drawn._replace(handles=handles, ends=drawn.ends if len(keys) == 1 else [])
@@ -144,6 +150,15 @@ def _look_close(axes: Any, shares: Sequence[float]) -> None:
         axes.set_yticks([tick for tick in axes.get_yticks() if low - margin <= tick <= 1])
 
 
+def _worst_shown(plan: ReportPlan) -> float:
+    """The worst validation that a figure of losses or perplexities shows in its place: ten times as far from the best
+    as half of them are."""
+    values = sorted(run["valid"] for run in plan.grid if _is_comparable(run))
+    if plan.select in SHARES or not values:
+        return math.inf
+    return values[0] + 10 * (statistics.median(values) - values[0])
+
+
 def _panels(axes: Any, count: int) -> list[Any]:
     """``axes`` and others beside it, with the same y axis."""
     places = axes.figure.add_gridspec(1, count)
@@ -154,8 +169,9 @@ def _panels(axes: Any, count: int) -> list[Any]:
     return [axes, *others]
 
 
-def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
-    """The validations against one swept key; handles and ends of the lines go to ``drawn``."""
+def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn, most: float) -> None:
+    """The validations against one swept key, worse means than ``most`` as a number; handles and ends of the lines go to
+    ``drawn``."""
     runs = [run for run in plan.grid if key in run["settings"]]
     axis, places = _axis(key, [run["settings"][key] for run in runs])
     tuned, seeds, marked = [run["arm"] for run in plan.grid], _choosers(plan), Counter[float]()
@@ -172,8 +188,9 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
         rings = [(axis.position(_place(places, run["settings"][key])), run["valid"]) for run in own if run["chosen"]]
         axes.plot(*zip(*rings, strict=True) if rings else ([], []), mec=look["color"], **RING)
         lost = [_place(places, run["settings"][key]) for run in runs if run["arm"] == arm and broke_down(run)]
-        for place, times in Counter(lost).items():
-            _mark_lost(axes, plan, axis.position(place), times, marked[place], text_color(look["color"]))
+        off = [(place, f"↑ {y:.3g}") for place, y in curve if y > most]
+        for place, text in (*off, *((place, f"{times} ×") for place, times in Counter(lost).items())):
+            _mark_lost(axes, plan, axis.position(place), text, marked[place], text_color(look["color"]))
             marked[place] += 1
         if curve:
             x, y = curve[-1]
@@ -188,11 +205,11 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn) -> None:
     axes.set_xlim(low - 0.04 * (high - low), high + 0.04 * (high - low))  # for rings at the ends
 
 
-def _mark_lost(axes: Any, plan: ReportPlan, x: float, times: int, row: int, color: Any) -> None:
-    """Write at x, in the row so far from the edge of the worst values, how many runs broke down."""
+def _mark_lost(axes: Any, plan: ReportPlan, x: float, text: str, row: int, color: Any) -> None:
+    """Write at x, in the row so far from the edge of the worst values, what is not in its place."""
     edge, inwards = (1.0, -1) if plan.less_is_better(plan.select) else (0.0, 1)
     axes.annotate(
-        f"{times} ×",
+        text,
         (x, edge),
         xycoords=axes.get_xaxis_transform(),
         xytext=(0, inwards * (3 + 11 * row)),
