@@ -287,8 +287,25 @@ def test_reorder(model, tokens):
 
 
 def test_iterator_of_segments(model):
-    """An iterator equals the tensor, is pulled one segment at a time, and needs memory for two segments only."""
+    """An iterator equals the tensor, and one by one needs memory for two segments only."""
     checks.streaming(model)
+
+
+@torch.no_grad()
+def test_an_iterator_is_read_in_groups(model, tokens, monkeypatch):
+    """Of segments of one shape, with masks or without; memory is needed for two groups at the most."""
+    monkeypatch.setattr("lit_memory.recurrence.schedules.GROUP_ROWS", 3 * 2 * N)
+    ids = tokens(2, 20 * N)
+    expected = unroll(model, ids, N, schedule="sequential")
+    for keep in (None, 2, 0):
+        out = unroll(model, checks.passing(ids.split(N, dim=1), 7), keep=keep)
+        assert same(out.state, expected.state)
+        assert keep == 0 or same(out.hidden_BTD, expected.hidden_BTD[:, -(keep or 20) * N :])
+    lengths, mask = [N, N, N, 2, 2, N, N, N, N], torch.ones(2, N, dtype=torch.bool)
+    parts = ids[:, : sum(lengths)].split(lengths, dim=1)
+    mixed = [(part, mask) if i in (1, 7) else part for i, part in enumerate(parts)]
+    one_by_one, grouped = (unroll(model, iter(mixed), schedule=schedule) for schedule in ("sequential", "auto"))
+    assert same(grouped.hidden_BTD, one_by_one.hidden_BTD) and same(grouped.state, one_by_one.state)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +367,10 @@ def test_segments_may_have_masks(model, tokens):
     ids, mask = tokens(2, 3 * N), torch.ones(2, 3 * N, dtype=torch.bool)
     mask[0, 2:N] = mask[1, N + 1 : 2 * N] = False
     first, second, third = zip(ids.split(N, dim=1), mask.split(N, dim=1), strict=True)
-    streamed, whole = unroll(model, iter([first, second, third[0]])), unroll(model, ids, N, mask_BT=mask)
-    assert same(streamed.hidden_BTD[mask], whole.hidden_BTD[mask]) and same(streamed.state, whole.state)
+    whole = unroll(model, ids, N, mask_BT=mask)
+    for schedule in ("auto", "sequential"):
+        streamed = unroll(model, iter([first, second, third[0]]), schedule=schedule)
+        assert same(streamed.hidden_BTD[mask], whole.hidden_BTD[mask]) and same(streamed.state, whole.state)
     listed = unroll(model, (first, second, third[0]), schedule="sequential")
     assert same(listed.hidden_BTD, streamed.hidden_BTD, 0) and same(listed.state, streamed.state, 0)
     asked = unroll(model, (first, second, third), read_only=1)

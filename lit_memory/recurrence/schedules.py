@@ -2,14 +2,14 @@
 
 "sequential" is the definition and serves every model; ``diagonal`` and ``layer_major`` say what they need. "auto" reads
 segments in groups where the model can, layer-major or in the order of the definition, else one by one; without
-gradients on a GPU one by one, by ``replay``.
+gradients on a GPU one by one, by ``replay``. Of an iterator "auto" reads a group ahead.
 
 Shape suffixes: B batch, S segments, T tokens, D width.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -54,9 +54,41 @@ def scheduled(
     return {"sequential": sequential, "diagonal": by_diagonals, "layer": by_groups}[schedule]
 
 
-def one_by_one(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
+def streamed(model: SegmentRecurrent, schedule: str) -> Callable[..., tuple[deque[Tensor], State]]:
     """How an iterator of segments is read, whose length is unknown."""
-    return replayed(model) if schedule == "auto" and replays(model) else sequential
+    if schedule == "auto" and replays(model):
+        return replayed(model)
+    return ahead if schedule == "auto" and isinstance(model, Grouped) else sequential
+
+
+def ahead(
+    model: SegmentRecurrent, segments: Iterable[Segment], state: State | None, keep: int | None
+) -> tuple[deque[Tensor], State]:
+    """``sequential`` of an iterator, of which the segments of a group are read before they are computed."""
+    hidden: deque[Tensor] = deque(maxlen=keep)
+    for group in alike(segments):
+        if state is None:
+            state = model.init_state(group[0].ids_BT.shape[0], group[0].ids_BT.device)
+        out, state = scheduled(model, "auto", group)(model, group, state, keep, None)
+        hidden += out
+    return hidden, state
+
+
+def alike(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
+    """Segments in a row of one shape, all with or all without a mask, as many as are read in one go."""
+    group: list[Segment] = []
+    for segment in segments:
+        if group and (kind(segment) != kind(group[0]) or len(group) == group_size(segment.ids_BT)):
+            yield tuple(group)
+            group = []
+        group.append(segment)
+    if group:
+        yield tuple(group)
+
+
+def kind(segment: Segment) -> tuple[torch.Size, bool]:
+    """Shape, and whether there is a mask."""
+    return segment.ids_BT.shape, segment.mask_BT is None
 
 
 def sequential(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
-from lit_memory.recurrence.schedules import check_schedule, one_by_one, scheduled
+from lit_memory.recurrence.schedules import check_schedule, scheduled, streamed
 from lit_memory.recurrence.segment import Segment, as_segment, with_new_samples
 from lit_memory.recurrence.state import State, batch_size, detach, map_state
 from lit_memory.util.checks import FieldError, check_least
@@ -48,8 +48,8 @@ def unroll(
 ) -> Unrolled:
     """Read a sequence segment by segment. Raises ValueError for arguments that exclude each other.
 
-    ids_BT: (B, T) token ids; or a tuple of segments; or an iterator of them, which is read in constant memory (use
-        ``keep``). Segments, or pairs (ids, mask) of them, may gain samples: new ones begin behind the present ones.
+    ids_BT: (B, T) token ids; or a tuple of segments; or an iterator, read a group ahead in constant memory (``keep``).
+        Segments, or pairs (ids, mask) of them, may gain samples: new ones begin behind the present ones.
     segment_len, align: how a tensor is cut, see ``segment_lengths``. Default: one segment.
     mask_BT: (B, T), True (or 1) at real tokens. A sample whose segment has none keeps its state. Not for a tuple.
     state: the state to start from; default ``model.init_state``.
@@ -70,7 +70,7 @@ def unroll(
     if read_only or mask_BT is not None or schedule not in ("sequential", "auto") or bptt or checkpoint_segments:
         options = "read_only, bptt, mask_BT, checkpoint_segments nor a schedule"
         raise ValueError(f"an iterator of segments allows neither {options}: its length is unknown")
-    hidden, state = one_by_one(model, schedule)(model, map(as_segment, ids_BT), state, keep)
+    hidden, state = streamed(model, schedule)(model, map(as_segment, ids_BT), state, keep)
     return Unrolled(join_hidden(model, hidden, state), state)
 
 

@@ -4,7 +4,7 @@ Shape suffixes: B batch, T tokens.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -175,20 +175,24 @@ def recomputed(model: Any) -> None:
 
 
 def streaming(model: Any) -> None:
-    """A generated stream of segments equals the tensor, and needs memory for two segments only."""
-    ids_BT, alive = tokens(model, 2, 20 * N), []
-
-    def segments() -> Any:
-        for part in ids_BT.split(N, dim=1):
-            part = part.clone()
-            alive.append(weakref.ref(part))
-            require(sum(ref() is not None for ref in alive) <= 2, "segments that were read are kept in memory")
-            yield part
-
+    """A generated stream of segments equals the tensor, and one by one needs memory for two segments only."""
+    ids_BT = tokens(model, 2, 20 * N)
     with torch.no_grad():
-        out, expected = unroll(model, segments(), keep=2), unroll(model, ids_BT, N, keep=2)
-    equal = same(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state)
-    require(len(alive) == 20 and equal, "a stream of segments gives other results than the tensor")
+        expected = unroll(model, ids_BT, N, keep=2)
+        for schedule, most in (("sequential", 2), ("auto", 20)):
+            out = unroll(model, passing(ids_BT.split(N, dim=1), most), keep=2, schedule=schedule)
+            equal = same(out.hidden_BTD, expected.hidden_BTD) and same(out.state, expected.state)
+            require(equal, "a stream of segments gives other results than the tensor")
+
+
+def passing(parts: Iterable[Tensor], most: int) -> Iterator[Tensor]:
+    """Copies of tensors one after another, of which a reader may hold ``most`` at a time."""
+    alive = []
+    for part in parts:
+        part = part.clone()
+        alive.append(weakref.ref(part))
+        require(sum(ref() is not None for ref in alive) <= most, "segments that were read are kept in memory")
+        yield part
 
 
 def generates(model: Any, prompt: int = 7, segment_len: int | None = N) -> None:
