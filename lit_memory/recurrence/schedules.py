@@ -156,16 +156,14 @@ def by_diagonals(
 def by_groups(
     model: Grouped, segments: tuple[Segment, ...], state: State, keep: int | None, bptt: int | None
 ) -> tuple[deque[Tensor], State]:
-    """``sequential`` by ``read_group``, in groups of segments of one shape."""
+    """``sequential`` by ``read_group``, in groups of segments that are ``alike``."""
     hidden: deque[Tensor] = deque(maxlen=keep)
     cuts, skipped = cuts_of(len(segments), bptt), unread_segments(len(segments), keep)
     begin = 0
-    while begin < len(segments):
-        first, end = segments[begin].ids_BT, begin + 1
-        while end < min(len(segments), begin + group_size(first)) and segments[end].ids_BT.shape == first.shape:
-            end += 1
-        ids_SBT = torch.stack([segment.ids_BT for segment in segments[begin:end]])
-        masks = [segment.mask_BT for segment in segments[begin:end] if segment.mask_BT is not None]
+    for group in alike(segments):
+        first, end = group[0].ids_BT, begin + len(group)
+        ids_SBT = torch.stack([segment.ids_BT for segment in group])
+        masks = [segment.mask_BT for segment in group if segment.mask_BT is not None]
         mask_SBT = torch.stack(masks) if masks else None
         inner = frozenset(cut - begin for cut in cuts if begin < cut < end)  # at ``begin`` new samples have joined
         wanted = int(max(0, min(end - begin, end - skipped)))

@@ -152,9 +152,9 @@ def _look_close(axes: Any, shares: Sequence[float]) -> None:
 
 def _worst_shown(plan: ReportPlan) -> float:
     """The worst validation that a figure of losses or perplexities shows in its place: ten times as far from the best
-    as half of them are."""
+    as half of them are. Where more is better, all are."""
     values = sorted(run["valid"] for run in plan.grid if _is_comparable(run))
-    if plan.select in SHARES or not values:
+    if not plan.less_is_better(plan.select) or not values:
         return math.inf
     return values[0] + 10 * (statistics.median(values) - values[0])
 

@@ -221,7 +221,7 @@ class BABILong(PlantedFacts, ReadInOrder):
         """Draw where the noise begins and which gaps between its sentences hold the facts."""
         lengths = np.array([len(fact) for fact in facts])
         fact_tokens, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
-        tokens = segments * self.config.segment_len - self.config.margin if noise else fact_tokens
+        tokens = self.room(segments) if noise else fact_tokens
         if noise:
             position, (first, last) = self.draw_place(noise, tokens, fact_tokens, rng)
             chosen_F = np.sort(rng.integers(first, last, len(facts)))
