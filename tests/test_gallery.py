@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -15,6 +16,7 @@ from report_data import XS, make_frame, make_plan
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.report import old_reports
 from lit_memory.report.cards import read_cards
@@ -42,11 +44,12 @@ def png(width=140, height=90):
     return file.getvalue()
 
 
-def write_report(folder, experiment="armt_like", **changes):
-    """The report of three arms of two architectures; the state of the last one grows."""
+def write_report(folder, experiment="armt_like", keys=("",) * 9, **changes):
+    """The report of three arms of two architectures; the state of the last one grows. keys: of its nine runs."""
     sizes = {arm: {"parameters": 10, "state_floats": floats} for arm, floats in zip(ARMS, (64, 128, 0), strict=True)}
     sizes["rmt"] |= {"state_growth": 2, "growth_unit": "segment", "segments": 500}
     runs = [{"arm": arm, "seed": s, "seconds": 90.0, **sizes[arm]} for arm in ARMS for s in (0, 1, 2)]
+    runs = [{**run, "key": key} for run, key in zip(runs, keys, strict=True)]
     fields = {"experiment": experiment, "paper": PAPER, "settings": MODELS, "runs": runs, "command": "python run.py x"}
     fields |= {"models": {"armt": "armt", "wide": "armt", "rmt": "rmt"}}
     fields |= {"title": f"Title of {experiment}", "evidence": "toy", "labels": {"wide": "ARMT, wide"}} | changes
@@ -335,6 +338,24 @@ def test_a_broken_report_is_named_and_the_others_are_shown(tmp_path, root, name,
     assert "\n" not in line and line.startswith("left out of the gallery: ") and str(broken.parent) in line
     shown = re.findall(r'class="card" id="(\w+)"', paths["index.html"].read_text(encoding="utf-8"))
     assert shown == [other for other in ("marks", "new", "old") if other != kind]
+
+
+def test_a_report_of_an_earlier_version_is_marked(tmp_path, monkeypatch):
+    """Its runs have keys that today's file does not plan; a report whose file is not known has no mark."""
+    shutil.copy(PROJECT / "experiments" / "tarm_quadratic.yaml", tmp_path / "mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    keys = [spec.key[:8] for spec in load("mine.yaml").at("cpu").plan()][:9]
+    other = [*keys[:-1], "0" * 8]
+    write_report(tmp_path / "reports" / "today", "mine", keys, scale="cpu")
+    write_report(tmp_path / "reports" / "old", "mine", other, scale="cpu")
+    write_report(tmp_path / "reports" / "scale", "mine", keys, scale="gone")
+    write_report(tmp_path / "reports" / "unknown", "unknown", other, scale="cpu")
+    cards = read_cards(tmp_path / "reports", pytest.fail)
+    assert {card.name for card in cards if card.earlier} == {"old", "scale"}
+    _, paths = write_gallery(tmp_path, pytest.fail)
+    page = paths["README.md"].read_text(encoding="utf-8")
+    assert page.count("†") == 3 and re.search(r"\(old/README.md\) +\| [\w, ]+ †", page)
+    assert paths["index.html"].read_text(encoding="utf-8").count(">earlier version<") == 2
 
 
 def test_no_report_is_an_error(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report.budget import all_runs, core_seconds
-from lit_memory.report.catalogue import read_verdict, report_folders
+from lit_memory.report.catalogue import is_of_today, read_verdict, report_folders
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
 from lit_memory.report.old_reports import read_old, with_models
@@ -58,6 +58,8 @@ class Card:
     """What the page says behind the verdict: scale, limits, reason; Markdown."""
     exploratory: bool
     """Whether it rests on too few seeds; not stated by old reports."""
+    earlier: bool
+    """Whether the file of the experiment plans other runs today, or the code computes something else in them."""
     evidence: str
     """``toy``, ``real text`` or ``paper scale``; "not stated" by old reports."""
     seeds: int | None
@@ -136,7 +138,9 @@ def _card(reports: Path, folder: Path) -> Card:
     results = None
     if "arms" in verdict:
         results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
-    seconds = core_seconds(all_runs(results.plan.grid, results.plan.runs)) if results else None
+    runs = all_runs(results.plan.grid, results.plan.runs) if results else []
+    keys = {run["key"] for run in runs if run.get("key")}
+    seconds = core_seconds(runs) if results else None
     name = folder.relative_to(reports).as_posix()
     title = verdict.get("title") or (results.plan.heading if results else verdict["experiment"])
     return Card(
@@ -146,6 +150,7 @@ def _card(reports: Path, folder: Path) -> Card:
         verdict=verdict["verdict"],
         judged=judged[1].lstrip(", ").strip() if judged else "",
         exploratory=bool(verdict.get("exploratory")),
+        earlier=is_of_today(verdict["experiment"], verdict["scale"], keys) is False,
         evidence=verdict.get("evidence") or "not stated",
         seeds=len(verdict["seeds"]) if "seeds" in verdict else None,
         minutes=None if seconds is None else seconds / 60,

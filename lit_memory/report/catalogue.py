@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.errors import ConfigError
+from lit_memory.plan.experiment import load
 from lit_memory.plan.parsing import paper_section
 from lit_memory.plan.reading import extended, mapping
 from lit_memory.report.budget import all_runs, core_seconds
@@ -54,6 +55,18 @@ def is_complete(folder: Path) -> bool:
     """Whether a folder has a report that misses no run and comes to a verdict."""
     found = read_verdict(folder)
     return found.get("verdict", INCOMPLETE) != INCOMPLETE and not found["missing"]
+
+
+def is_of_today(name: str, scale: str, keys: set[str]) -> bool | None:
+    """Whether today's file of an experiment plans the runs of a report, by the first figures of their keys: a run of
+    other settings, or of a version of a task or model that computes something else, has another key. None where no
+    such file is known or it cannot be read."""
+    try:
+        experiment = load(find_experiment(name))
+        planned = {spec.key for spec in experiment.at(scale).plan()} if scale in experiment.scales else set()
+    except ConfigError:
+        return None
+    return all(any(long.startswith(key) for long in planned) for key in keys)
 
 
 def report_folders(reports: Path) -> list[Path]:

@@ -26,6 +26,8 @@ BOARD = """The metric of every report at its shortest and its longest test (→)
 carries from segment to segment. Every value is a mean over the seeds of one report, which its link leads to; reports
 differ in task, length and size of the models, so only the values of one row compare. Where several arms of a report
 have the same architecture, their range is shown. *grows*: the state grows with the context."""
+EARLIER = """† Made by an earlier version of the experiment's file, or of code that computes something else today; its
+page names the commit. Run anew, its numbers may differ."""
 
 
 def write_gallery(root: Path, warn: Callable[[str], None]) -> tuple[str, dict[str, Path]]:
@@ -56,6 +58,7 @@ def readme(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[R
             if card.paper_key == key
         ]
         blocks += [f"### {title}", markdown(header, of_paper)]
+    blocks += [EARLIER] if any(card.earlier for card in cards) else []
     several, alone = compared(rows)
     names = [name for name in architectures if any(name in row.arms for row in several)]
     table = [[_report(row), row.metric, row.lengths, *(_cell(row, name) for name in names)] for row in several]
@@ -81,7 +84,7 @@ def _cell(row: Row, architecture: str) -> str:
 
 
 def _verdict(card: Card) -> str:
-    return f"{card.verdict}, exploratory" if card.exploratory else card.verdict
+    return card.verdict + ", exploratory" * card.exploratory + " †" * card.earlier
 
 
 def _seeds(card: Card) -> str:
@@ -143,6 +146,7 @@ def html(cards: Sequence[Card], architectures: Sequence[str], rows: Sequence[Row
         holds=HOLDS,
         seeds=_seeds,
         minutes=_minutes,
+        earlier=EARLIER.removeprefix("† "),
         style=_asset("gallery.css"),
         script=_asset("gallery.js"),
         library=_asset(LIBRARY),
