@@ -59,11 +59,12 @@ class Worker:
         paths = [str(link), str(tree), os.environ.get("PYTHONPATH", "")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
         self.name, self.found = f"{name} ({way})", Measured()
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process; a full pipe would stop it
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", name, way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
             env=os.environ | {"LIT_MEMORY_ROOT": os.environ.get("LIT_MEMORY_ROOT", str(PROJECT))} | environment,
         )
@@ -73,7 +74,7 @@ class Worker:
 
     def ask(self, line: str = "") -> dict[str, Any]:
         """Send a line; returns the answer. Raises Failed with the last line of what the process says."""
-        assert self.process.stdin and self.process.stdout and self.process.stderr
+        assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
@@ -81,8 +82,10 @@ class Worker:
             pass
         answer = self.process.stdout.readline()
         if not answer:
-            with self.process:  # it has ended, or is about to
-                lines = self.process.stderr.read().strip().splitlines() or ["no message"]
+            with self.process, self.errors:  # it has ended, or is about to
+                self.process.wait()
+                self.errors.seek(0)
+                lines = self.errors.read().strip().splitlines() or ["no message"]
             raise Failed(f"{self.name}: {lines[-1]}")
         return json.loads(answer)
 
@@ -96,7 +99,8 @@ class Worker:
         """End the process. Its peak is known afterwards."""
         if self.process.returncode is not None:
             return
-        out, _ = self.process.communicate()
+        with self.errors:
+            out, _ = self.process.communicate()
         if not self.found.skipped and out:
             self.found.peak = json.loads(out)["peak"]
 

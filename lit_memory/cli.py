@@ -118,14 +118,14 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
     tracker = tracker or open_tracker(sweep.root, warn)
     work.close_stale(tracker)
     code, left = 0, 0
-    while todo and code < 128 and not left:
-        execution = Execution(work, tracker, todo, console, errors)
-        code, left = max(code, execution.run()), execution.launcher.left
-        todo = work.later(todo, tracker)
     try:
+        while todo and code < 128 and not left:
+            execution = Execution(work, tracker, todo, console, errors)
+            code, left = max(code, execution.run()), execution.launcher.left
+            todo = work.later(todo, tracker)
         if code < 128 and not left:
             code = int(not conclude(work, tracker, (inputs, note), console, errors)) or code
-    finally:  # a report that fails takes no run with it
+    finally:  # a report that fails, or a store that is away, takes no run with it
         if options.bundle:
             say(console, bundle.keep(work))
     return code

@@ -95,6 +95,25 @@ def test_a_worker_measures_and_one_that_fails_is_told():
         measure.measure("step/armt", Work(WORKS["step/armt"].ways, dict), 1, None, True)
 
 
+def test_a_worker_that_says_much_is_not_stopped(monkeypatch, tmp_path):
+    """More than a pipe holds."""
+    talk = "import sys; sys.stderr.write('x' * 300_000 + '\\nthe last line\\n'); sys.stderr.flush(); "
+    answer = "print('{}', flush=True); input(); input()"
+    monkeypatch.setattr(measure.sys, "executable", write_program(tmp_path, f"{talk}{answer}; raise SystemExit(1)"))
+    worker = measure.Worker("step/armt", "ours", tmp_path, None, True, tmp_path)
+    with pytest.raises(Failed, match=r"step/armt \(ours\): the last line"):
+        worker.ask()
+    worker.close()
+
+
+def write_program(folder, code):
+    """A program that takes the place of Python."""
+    path = folder / "program"
+    path.write_text(f"#!{sys.executable}\n{code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.mark.slow
 def test_beside_another_commit():
     """The files of the commit come into a folder that is gone afterwards."""

@@ -1,5 +1,6 @@
 """``--bundle``: finished runs go to another root in one file."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -70,6 +71,17 @@ def test_the_file_names_no_place(packed, root):
     for name, content in members(packed).items():
         assert name.endswith("journal.jsonl") != (b"where" not in content and name.endswith("scores.npz"))
         assert str(root).encode() not in content and b'"sent"' not in content
+
+
+def test_runs_are_kept_where_the_store_is_away_behind_the_training(command, root, tmp_path, monkeypatch):
+    def away(*args):
+        raise ConnectionError("the server is away")
+
+    monkeypatch.setattr("lit_memory.run.worklist.WorkList.later", away)
+    path = tmp_path / "runs.zip"
+    with contextlib.suppress(ConnectionError):
+        command(root, "--bundle", path)
+    assert len(bundle.contents(path)) == 2
 
 
 def test_runs_of_other_plans_stay_in_the_file(command, root, packed, tmp_path):

@@ -189,6 +189,10 @@ def test_of_an_arm_that_never_gets_there_the_figure_shows_none(unsaved_figures, 
     render(make_plan(config=config, runs=runs, seeds=range(11)), make_frame(), tmp_path, validations=values)
     one, other = curve_figure(load(tmp_path)).axes[0].lines
     assert max(one.get_ydata()) == 1 and not any(other.get_ydata())
+    first = {cell: value for cell, value in values.items() if cell[0] == ARMS[0]}  # the other has yet to run
+    render(make_plan(config=config, runs=runs, seeds=range(11)), make_frame(), tmp_path, validations=first)
+    one, other = curve_figure(load(tmp_path)).axes[0].lines
+    assert max(one.get_ydata()) == 1 and not any(other.get_ydata())
 
 
 def test_a_report_whose_validations_nobody_knows_has_no_figure_of_them(tmp_path):

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
@@ -373,6 +374,15 @@ def test_a_run_times_its_training_at_every_x(make_spec, root):
     ]
 
 
+def test_a_training_that_was_over_is_timed_as_its_last_stage(fit):
+    """By a run that was interrupted before its test."""
+    stages = "train.stages=[{steps: 1}, {steps: 1, batch_size: 2, task.pairs: 3}]"
+    trainer, *_ = fit(stages)
+    again, *_ = fit(stages, resume=saved(Path(trainer.default_root_dir))[0])
+    assert again.global_step == 2 and again.datamodule.batch_size == trainer.datamodule.batch_size == 2
+    assert again.datamodule.task.config.pairs == trainer.datamodule.task.config.pairs == 3
+
+
 @pytest.mark.parametrize("cuts", [(), [7]])
 @pytest.mark.parametrize(("contexts", "read"), [(0, [6, 1]), (5, [5, 5])])  # 0: of 120 tokens
 def test_the_speed_of_a_training_counts_all_but_the_first_step(monkeypatch, contexts, read, cuts):
@@ -622,8 +632,14 @@ def test_a_non_finite_number_stops_before_the_weights_change(fit, where, value, 
     ) as caught:
         fit("train.stages=[{steps: 1}, {steps: 3}]", "train.lr=1e-2", clip, callbacks=[poison])
     trainer = next(frame.locals["trainer"] for frame in caught.traceback if "trainer" in frame.locals)
-    assert trainer.global_step == 2
+    assert trainer.global_step == 2 and ("denom_floor" in str(caught.value)) == (where == "loss")
     assert all(torch.equal(p, poison.before[name]) for name, p in trainer.lightning_module.named_parameters())
+
+
+def test_who_has_no_floor_is_not_told_to_raise_it(fit):
+    model = "model={name: rmt, layers: 1, width: 16, heads: 2, memory_tokens: 1}"
+    with pytest.raises(NonFinite, match=r"lower train\.lr$"):
+        fit(model, "train.stages=[{steps: 1}, {steps: 3}]", callbacks=[Poison("loss", math.nan)])
 
 
 def test_a_failed_run_says_where_and_goes_on_from_its_checkpoint(make_spec, root):

@@ -316,6 +316,15 @@ def test_a_full_disk_loses_nothing(whole, root, tmp_path, place):
     assert_same(outcome(spec, root), expected["outcome"])
 
 
+def test_two_machines_write_one_file_at_once(tmp_path):
+    """Of a folder that they share, by processes of the same number: one of them is kept, whole."""
+    path = tmp_path / "tokens.bin"
+    with files.replacing(path) as one, files.replacing(path) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert path.read_bytes() in (b"one", b"other") and [*tmp_path.iterdir()] == [path]
+
+
 def test_a_full_disk_leaves_the_old_report(file, root, tmp_path):
     log, folder = tmp_path / "log", root / "reports/tiny"
     call = lambda: main([str(file), "--root", str(root), "--report"])  # noqa: E731

@@ -13,7 +13,7 @@ from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import REGISTRIES, load_class
 from lit_memory.report import figures
 from lit_memory.report.axes import Axis
-from lit_memory.report.labels import MINIMIZED, balanced, label, short
+from lit_memory.report.labels import MINIMIZED, balanced, is_share, label, short
 from lit_memory.report.names import spread
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
@@ -230,10 +230,11 @@ def test_an_arm_far_from_the_others_is_cut_where_less_is_better():
 
 
 @pytest.mark.parametrize("name", REGISTRIES["task"])
-def test_minimized_metrics_are_those_of_the_tasks(name):
+def test_a_metric_of_a_task_is_a_share_or_less_of_it_is_better(name):
     task = load_class("task", name)
     for metric in {*task.metrics, *itertools.chain(*getattr(task, "curves", {}).values())}:
-        assert (metric in MINIMIZED) == bool(task.minimized_metrics), metric
+        assert (metric in MINIMIZED) == bool(task.minimized_metrics) != is_share(metric), metric
+        assert is_share(f"test_{metric}") == is_share(metric)
 
 
 # Arm -> floats of state, floats that a segment adds, y.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from inspect import Parameter
 
 import pytest
+import torch
 from conftest import build_model
 
 import lit_memory
@@ -192,6 +193,27 @@ def test_which_models_have_diagnostics(name):
     expected |= dict.fromkeys(("lmm", "mac", "mag", "mal"), FirstContext)
     found = diagnostics_of(build_model(name))
     assert type(found) is expected.get(name, type(None))
+
+
+def test_memory_tokens_are_followed_through_the_context_of_a_batch():
+    """As if it were one with the tokens behind it; not behind the end of a sample, whose memory stands still."""
+    from lit_memory.lit import diagnostics
+    from lit_memory.tasks.batch import Batch
+
+    model, ids = build_model("rmt"), torch.randint(0, 11, (2, 40))
+    context = ids[:, :32].split(8, 1)
+
+    def found(context, ids_BT):
+        followed = diagnostics.MemoryTokens(model)
+        followed.update(Batch(ids_BT, torch.zeros_like(ids_BT), segment_len=8, read_only=1, context=context), 0)
+        return followed.compute()
+
+    whole = found((), ids)
+    assert whole.keys() == set(model.diagnosed) and found(context, ids[:, 32:]) == whole
+    late = (context[0][:1], *context[1:])  # the second sample begins later, and is not followed
+    assert found(late, ids[:, 32:]) == found((), ids[:1]) != whole
+    ended = (context[3], torch.tensor([True, False])[:, None].expand(2, 8))
+    assert found((*context[:3], ended), ids[:, 32:]) == found((), ids[:, [*range(24), *range(32, 40)]])
 
 
 def test_a_callback_keeps_the_name_of_its_state():

@@ -171,12 +171,16 @@ def test_rmt_xl_state_and_init(build):
 def test_diagnostics_slow_twin(build, tokens, name, alpha):
     """From what the model itself wrote; RMT's memory is what was written."""
     model, ids = build(name, **({} if alpha is None else {"alpha": alpha})), tokens(3, 6 * N)
-    memories, _ = model.trace(ids, N)
-    assert len(memories) == 7 and torch.equal(
-        memories[-1], next(state_tensors(unroll(model, ids, N, schedule="sequential").state))
+    segments = ids.split(N, 1)
+    memories, _ = model.trace(segments)
+    assert len(memories) == 7 and torch.allclose(
+        memories[-1], next(state_tensors(unroll(model, ids, N, schedule="sequential").state)), rtol=0, atol=1e-12
     )
-    again, _ = model.trace(ids[:, 2 * N :], N, model.trace(ids[:, : 2 * N], N)[1])
+    again, _ = model.trace(segments[2:], model.trace(segments[:2])[1])
     assert all(torch.equal(a, b) for a, b in zip(again, memories[2:], strict=True))
+    ended = (segments[0], torch.tensor([True, False, True])[:, None].expand(3, N))  # of three samples the second
+    before, after = model.trace([ended])[0]
+    assert torch.equal(after[1], before[1]) and torch.equal(after[[0, 2]], memories[1][[0, 2]])
     found, a = model.diagnostics(memories), alpha or 1.0
     written = [(new - (1 - a) * old) / a for old, new in itertools.pairwise(memories)]
     for key, series in {"memory_change": memories, "written_change": written}.items():

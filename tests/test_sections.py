@@ -139,6 +139,11 @@ def test_only_one_kind_of_clipping():
         TrainConfig(clip_norm=1.0, clip_value=0.5)
 
 
+def test_contexts_of_a_step_that_nobody_times():
+    with pytest.raises(ValueError, match=r"^timed_contexts=4: expected 0 where timed_steps is 0"):
+        TrainConfig(timed_contexts=4)
+
+
 @pytest.mark.parametrize("name", ["cuts", "test_cuts"])
 @pytest.mark.parametrize("value", [[-1], [0, 1], [4, 0, 0]])
 def test_segment_lengths_are_checked(value, name):

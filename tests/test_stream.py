@@ -346,7 +346,7 @@ def test_diagnostics_follow_the_stream(source, tmp_path, monkeypatch, stream, mo
     trainer.fit(module, data)
     batches = list(data.val_dataloader())
     ids = torch.cat([b.ids_BT[:, :-1] for b in batches], dim=1) if stream else batches[0].ids_BT
-    memories, _ = module.model.trace(ids[:, : (count - 1) * 16], 16)
+    memories, _ = module.model.trace(ids[:, : (count - 1) * 16].split(16, 1))
     assert len(memories) == count
     for name, value in module.model.diagnostics(memories).items():
         assert trainer.callback_metrics[f"valid/{name}"].item() == pytest.approx(value.item(), rel=1e-5)

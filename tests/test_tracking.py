@@ -12,6 +12,7 @@ from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame
 from lit_memory.run.journal import Journal
 from lit_memory.run.outbox import Outbox
+from lit_memory.run.search import pages
 from lit_memory.run.tracking import PARENT, Tracker, default_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -156,6 +157,20 @@ def test_find_prefers_what_is_finished(tracker, start):
     )
     assert newer.info.run_id != run_id and tracker.find(spec.key).run_id == run_id
     assert tracker.find("no such key") is None
+
+
+def test_a_store_with_more_experiments_than_a_page(tracker, start, monkeypatch):
+    """Others may have made a thousand since ours, on a server of a team."""
+    found = tracker.client.search_experiments
+    pages_of_two = lambda max_results=2, **options: found(max_results=min(2, max_results), **options)  # noqa: E731
+    monkeypatch.setattr(tracker.client, "search_experiments", pages_of_two)
+    spec, run_id = start()
+    records.finish(tracker, run_id, [], {})
+    for name in "abcd":
+        tracker.client.create_experiment(name)
+    assert tracker.find(spec.key).run_id == run_id
+    assert tracker.parent("tiny", "default", {}) == tracker.parent("tiny", "default", {})
+    assert [e.name for e in pages(tracker.client.search_experiments)][:4] == [*"dcba"]
 
 
 def test_a_retired_run_is_out_of_all_plans(tracker, start):

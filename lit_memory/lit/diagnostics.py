@@ -6,6 +6,8 @@ names and values.
 Shape suffixes: B batch, T tokens, M memory tokens, D width.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -43,12 +45,21 @@ class MemoryTokens:
         self.memories: list[Tensor] = []
 
     def update(self, batch: Batch, batch_idx: int) -> None:
-        unwritten = batch.read_only * (batch.segment_len or 0) if batch.continues is None else 1
-        length = batch.ids_BT.shape[1] - unwritten
-        if length and len(self.memories) < MAX_MEMORIES and (batch_idx == 0 or batch.continues):
-            ids_BT = batch.ids_BT[:MAX_SAMPLES, :length]
-            memories, self.state = self.model.trace(ids_BT, batch.segment_len, self.state)
+        if len(self.memories) >= MAX_MEMORIES or (batch_idx and not batch.continues):
+            return
+        segments = self.read(batch)
+        longest = min([MAX_SAMPLES, *(len(ids_of(segment)) for segment in segments[:1])])  # others begin later
+        followed = (first_samples(segment, longest) for segment in segments)
+        if whole := list(itertools.takewhile(of_all_samples, followed)):
+            memories, self.state = self.model.trace(whole, self.state)
             self.memories += memories[1:] if self.memories else memories  # the first is where the batch before ended
+
+    def read(self, batch: Batch) -> Sequence[Segment]:
+        """What the memory follows: all of a stream but its last token, else what the samples write."""
+        if batch.continues is None:
+            return batch.written()
+        ids_BT = batch.ids_BT[:, :-1]
+        return ids_BT.split(batch.segment_len or ids_BT.shape[1], dim=1) if ids_BT.shape[1] else ()
 
     def compute(self) -> dict[str, Tensor]:
         enough = len(self.memories) > 2 and self.memories[0].numel()
@@ -75,6 +86,15 @@ def written_segments(batch: Batch, samples: int) -> tuple[Segment, ...]:
     read."""
     segments = batch.written() or [batch.ids_BT[:, : batch.segment_len]]
     return tuple(first_samples(segment, samples) for segment in segments)
+
+
+def ids_of(segment: Segment) -> Tensor:
+    return segment[0] if isinstance(segment, tuple) else segment
+
+
+def of_all_samples(segment: Segment) -> bool:
+    """Whether every sample has a token there: the memory of one that has ended stands still."""
+    return not isinstance(segment, tuple) or bool(segment[1].any(1).all())
 
 
 def first_samples(segment: Segment, samples: int) -> Segment:

@@ -16,6 +16,7 @@ Deviations
 Shape suffixes: S segments, B batch, T rows, M memory tokens, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,16 @@ from torch.nn import functional as F
 from lit_memory.models import rmt_segments
 from lit_memory.models.decoder import BackboneConfig, Decoder
 from lit_memory.models.key_values import KeyValueCache, Piece
-from lit_memory.recurrence import Diagnosed, Grouped, SeparateWrite, State, state_options, state_tensors
+from lit_memory.recurrence import (
+    Diagnosed,
+    Grouped,
+    SeparateWrite,
+    State,
+    advance,
+    as_segment,
+    state_options,
+    state_tensors,
+)
 from lit_memory.util.checks import FieldError, at_least
 
 
@@ -46,13 +56,16 @@ class TokenMemory(Diagnosed):
 
     @torch.no_grad()
     def trace(
-        self, ids_BT: Tensor, segment_len: int | None = None, state: State | None = None
+        self, segments: Sequence[Tensor | tuple[Tensor, Tensor | None]], state: State | None = None
     ) -> tuple[list[Tensor], State]:
-        """The memory before the first segment and after each of them, and the last state."""
+        """The memory before the first segment and after each of them, and the last state. segments: ids (B, T), alone
+        or with a mask that is True at real tokens; at least one."""
+        parts = [as_segment(segment) for segment in segments]
+        ids_BT = parts[0].ids_BT
         state = self.init_state(len(ids_BT), ids_BT.device) if state is None else state
         memories = [next(state_tensors(state))]
-        for part in ids_BT.split(segment_len or ids_BT.shape[1], dim=1):
-            state = self.step(state, part)[1]
+        for part in parts:
+            state = advance(self, state, *part)
             memories.append(next(state_tensors(state)))
         return memories, state
 

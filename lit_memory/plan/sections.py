@@ -133,6 +133,8 @@ class TrainConfig:
         at_least(0, self, "timed_steps", "timed_contexts")
         for name in ("cuts", "test_cuts"):
             check_cuts(name, getattr(self, name))
+        if self.timed_contexts and not self.timed_steps:
+            raise FieldError("timed_contexts", self.timed_contexts, "expected 0 where timed_steps is 0")
         if self.clip_norm and self.clip_value:
             raise FieldError("clip_value", self.clip_value, "expected 0 where clip_norm is set; choose one")
 

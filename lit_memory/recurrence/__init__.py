@@ -35,7 +35,7 @@ from lit_memory.recurrence.protocol import (
 )
 from lit_memory.recurrence.reading import Rereading, reader
 from lit_memory.recurrence.replay import ReplayedLoss, can_record
-from lit_memory.recurrence.segment import select_samples
+from lit_memory.recurrence.segment import advance, as_segment, select_samples
 from lit_memory.recurrence.state import (
     State,
     append_samples,
@@ -72,7 +72,9 @@ __all__ = [
     "State",
     "Unrolled",
     "Visible",
+    "advance",
     "append_samples",
+    "as_segment",
     "batch_size",
     "can_record",
     "cross_entropy",

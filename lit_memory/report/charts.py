@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, train_x_on_axis
 from lit_memory.report.curves import curve_config, reached_label, share_reached, shows_shares
-from lit_memory.report.labels import SHARES, count, mean_interval, short
+from lit_memory.report.labels import count, is_share, mean_interval, short
 from lit_memory.report.paper import points
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
@@ -77,7 +77,7 @@ def _chart(plan: ReportPlan, x: str, ticks: list[list[Any]], series: list[Chart]
     config = plan.config
     if config.chance is not None:
         guides = [{"name": f"chance ({config.chance:.3g})", "y": config.chance}, *guides]
-    share = config.y in SHARES and not config.log_y
+    share = is_share(config.y) and not config.log_y
     shown = {"id": "figure", "name": "Figure", "x": x, "y": plan.y_label, "log": config.log_y, "share": share}
     return shown | {"ticks": ticks, "series": series, "guides": guides}
 

@@ -73,11 +73,11 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
 
 def share_reached(results: Results, arm: str) -> list[tuple[float, float]]:
     """Step and share of the arm's runs that have reached the threshold by then, for every run that does, from none
-    before the first to the end of the longest training."""
+    before the first to the end of the longest training; none of an arm without validations."""
     found = steps_to_threshold(results, arm)
     steps = sorted(step for step in found.values() if step is not None)
     end = max(step for _, _, step, _ in results.learning)
-    shares = [i / len(found) for i in range(len(steps) + 1)]
+    shares = [i / max(1, len(found)) for i in range(len(steps) + 1)]
     return list(zip([*(steps[:1] or [end]), *steps, end], [*shares, shares[-1]], strict=True))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lit_memory.plan.sections import STEP
 from lit_memory.report.axes import Axis, set_x_axis
 from lit_memory.report.curves import curve_config
-from lit_memory.report.labels import SHARES, label, mean_std, seeds_shown, short
+from lit_memory.report.labels import is_share, label, mean_std, seeds_shown, short
 from lit_memory.report.markdown import markdown
 from lit_memory.report.names import Drawn, Name
 from lit_memory.report.plan import ReportPlan
@@ -131,7 +131,7 @@ def draw_grid(axes: Any, results: Results) -> Drawn:
         panel.set_xlabel(label(key.rstrip("?").rpartition(".")[2]))
     values = [y for panel in panels for line in panel.lines for y in line.get_ydata()]
     show_values(axes.yaxis, replace(plan, config=config))
-    if plan.select in SHARES:
+    if is_share(plan.select):
         _look_close(axes, values)
     elif max(values, default=0.0) > most:
         low, high = min(values), max(y for y in values if y <= most)

@@ -28,10 +28,12 @@ SHARES = {
     "accuracy",
     "token_accuracy",
     "answer_accuracy",
+    "forced_answer_accuracy",
+    "forced_token_accuracy",
     "hop1_support",
     "hop2_support",
 }
-"""Metrics from 0 to 1; figures show that range."""
+"""Metrics from 0 to 1, each the share of a test's samples; figures show that range."""
 MINIMIZED = {
     "loss",
     "perplexity",
@@ -51,6 +53,11 @@ MINIMIZED = {
     "steps_to",
 }
 """Metrics where lower is better; the tasks have them too, but a report imports no task."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is one of ``SHARES``, of a result or of the tests along a training (``test_accuracy``)."""
+    return metric.removeprefix("test_") in SHARES
 
 
 def label(name: str, words: str = "") -> str:
@@ -102,7 +109,7 @@ def mean_interval(metric: str, values: Sequence[float]) -> tuple[float, float]:
 
     middle, half = mean(values), student_t(1 - LEVEL / 2, len(values)) * std(values) / math.sqrt(len(values))
     low, high = middle - half, middle + half
-    return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if metric in SHARES else (low, high)
+    return (max(low, min(0.0, middle)), min(high, max(1.0, middle))) if is_share(metric) else (low, high)
 
 
 def mean_std(values: Sequence[float], mean_format: str = ".3f", std_format: str = ".3f") -> str:

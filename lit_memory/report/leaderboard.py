@@ -12,7 +12,7 @@ from typing import Any
 from lit_memory.plan.sections import STEP
 from lit_memory.report.cards import Card
 from lit_memory.report.charts import Chart, rounded, shown_look, shown_series, state_ticks
-from lit_memory.report.labels import SHARES, count, short
+from lit_memory.report.labels import count, is_share, short
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
 from lit_memory.report.series import series_of
@@ -99,7 +99,7 @@ def _range(values: Sequence[float]) -> str:
 def board_charts(rows: Sequence[Row]) -> list[Chart]:
     """Every arm of every report whose metric is a share, in the colour of its architecture: at the last x against the
     floats of state, and at every x against x as a multiple of the largest x of its training."""
-    shares = [row for row in rows if row.plan.config.y in SHARES]
+    shares = [row for row in rows if is_share(row.plan.config.y)]
     names = sorted({name for row in shares for name in row.arms})
     own = {name: shown_look(look) for name, look in zip(names, looks(names), strict=True)}
     charts = [_against_state(shares), _against_length(shares)]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from lit_memory.plan.paper import paper_rows
-from lit_memory.report.labels import SHARES
+from lit_memory.report.labels import is_share
 from lit_memory.report.markdown import markdown
 from lit_memory.report.plan import ReportPlan
 
@@ -45,7 +45,7 @@ def _measured(row: dict[str, str], metric: str) -> float | None:
     """The value of a row in the unit of a metric; None if it is of another metric, or no number."""
     if not re.fullmatch(r"\d+(\.\d+)?", row["value"]):
         return None
-    if metric in SHARES and row["metric"].split(" (")[0].endswith("%"):
+    if is_share(metric) and row["metric"].split(" (")[0].endswith("%"):
         return round(float(row["value"]) / 100, 9)
     return float(row["value"]) if row["metric"].startswith(metric) else None
 

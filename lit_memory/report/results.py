@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_memory.plan.sections import STEP, TIMES
-from lit_memory.report.labels import SHARES, rounded, seeds_shown, short
+from lit_memory.report.labels import is_share, rounded, seeds_shown, short
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.scores import kept_scores
 from lit_memory.report.statistics import Evidence
@@ -127,7 +127,7 @@ class Results:
     def samples(self, arm: str, metric: str | None, x: float) -> int:
         """How many samples of the test have measured a share; 0 where that is not known, and of what is no share."""
         xs, samples = self.plan.tested(arm), self.plan.samples(arm)
-        if (metric or self.plan.config.y) not in SHARES or len(xs) != len(samples):
+        if not is_share(metric or self.plan.config.y) or len(xs) != len(samples):
             return 0
         return dict(zip(xs, samples, strict=True)).get(x, 0)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lit_memory.report.axes import Axis, set_log
-from lit_memory.report.labels import SHARES, balanced, mean_interval
+from lit_memory.report.labels import balanced, is_share, mean_interval
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
 from lit_memory.report.style import LEAST_FOR_BAND, SEED_LINE, has_bands, looks
@@ -84,7 +84,7 @@ def show_values(axis: Any, plan: ReportPlan) -> None:
     axis.set_label_text(balanced(plan.y_label, 34) if axis.axis_name == "y" else plan.y_label)
     if plan.config.log_y:
         set_log(axis)
-    elif plan.config.y in SHARES:
+    elif is_share(plan.config.y):
         getattr(axis.axes, f"set_{axis.axis_name}lim")(-0.03, 1.04)
 
 

@@ -1,13 +1,13 @@
 """Runs of a store that are searched for. Does not import MLflow; ``tracking.Tracker`` gives it the client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 TAG = "lit."
 """Prefix of our tags."""
 PAGE = 1000
-"""Runs that are read in one call."""
+"""Runs, or experiments, that are read in one call."""
 FEW = 500
 """Keys that are searched for one by one; for more, all runs of the store are read, as a search knows no alternatives
 among tags."""
@@ -31,16 +31,19 @@ class Run:
 
 def search(client: Any, *filters: str) -> Iterator[list[Run]]:
     """The runs of every filter, the newest first."""
-    ids = [e.experiment_id for e in client.search_experiments()]
+    ids = [e.experiment_id for e in pages(client.search_experiments)]
     for text in filters:
-        found, token = [], None
-        while token != "":
-            page = client.search_runs(
-                ids, text, order_by=["attributes.start_time DESC"], max_results=PAGE, page_token=token
-            )
-            found += [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in page]
-            token = page.token or ""
-        yield found
+        found = pages(client.search_runs, ids, text, order_by=["attributes.start_time DESC"])
+        yield [Run(r.info.run_id, r.info.status, r.data.params, r.data.metrics, r.data.tags) for r in found]
+
+
+def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """What a call finds in all its pages; the first is one of many on a server that a team shares."""
+    token = None
+    while token != "":
+        page = call(*arguments, max_results=PAGE, page_token=token, **options)
+        yield from page
+        token = page.token or ""
 
 
 def of_keys(client: Any, keys: Sequence[str]) -> Iterator[list[Run]]:

@@ -11,6 +11,7 @@ from io import RawIOBase
 from pathlib import Path
 from tempfile import gettempdir
 from typing import BinaryIO
+from uuid import uuid4
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, or of a limit on the disk's use or on the sizes of files."""
@@ -28,7 +29,7 @@ SHARED_FULL = ("unable to allocate shared memory", "out of shared memory", "kill
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` when the block ends, and leaves no trace if the block fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staged = staging(path)
     try:
         with naming(path), staged.open("wb") as file:
             yield file
@@ -37,6 +38,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(staged, path)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def staging(path: Path) -> Path:
+    """A name beside ``path`` that nobody else takes: machines that share a folder have processes of the same number."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
 
 
 def write(path: Path, content: bytes) -> None:
@@ -50,7 +56,7 @@ def write_all(folder: Path, contents: Mapping[str, bytes], without: Iterable[str
 
     without: files that are removed afterwards, as none of the new ones mentions them. Returns name -> path.
     """
-    staged = {name: folder / f".{name}.{os.getpid()}.tmp" for name in contents}
+    staged = {name: staging(folder / name) for name in contents}
     try:
         for name, content in contents.items():
             with naming(folder / name):

@@ -55,10 +55,13 @@ class Curriculum(L.Callback):
         module.set_stage(first_step, stage["steps"])
 
     def on_fit_start(self, trainer: Any, pl_module):
-        if self.done:
-            trainer.should_stop = True
-        else:
+        if not self.done:
             self.enter(trainer.datamodule, pl_module, self.step)
+            return
+        trainer.should_stop = True
+        if self.history:  # a run that was interrupted before its test: what times the training reads the last stage
+            last = self.stages[self.stage - 1]
+            trainer.datamodule.set_stage(last["task"], last["batch_size"], self.valid_every)
 
     def on_validation_end(self, trainer: Any, pl_module):
         self.step = trainer.global_step

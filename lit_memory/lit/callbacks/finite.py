@@ -25,7 +25,9 @@ class FiniteGuard(L.Callback):
         if not torch.isfinite(losses_R).all():
             rank = int(torch.isfinite(losses_R).int().argmin())
             what = f"loss{f' on rank {rank}' * (len(losses_R) > 1)} is {losses_R[rank].item()}"
-            raise NonFinite(f"{what} at {self.where(trainer)}; lower train.lr or raise model.denom_floor")
+            config = getattr(getattr(pl_module, "model", None), "config", None)
+            floor = " or raise model.denom_floor" * hasattr(config, "denom_floor")
+            raise NonFinite(f"{what} at {self.where(trainer)}; lower train.lr{floor}")
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         norm = torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
