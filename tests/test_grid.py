@@ -507,6 +507,18 @@ def test_the_figure_against_several_keys():
     assert left.get_yscale() == "log"  # of what is minimized, as in the figure of the training
 
 
+def test_the_figure_has_the_point_that_is_best_for_all():
+    """Where some seeds choose a point for all: not the best point of each, by which any value would look better."""
+    settings = [{"train.lr": lr, "model.gamma": g} for lr in (0.1, 1.0) for g in ("raw", "off")]
+    results = pointed(settings, [(4.0, 5.0), (3.0, 6.5), (2.0, 9.0), (8.0, 1.0)], "loss")
+    results = dataclasses.replace(results, plan=dataclasses.replace(results.plan, tune_seeds=[0, 1]))
+    left, right = grid_figure(results).axes
+    assert lines_of(left)[0].get_ydata() == pytest.approx([4.5, 4.5])
+    assert lines_of(right)[0].get_ydata() == pytest.approx([4.5, 4.5])
+    dots = [y for line in left.lines if line.get_marker() == "." for y in line.get_ydata()]
+    assert sorted(dots) == [1.0, 4.0, 5.0, 8.0]
+
+
 @pytest.mark.parametrize(("worst", "limits"), [(0.9, (0.8855, 1.0045)), (0.2, (-0.03, 1.04))])
 def test_the_figure_looks_close_at_small_differences(worst, limits):
     results = pointed([{"train.lr": 1e-3}, {"train.lr": 2e-3}], [(worst, 0.99), (0.99, 0.98)])

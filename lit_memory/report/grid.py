@@ -177,7 +177,7 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn, most: float) -
     tuned, seeds, marked = [run["arm"] for run in plan.grid], _choosers(plan), Counter[float]()
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         own = [run for run in runs if run["arm"] == arm and _is_comparable(run)]
-        groups = {place: _best_of_seeds(plan, own, key, value) for value, place in places}
+        groups = {place: _at_the_best(plan, own, key, value) for value, place in places}
         choosing = {place: [group[seed] for seed in group if seed in seeds] for place, group in groups.items()}
         curve = [(place, mean(values)) for place, values in choosing.items() if values]
         if arm in tuned:
@@ -241,10 +241,20 @@ def _place(places: Sequence[tuple[Any, float]], value: Any) -> float:
     return next(place for other, place in places if other == value)
 
 
-def _best_of_seeds(plan: ReportPlan, runs: Sequence[Mapping[str, Any]], key: str, value: Any) -> dict[int, float]:
-    """Seed -> the best validation of the points with this value of a key."""
-    best, found = min if plan.less_is_better(plan.select) else max, dict[int, float]()
+def _at_the_best(plan: ReportPlan, runs: Sequence[Mapping[str, Any]], key: str, value: Any) -> dict[int, float]:
+    """Seed -> its validation at the best of the points with this value of a key: its own where each seed chooses, else
+    that by the mean over those that choose for all, which is not as good as the best of each."""
+    sign = -1 if plan.less_is_better(plan.select) else 1
+    points: dict[str, dict[int, float]] = {}
     for run in runs:
         if run["settings"][key] == value:
-            found[run["seed"]] = best(found.get(run["seed"], run["valid"]), run["valid"])
-    return found
+            points.setdefault(run["point"], {})[run["seed"]] = run["valid"]
+    if not plan.tune_seeds:
+        of_seeds = ((seed, valid) for point in points.values() for seed, valid in point.items())
+        return dict(sorted(of_seeds, key=lambda found: sign * found[1]))  # of a seed the last is kept
+
+    def rank(point: Mapping[int, float]) -> tuple[int, float]:
+        known = [point[seed] for seed in plan.tune_seeds if seed in point]
+        return len(known), sign * mean(known) if known else -math.inf
+
+    return max(points.values(), key=rank, default={})
