@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lit_memory.tasks.batch import Batch, Segment
+from lit_memory.tasks.batch import Batch, Segment, rows_of
 
 MAX_SAMPLES = 16
 """Samples of a batch that are diagnosed."""
@@ -48,7 +48,7 @@ class MemoryTokens:
         if len(self.memories) >= MAX_MEMORIES or (batch_idx and not batch.continues):
             return
         segments = self.read(batch)
-        longest = min([MAX_SAMPLES, *(len(ids_of(segment)) for segment in segments[:1])])  # others begin later
+        longest = min([MAX_SAMPLES, *(rows_of(segment) for segment in segments[:1])])  # others begin later
         followed = (first_samples(segment, longest) for segment in segments)
         if whole := list(itertools.takewhile(of_all_samples, followed)):
             memories, self.state = self.model.trace(whole, self.state)
@@ -86,10 +86,6 @@ def written_segments(batch: Batch, samples: int) -> tuple[Segment, ...]:
     read."""
     segments = batch.written() or [batch.ids_BT[:, : batch.segment_len]]
     return tuple(first_samples(segment, samples) for segment in segments)
-
-
-def ids_of(segment: Segment) -> Tensor:
-    return segment[0] if isinstance(segment, tuple) else segment
 
 
 def of_all_samples(segment: Segment) -> bool:

@@ -245,13 +245,13 @@ def _at_the_best(plan: ReportPlan, runs: Sequence[Mapping[str, Any]], key: str, 
     """Seed -> its validation at the best of the points with this value of a key: its own where each seed chooses, else
     that by the mean over those that choose for all, which is not as good as the best of each."""
     sign = -1 if plan.less_is_better(plan.select) else 1
-    points: dict[str, dict[int, float]] = {}
-    for run in runs:
-        if run["settings"][key] == value:
-            points.setdefault(run["point"], {})[run["seed"]] = run["valid"]
+    own = [run for run in runs if run["settings"][key] == value]
     if not plan.tune_seeds:
-        of_seeds = ((seed, valid) for point in points.values() for seed, valid in point.items())
-        return dict(sorted(of_seeds, key=lambda found: sign * found[1]))  # of a seed the last is kept
+        worst_first = sorted(own, key=lambda run: sign * run["valid"])
+        return {run["seed"]: run["valid"] for run in worst_first}  # of a seed the last is kept
+    points: dict[str, dict[int, float]] = {}
+    for run in own:
+        points.setdefault(run["point"], {})[run["seed"]] = run["valid"]
 
     def rank(point: Mapping[int, float]) -> tuple[int, float]:
         known = [point[seed] for seed in plan.tune_seeds if seed in point]

@@ -9,6 +9,8 @@ on the page of the first two characters of its name. So no process reads all ent
 from typing import Any
 from uuid import uuid4
 
+from lit_memory.run.search import pages
+
 NAME = "lit-memory leases"
 INDEX = "lit.index"
 """Tag of the experiment: the id of the index."""
@@ -48,7 +50,7 @@ class Register:
         marks: dict[str, str] = {}
         experiment = self.client.get_experiment_by_name(NAME)
         if experiment is not None:
-            for run in self.client.search_runs([experiment.experiment_id], max_results=1000):
+            for run in pages(self.client.search_runs, [experiment.experiment_id]):
                 entries |= run.data.params
                 marks |= run.data.tags
         return entries, marks

@@ -3,6 +3,8 @@
 Shape suffix: R devices.
 """
 
+from typing import Any
+
 import lightning as L
 import torch
 
@@ -20,13 +22,12 @@ class FiniteGuard(L.Callback):
     def __init__(self, arm: str) -> None:
         self.arm = arm
 
-    def on_before_backward(self, trainer, pl_module, loss):
+    def on_before_backward(self, trainer, pl_module: Any, loss):
         losses_R = stacked(loss.detach())  # of all devices, which end together
         if not torch.isfinite(losses_R).all():
             rank = int(torch.isfinite(losses_R).int().argmin())
             what = f"loss{f' on rank {rank}' * (len(losses_R) > 1)} is {losses_R[rank].item()}"
-            config = getattr(getattr(pl_module, "model", None), "config", None)
-            floor = " or raise model.denom_floor" * hasattr(config, "denom_floor")
+            floor = " or raise model.denom_floor" * hasattr(pl_module.model.config, "denom_floor")
             raise NonFinite(f"{what} at {self.where(trainer)}; lower train.lr{floor}")
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
