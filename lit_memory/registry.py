@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -126,8 +127,8 @@ def _register(kind: str, name: str, cls: Class) -> Class:
     lacking = [method for method in OFFERED[kind] if not callable(getattr(cls, method, None))]
     config: Any = getattr(cls, "Config", None)
     named = {f.name for f in fields(config)} if is_dataclass(config) else set()
-    if not is_dataclass(config):
-        lacking.insert(0, "Config (a dataclass)")
+    if not is_dataclass(config) or ("__dataclass_fields__" not in vars(config) and get_annotations(cls.Config)):
+        lacking.insert(0, "a Config with @dataclass above it")
     elif wanted := [name for name in FIELDS[kind] if name not in named]:
         lacking.append(f"{', '.join(wanted)} in its Config (BackboneConfig has them)")
     elif kind == "model" and not hasattr(config, "check_segment"):

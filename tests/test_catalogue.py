@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_memory.cli import main
+from lit_memory.plan import reading
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report import catalogue
 from lit_memory.report.catalogue import find_experiment, list_experiments
@@ -25,6 +26,8 @@ LIST_ONCE = functools.cache(list_experiments)
 def folders(tmp_path, monkeypatch):
     """A project with one experiment, and a working folder beside it with files of its own."""
     monkeypatch.setattr(catalogue, "PROJECT", tmp_path / "project")
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", tmp_path / "project/experiments")
+    monkeypatch.setattr(reading, "EXPERIMENTS", tmp_path / "project/experiments")
     for folder, names in {"project/experiments": ["gamma", "both"], "cwd": ["mine", "both"], "cwd/gamma": []}.items():
         (tmp_path / folder).mkdir(parents=True)
         for name in names:

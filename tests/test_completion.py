@@ -17,7 +17,7 @@ argcomplete = pytest.importorskip("argcomplete", reason="needs the extra complet
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("lit-memory re", ["report"]),
+        ("lit-memory re", ["report", "redraw"]),
         ("lit-memory run armt_ablation_gamma_", ["armt_ablation_gamma_detach", "armt_ablation_gamma_robust"]),
         ("lit-memory report larimar_co", ["larimar_cost"]),
         ("lit-memory run armt_ablation_gamma --scale p", ["paper"]),

@@ -211,6 +211,6 @@ def test_new_model_and_task_fit_together():
     batch = task.batch(0, "train", 0, 3)
     model = names["Average"](names["Average"].Config(vocab_size=task.vocab_size, layers=1, width=16, heads=2))
     out = unroll(model, batch.ids_BT, 3)
-    assert out.hidden_BTD.shape == (3, 9, 16)
+    assert out.hidden_BTD.shape == (3, 10, 16)
     assert torch.equal(task.score(batch.ids_BT, batch)["exact_match"], torch.ones(3))
     assert [x for x, _ in task.test_conditions()] == [4, 8]

@@ -100,6 +100,16 @@ def test_the_template_trains_and_reports(folder, root, inline, unsaved_figures):
     assert list(trained_anew(folder, lambda: forked(folder, main, arguments))) == EXPECTED
     (verdict,) = root.glob("reports/**/verdict.json")
     assert not json.loads(verdict.read_text())["missing"]
+    page = (verdict.parent / "README.md").read_text()
+    assert f"lit-memory run mine.yaml train.steps=4 train.test_size=4 --root {root}" in page
+    assert re.search(r"- imports: my_model\.py \w{12}, my_task\.py \w{12}\n", page)
+
+
+def test_what_a_class_lacks_is_told(folder, root, inline):
+    """In one line, and by its name."""
+    (folder / "my_task.py").write_text(TASK.replace("def score(", "def scores("))
+    code, printed = forked(folder, main, [*QUICK, "--root", str(root)])
+    assert code == 1 and "NotImplementedError: Copy lacks score" in printed
 
 
 @pytest.mark.slow
@@ -188,7 +198,12 @@ WRONG = {
     "no model": (
         {},
         {"my_model.py": 'from lit_memory import register_model\n@register_model("average")\nclass Average:\n  pass'},
-        "my_model.py:2: Average is no model: it lacks Config (a dataclass), init_state, step, logits",
+        "my_model.py:2: Average is no model: it lacks a Config with @dataclass above it, init_state, step, logits",
+    ),
+    "a forgotten decorator": (
+        {},
+        {"my_model.py": MODEL.replace("    @dataclass\n", "")},
+        "Average is no model: it lacks a Config with @dataclass above it",
     ),
     "no vocabulary": (
         {},
@@ -222,6 +237,11 @@ WRONG = {
             )
         },
         "cannot be built; a plan builds it on torch's device meta, where a tensor has no numbers",
+    ),
+    "no end": (
+        {},
+        {"my_model.py": MODEL.replace("        super().__init__()\n", "        self.__init__(config)\n")},
+        "cannot be built; it calls itself without end",
     ),
     "an error": ({}, {"my_model.py": "import math\nmath.sqroot(2)"}, "my_model.py:2: AttributeError: "),
     "an exit": ({}, {"my_model.py": "raise SystemExit(3)"}, "my_model.py:1: SystemExit: 3"),
@@ -346,3 +366,4 @@ except ValueError as error:
 """
     done = python("-c", saved, cwd=folder)
     assert done.returncode == 0 and "mode='c': expected one of a, b" in done.stdout, done.stderr
+    assert "import my_model  # registers average\n" in (folder / "kept/README.md").read_text()

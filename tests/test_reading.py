@@ -12,6 +12,7 @@ from plans import change, check_message, plan
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import load, parse
+from lit_memory.plan.measured import check_report
 from lit_memory.report.marks import has_marks
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
@@ -70,6 +71,40 @@ def test_a_file_that_extends_another(tree, tmp_path):
     whole["paper"]["claim"] = "other"
     whole["scales"] = {"cpu": {"train.lr": 0.25, "model.width": 8}, "paper": {}}
     assert load(tmp_path / "three.yaml") == parse(whole, str(tmp_path / "three.yaml"))
+
+
+def test_a_file_elsewhere_extends_an_experiment_of_the_project(tmp_path):
+    """And starts from weights of one; a file beside it comes first."""
+    own = {"extends": "armt_rewrite", "experiment": "mine", "arms": ["armt"], "seeds": [0]}
+    own |= {"expect": [], "verify": [], "requires": []}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
+    theirs = {spec.arm: spec.key for spec in load(FILES[0].parent / "armt_rewrite.yaml").at().plan() if spec.seed == 0}
+    assert [spec.key for spec in load(tmp_path / "mine.yaml").at().plan()] == [theirs["armt"]]
+    start = own | {"arms": {"a": {"train.init": {"run": "armt_rewrite/armt"}}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(start))
+    (spec,) = load(tmp_path / "mine.yaml").at().plan()
+    assert spec.start.key == theirs["armt"]
+    (tmp_path / "armt_rewrite.yaml").write_text("experiment: armt_rewrite\narms: {c: {}}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: base: missing"):
+        load(tmp_path / "mine.yaml").at().plan()
+
+
+def test_lines_of_the_file_that_is_extended_are_told_as_such(tree, tmp_path):
+    """A line about an arm that is gone is in a file that the message would not name."""
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tree))
+    two = {"extends": "one", "experiment": "two", "arms": ["a"], "requires": []}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
+    with pytest.raises(ConfigError, match=r"no arm 'b'; arms: a; it is one of one: write expect anew, \[\] for none"):
+        check(tmp_path / "two.yaml")
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two | {"expect": ["b[2] > 0"]}))
+    with pytest.raises(ConfigError, match=r"no arm 'b'; arms: a$"):
+        check(tmp_path / "two.yaml")
+
+
+def check(path):
+    """What a command checks before anything else."""
+    experiment = load(path).at()
+    check_report(experiment, experiment.plan())
 
 
 def test_these_arms_of_another_file(tree, tmp_path):

@@ -1000,6 +1000,17 @@ def test_unroll_errors(build, tokens, options, message):
         unroll(build("armt"), tokens(1, 3 * N), **{"segment_len": N, **options})
 
 
+def test_ids_and_states_that_do_not_fit(build, tokens):
+    """What torch would say of them names neither."""
+    model = build("armt")
+    with pytest.raises(ValueError, match=r"ids_BT=\(5,\): expected a batch of sequences, \(B, T\)"):
+        unroll(model, tokens(1, N)[0])
+    with pytest.raises(ValueError, match="state=2: its samples are more than the 1 of ids_BT"):
+        unroll(model, tokens(1, N), N, state=model.init_state(2))
+    with pytest.raises(TypeError, match=r"a state has a dict; expected tensors in \(named\) tuples, samples first"):
+        model.state_floats({"memory": model.init_state(1)})
+
+
 @pytest.mark.parametrize(
     "segments", [(), iter(()), torch.zeros(2, 0, dtype=torch.long)], ids=["tuple", "iterator", "ids"]
 )

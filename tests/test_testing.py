@@ -57,6 +57,7 @@ WRONG_MODELS = {
     "sees padding": (("add_positions(rows_BTD), mask_BT)", "add_positions(rows_BTD))"), "a masked token changes"),
     "no gradient": (("kept_BTD.mean(1)", "kept_BTD.detach().mean(1)"), "the gradient ends too early"),
     "low precision": (("new_zeros(batch, self.config.width, **options)", "new_zeros(batch, 16)"), "init_state(dtype="),
+    "one precision": ((".to(rows_BTD.dtype)", ""), "with weights in bfloat16 it fails"),
     "no vocabulary": (("class Config(BackboneConfig)", "class Config"), "Config lacks vocab_size, inputs"),
 }
 
@@ -75,10 +76,10 @@ WRONG_TASKS = {
     "one split": (("generator(seed, split, step))", "generator(seed, 'train', step))"), "seed 0, valid, step 3 gives"),
     "few samples": (("randint(16, (size", "randint(2, (size"), "a sample of valid is one of train, too"),
     "other targets": (
-        ("words], dim=1)\n        return", "words + 1], dim=1)\n        return"),
+        ("cat([unscored, words]", "cat([unscored, words + 1]"),
         "a target is not the id",
     ),
-    "small vocabulary": (("vocab_size = 20", "vocab_size = 16"), "ids 0 to 16, vocab_size 16"),
+    "small vocabulary": (("vocab_size = 17", "vocab_size = 16"), "ids 0 to 16, vocab_size 16"),
     "another metric": (('{"exact_match": exact', '{"em": exact'), "metrics names exact_match, which neither score nor"),
     "no score": (
         ('{"exact_match": exact_match(predicted_BT, batch)}', '{"exact_match": torch.ones(16)}'),

@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_memory.hf.reading import read_json
 from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.registry import source_of
 from lit_memory.text.tokenizers import FETCHED
 from lit_memory.util import files
 
@@ -35,7 +36,7 @@ tags:
 
 ```python
 import lit_memory.hf  # pip install lit-memory
-from transformers import AutoModelForCausalLM
+{own}from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("{folder}")
 ```
@@ -57,6 +58,7 @@ def write_card(model: SegmentRecurrent, arch: str, folder: Path, segment_len: in
         rows="\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in sizes.items()),
         segments=f"{segment_len} tokens at a time" if segment_len else "in one segment unless `segment_len` is given",
         folder=folder.name,
+        own=f"import {type(model).__module__}  # registers {arch}\n" if source_of("model", arch) else "",
     )
     files.write(folder / CARD, text.encode())
 

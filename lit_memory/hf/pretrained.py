@@ -245,7 +245,7 @@ def read_settings(arch: Any, settings: Any) -> tuple[Any, dict[str, Any]]:
     """The class of an architecture and its settings, as config.json has them. Raises ValueError for what is none."""
     if not isinstance(arch, str) or arch not in MODELS:
         hint = nearest(str(arch), MODELS)
-        expected = f"expected a registered architecture in config.json; {hint}"
+        expected = f"expected a registered architecture in config.json; {hint}; import the file of one of yours first"
         raise FieldError("arch", arch, expected, shown=reprlib.repr(arch))
     if not isinstance(settings, dict):
         expected = "expected the settings of the architecture in config.json"

@@ -23,7 +23,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.imports import import_files, user_code
 from lit_memory.plan.merging import merged, parse_override, point_name, split_arm
 from lit_memory.plan.parsing import SCALED, parsed
-from lit_memory.plan.reading import extended, file_name, mapping, only, over
+from lit_memory.plan.reading import beside, extended, file_name, mapping, only, over
 from lit_memory.plan.resolve import Resolver
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig, ReportConfig
@@ -244,9 +244,9 @@ class ScaledExperiment(Shared):
         return starts
 
     def beside(self, name: str) -> "ScaledExperiment":
-        """Another experiment of the same folder, at the same scale. Raises ConfigError."""
+        """Another experiment of the same folder or of the project, at the same scale. Raises ConfigError."""
         if name not in self.others:
-            self.others[name] = load(Path(self.file).with_name(f"{name}.yaml")).at(self.scale)
+            self.others[name] = load(beside(Path(self.file), name, "train.init")).at(self.scale)
         return self.others[name]
 
     def resolve(self, arm: str, point: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

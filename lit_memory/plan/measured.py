@@ -3,10 +3,12 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from lit_memory.plan.claims import KINDS, calls, check_lines, parse, refs, untested
 from lit_memory.plan.errors import ConfigError, dotted
 from lit_memory.plan.experiment import ScaledExperiment
+from lit_memory.plan.reading import read
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import OF_A_RUN, STEP, STEPS_TO, TIMES, TRAIN_SPEED, ReportConfig
 from lit_memory.registry import REGISTRIES, build, load_class, model_size
@@ -176,10 +178,19 @@ def check_report(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
             lines = getattr(experiment, section)
             check_lines(lines, list(experiment.arms), values, [*known, *times], section, ends)
         except ValueError as error:
-            raise ConfigError(file, section, str(error)) from None
+            raise ConfigError(file, section, f"{error}{taken_over(file, section)}") from None
     if not experiment.unchecked:
         check_requirement(experiment)
         check_measured(experiment, specs)
+
+
+def taken_over(file: str, section: str) -> str:
+    """What to do about a wrong line that a file does not state itself; "" where it does."""
+    tree = read(Path(file)) if Path(file).is_file() else {}
+    scales = tree.get("scales") or {}
+    if "extends" not in tree or any(section in (stated or {}) for stated in (tree, *scales.values())):
+        return ""
+    return f"; it is one of {tree['extends']}: write {section} anew, [] for none"
 
 
 def check_measured(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None:
@@ -268,7 +279,9 @@ def sizes(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> dict[str, d
             found[model] = found.get(model) or model_size(spec.model)
         except RuntimeError as error:
             reason = "expected smaller sizes"
-            if "meta" in str(error):
+            if isinstance(error, RecursionError):
+                reason = "it calls itself without end"
+            elif "meta" in str(error):
                 reason = "a plan builds it on torch's device meta, where a tensor has no numbers"
             raise ConfigError(where, "model", f"cannot be built; {reason} ({first_line(error)})") from None
         except ValueError as error:

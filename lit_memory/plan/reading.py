@@ -1,10 +1,10 @@
 """Files to plain trees: reading YAML safely, and ``extends`` between files and between the scales of a file.
 
-``extends: other`` at the top starts from the file ``other.yaml`` of the same folder: sections, scales, paper, report
-and labels are taken over key by key; arms (with what scales set for them, and the labels of those that are gone), grid,
-seeds, paper_curves and each list of lines as a whole, the lines for every scale of the other file; the title stays
-behind. ``arms: [a, b]`` are these arms of the other file, with all that it sets for them; in a scale, those of all arms
-that it compares.
+``extends: other`` at the top starts from the file ``other.yaml`` of the same folder, or of the project: sections,
+scales, paper, report and labels are taken over key by key; arms (with what scales set for them, and the labels of those
+that are gone), grid, seeds, paper_curves and each list of lines as a whole, the lines for every scale of the other
+file; the title stays behind. ``arms: [a, b]`` are these arms of the other file, with all that it sets for them; in a
+scale, those of all arms that it compares.
 ``extends: cpu`` in a scale starts from that scale, key by key: of the same file, and where the file that this one
 extends has no scale of that name, of that file as well.
 """
@@ -26,6 +26,7 @@ from lit_memory.plan.claims import KINDS
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.strict import DEEPEST, too_deep
 from lit_memory.util.checks import first_line, nearest
+from lit_memory.util.provenance import EXPERIMENTS
 
 LARGEST_FILE = 1_000_000
 WHOLE = ("arms", "grid", "paper_curves")
@@ -94,12 +95,9 @@ def extended(path: Path, *above: Path) -> Any:
         return tree
     name = tree.pop("extends")
     file_name(name, str(path), "extends")
-    other = path.with_name(f"{name}.yaml")
+    other = beside(path, name, "extends")
     if other in (path, *above):
         raise ConfigError(str(path), "extends", f"{name!r} extends this file; expected no circle")
-    if not other.is_file():
-        others = [file.stem for file in sorted(path.parent.glob("*.yaml"))]
-        raise ConfigError(str(path), "extends", f"{name!r}: no such file beside this one; {nearest(name, others)}")
     below = extended(other, path, *above)
     if not isinstance(below, dict):
         raise ConfigError(str(other), "", "expected a mapping: an experiment")
@@ -108,6 +106,15 @@ def extended(path: Path, *above: Path) -> Any:
         del tree["arms"]
     below["scales"] |= inherited_scales(below["scales"], starts)
     return overlaid(below, tree, 2)
+
+
+def beside(path: Path, name: str, key: str) -> Path:
+    """The file of an experiment that another one names by ``key``: beside it, or the project's. Raises ConfigError."""
+    for folder in (path.parent, EXPERIMENTS):
+        if (found := folder / f"{name}.yaml").is_file():
+            return found
+    names = [file.stem for folder in (path.parent, EXPERIMENTS) for file in sorted(folder.glob("*.yaml"))]
+    raise ConfigError(str(path), key, f"{name!r}: no such file here or in the project; {nearest(name, names)}")
 
 
 def left(below: dict[str, Any], tree: Mapping[str, Any], file: str, other: str) -> dict[str, Any]:

@@ -88,10 +88,14 @@ class Resolver:
         """The class that a section names."""
         name = values.get("name")
         if not isinstance(name, str):
-            raise self.error(kind, "name", f"expected one of {', '.join(REGISTRIES[kind])}")
+            known = f"expected one of {', '.join(REGISTRIES[kind])}"
+            reason = f"{kind}: {{...}} is the whole section, and {kind}.<field>: one field" if values else ""
+            raise self.error(kind, "name", "; ".join(filter(None, [known, reason])))
         try:
             return load_class(kind, name)
-        except (KeyError, RegistrationError) as error:
+        except KeyError as error:
+            raise self.error(kind, "name", f"{error.args[0]} (one of yours needs imports: [its_file.py])") from None
+        except RegistrationError as error:
             raise self.error(kind, "name", error.args[0]) from None
 
     def registered(self, kind: str, values: dict[str, Any]) -> tuple[type, Any]:

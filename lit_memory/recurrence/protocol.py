@@ -52,7 +52,7 @@ class SegmentRecurrent(nn.Module):
 
         Default device and dtype: those of the parameters, but never below fp32.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks init_state")
 
     def step(
         self, state: State, ids_BT: Tensor, mask_BT: Tensor | None = None, write: bool = True
@@ -62,7 +62,7 @@ class SegmentRecurrent(nn.Module):
         mask_BT: True at real tokens; default: all are real.
         write: without, the state is returned unchanged.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks step")
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Logits (B, T, V) of hidden states. Apart from ``step``, as on a long context only the answer needs them."""

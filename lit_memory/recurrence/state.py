@@ -24,12 +24,14 @@ def map_state(fn: Callable[..., Tensor], state: State, *others: State) -> State:
 
 
 def state_tensors(state: State) -> Iterator[Tensor]:
-    """All tensors of a state, in order."""
+    """All tensors of a state, in order. Raises TypeError for what is no state."""
     if isinstance(state, Tensor):
         yield state
-    else:
+    elif isinstance(state, tuple):
         for part in state:
             yield from state_tensors(part)
+    else:
+        raise TypeError(f"a state has a {type(state).__name__}; expected tensors in (named) tuples, samples first")
 
 
 def batch_size(state: State) -> int:

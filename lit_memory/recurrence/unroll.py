@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T tokens, D width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
 from lit_memory.recurrence.schedules import check_schedule, scheduled, streamed
 from lit_memory.recurrence.segment import Segment, as_segment, with_new_samples
-from lit_memory.recurrence.state import State, batch_size, detach, map_state
+from lit_memory.recurrence.state import State, batch_size, detach, map_state, state_tensors
 from lit_memory.util.checks import FieldError, check_least
 
 
@@ -88,6 +88,14 @@ def check_options(
     check_schedule(schedule)
 
 
+def check_samples(segments: Sequence[Segment], state: State | None) -> None:
+    """Raise FieldError for a state of more samples than the segments have."""
+    if segments and state is not None and any(True for _ in state_tensors(state)):
+        samples = len(segments[-1].ids_BT)
+        if batch_size(state) > samples:
+            raise FieldError("state", batch_size(state), f"its samples are more than the {samples} of ids_BT")
+
+
 def check_state(state: State | None) -> None:
     """Raise FieldError if there is no state, where there was no segment."""
     if state is None:
@@ -120,6 +128,8 @@ def cut(
 ) -> tuple[Segment, ...]:
     """The segments of a tensor, or of a tuple of segments. Either all of them have a mask, or none has."""
     if isinstance(ids_BT, Tensor):
+        if ids_BT.dim() < 2:
+            raise FieldError("ids_BT", tuple(ids_BT.shape), "expected a batch of sequences, (B, T)")
         lengths = segment_lengths(ids_BT.shape[1], segment_len or ids_BT.shape[1] or 1, align)
         ids = ids_BT.split(lengths, dim=1)
         masks = [None] * len(ids) if mask_BT is None else mask_BT.bool().split(lengths, dim=1)
@@ -149,6 +159,7 @@ def write_then_read(
     reading = segments[len(segments) - (read_only if keep is None else min(read_only, keep)) :]
     if not segments:
         check_state(state)
+    check_samples(segments, state)
     if state is None:
         state = model.init_state(segments[0].ids_BT.shape[0], segments[0].ids_BT.device)
     elif order.bptt is not None and order.bptt <= len(writing) + (read_only > 0):

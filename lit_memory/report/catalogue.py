@@ -11,7 +11,7 @@ from lit_memory.plan.parsing import paper_section
 from lit_memory.plan.reading import extended, mapping
 from lit_memory.report.budget import all_runs, core_seconds
 from lit_memory.report.verdict import INCOMPLETE
-from lit_memory.util.provenance import PROJECT
+from lit_memory.util.provenance import EXPERIMENTS, PROJECT
 
 APART = ("-incomplete", "-modified-")
 """Parts of the names of folders that are left out: their runs are not the experiment as its file states it."""
@@ -19,7 +19,7 @@ APART = ("-incomplete", "-modified-")
 
 def folders() -> tuple[Path, Path]:
     """Where an experiment is looked for by its name: the working directory, then the project's."""
-    return Path(), PROJECT / "experiments"
+    return Path(), EXPERIMENTS
 
 
 def experiment_names() -> list[str]:
@@ -91,7 +91,7 @@ def list_experiments() -> list[tuple[str, str, str, str, float]]:
     at another one, whose name then stands for the level of evidence; "" and 0 without one.
     """
     rows = []
-    for path in sorted((PROJECT / "experiments").glob("*.yaml")):
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
         folder = PROJECT / "reports" / path.stem
         shown, *_ = [*scales_of(folder), folder]
         found, plan = read_verdict(shown), read(shown / "report.json")

@@ -17,7 +17,7 @@ from lit_memory.report.markdown import tables
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.results import Results
 from lit_memory.report.saved import TABLE, read_table
-from lit_memory.util.provenance import PROJECT
+from lit_memory.util.provenance import EXPERIMENTS
 
 CAPTION = re.compile(r"^(?P<y>.+), mean ± standard deviation over seeds; columns: (?P<x>.+)$", re.MULTILINE)
 """The line above table.md."""
@@ -65,7 +65,7 @@ def with_models(results: Results) -> Results:
 
 def _file(experiment: str) -> dict[str, Any]:
     """The project's experiment of that name; {} without one."""
-    path = PROJECT / "experiments" / f"{experiment}.yaml"
+    path = EXPERIMENTS / f"{experiment}.yaml"
     return extended(path) if path.is_file() else {}
 
 

@@ -22,7 +22,7 @@ from lit_memory.report.render import write
 from lit_memory.report.results import Report, Results
 from lit_memory.report.saved import PLAN, TABLE
 from lit_memory.report.saved import load as saved
-from lit_memory.util.provenance import PROJECT
+from lit_memory.util.provenance import EXPERIMENTS
 
 
 def stated(experiment: ScaledExperiment) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def redraw_all(paths: Iterable[Path], root: Path) -> Iterator[tuple[Path, str, s
     """
     found = list(paths)
     if not found:
-        names = sorted((PROJECT / "experiments").glob("*.yaml"))
+        names = sorted(EXPERIMENTS.glob("*.yaml"))
         found = [path for path in names if (root / "reports" / path.stem / "verdict.json").is_file()]
     if not found:
         raise ConfigError(str(root / "reports"), "", "no report of a project experiment; expected one to redraw")

@@ -122,6 +122,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "list": ("--list", "the experiments with their papers and verdicts"),
     "report": ("--report", "draw the report of what is finished of an EXPERIMENT"),
     "gallery": ("--gallery", "write one page of all reports"),
+    "redraw": ("--redraw", "draw reports again from their folders, by today's YAMLs"),
     "new": ("--new", "write NAME.yaml, an experiment to start from"),
 }
 """First word of ``lit-memory`` -> the flag of the command that it stands for, and what it does."""

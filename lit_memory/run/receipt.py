@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 from lit_memory.util.code import digest
 from lit_memory.util.inputs import digest as digest_of_data
-from lit_memory.util.provenance import package_files
+from lit_memory.util.provenance import EXPERIMENTS, package_files
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Tracker
@@ -60,18 +60,20 @@ class Receipt:
 def inputs(options: Options) -> str:
     """Digest of what makes a plan and a report, besides the runs.
 
-    An experiment may extend and start from any other of its folder. Must come before the YAMLs are read.
+    An experiment may extend and start from any other of its folder and of the project. Must come before the YAMLs are
+    read.
     """
     digest = hashlib.sha256(repr((options, platform.python_version(), *map(version, LIBRARIES))).encode())
-    for path in sources(Path(options.experiment).absolute().parent):
+    for path in sources(dict.fromkeys((Path(options.experiment).absolute().parent, EXPERIMENTS))):
         digest.update(f"\0{path}\0".encode("utf-8", "surrogateescape"))
         digest.update(files.digest(path).encode())
     return digest.hexdigest()
 
 
-def sources(folder: Path) -> Iterator[Path]:
-    """The YAMLs of a folder and the files of our package."""
-    yield from sorted(path for path in folder.glob("*.yaml") if path.is_file() and os.access(path, os.R_OK))
+def sources(folders: Iterable[Path]) -> Iterator[Path]:
+    """The YAMLs of some folders and the files of our package."""
+    found = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    yield from (path for path in found if path.is_file() and os.access(path, os.R_OK))
     yield from package_files(PACKAGE)
 
 

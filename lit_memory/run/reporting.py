@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_memory.plan.deviations import differences
@@ -30,7 +31,7 @@ from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList, with_starts
 from lit_memory.util import files
 from lit_memory.util.checks import first_line
-from lit_memory.util.provenance import provenance
+from lit_memory.util.provenance import EXPERIMENTS, provenance
 
 if TYPE_CHECKING:
     from lit_memory.run.tracking import Run, Tracker
@@ -115,7 +116,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
         deviations=deviations(work, shown),
         runs=[run_facts(work, spec) for spec in shown],
         command=command(sweep),
-        provenance=origin(work.finished),
+        provenance=origin(work.finished) | own_files(sweep.specs),
     )
 
 
@@ -219,9 +220,19 @@ def grid_facts(
 
 
 def command(sweep: Sweep) -> str:
-    """The command that makes the report."""
+    """The command that makes the report: of an experiment of the project from its folder, of another one from that of
+    its file."""
     scale = [] if sweep.is_default_scale else ["--scale", sweep.scale]
-    return shlex.join(["python", "run.py", sweep.options.experiment, *sweep.options.overrides, *scale])
+    ours = Path(sweep.options.experiment).resolve().parent == EXPERIMENTS.resolve()
+    start = ["python", "run.py"] if ours else ["lit-memory", "run"]
+    root = [] if ours or sweep.options.root is None else ["--root", sweep.options.root]
+    return shlex.join([*start, sweep.options.experiment, *sweep.options.overrides, *scale, *root])
+
+
+def own_files(specs: Iterable[RunSpec]) -> dict[str, Any]:
+    """The files of the user that the runs have imported, with their digests; {} without any."""
+    found = {Path(code["file"]).name: code["digest"][:12] for spec in specs for code in spec.code.values()}
+    return {"imports": found} if found else {}
 
 
 def origin(finished: Iterable["Run"]) -> dict[str, str]:

@@ -130,7 +130,7 @@ def naming_misfit(path: Path | None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first, *lines = str(error).splitlines()
+        first, *lines = str(error).splitlines() or [""]
         if path is None or "loading state_dict" not in first:
             raise
         problem = f"does not fit the model ({lines[0].strip():.200})" if lines else "does not fit the model"

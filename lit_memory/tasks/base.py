@@ -78,7 +78,7 @@ class Task:
 
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         """Draw ``size`` samples of ``split``: "train", "valid" or "test"."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks batch")
 
     def check_files(self) -> None:
         """Read the files on this machine that the settings name, so that wrong ones are told before a run starts; fetch
@@ -86,7 +86,7 @@ class Task:
 
     def score(self, predicted_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Metrics per sample, each (B,), from the predicted id at every scored position (any id elsewhere)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks score")
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Metrics computed from the means over a whole split, an estimated capacity for example. Default: none."""
@@ -111,7 +111,8 @@ class Task:
             if name.startswith("test_"):
                 axis = name.removeprefix("test_")
                 return axis, values or [getattr(self.config, axis)]
-        raise ValueError(f"{type(self).__name__}.Config has no test_<field>")
+        example = "such as test_length: list[int] = field(default_factory=list): what a test visits"
+        raise ValueError(f"{type(self).__name__}.Config has no test_<field>; expected one, {example}")
 
     def test_conditions(self) -> list[tuple[int | float, Self]]:
         """Pairs (x, task) for every value of the test's axis. Raises FieldError for a value that is not allowed."""

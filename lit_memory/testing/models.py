@@ -3,6 +3,7 @@
 Shape suffixes: B batch, T tokens.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence import Grouped, State, Unrolled, generate, state_tensors, unroll
-from lit_memory.util.checks import require
+from lit_memory.util.checks import first_line, require
 
 N = 5
+STATE_OPTIONS = "make its tensors with **state_options(self, device, dtype)"
 SMALL: dict[str, Any] = {"vocab_size": 19, "layers": 2, "width": 16, "heads": 2, "dropout": 0.0}
 """Settings of a small model, of those that its ``Config`` has."""
 
@@ -131,7 +133,10 @@ def masked_token_invisible(model: Any) -> None:
     mask_BT[0, 1] = mask_BT[1, N + 2 : N + 4] = False
     other_BT = torch.where(mask_BT, ids_BT, (ids_BT + 1) % model.config.vocab_size)
     a, b = (unroll(model, x, N, mask_BT=mask_BT).hidden_BTD[mask_BT] for x in (ids_BT, other_BT))
-    require(torch.allclose(a, b, rtol=1e-12, atol=1e-12), "a masked token changes hidden states or memory")
+    require(
+        torch.allclose(a, b, rtol=1e-12, atol=1e-12),
+        "a masked token changes hidden states or memory: write what mask_BT marks alone",
+    )
 
 
 def gradient_reach(model: Any, bptt: int | None = None, read_only: int = 0) -> None:
@@ -212,7 +217,20 @@ def state_precision(model: Any) -> None:
     for asked in (None, torch.float64, torch.float32):
         wanted = asked or torch.promote_types(next(model.parameters()).dtype, torch.float32)
         found = {t.dtype for t in state_tensors(model.init_state(1, dtype=asked)) if t.is_floating_point()}
-        require(found <= {wanted}, f"init_state(dtype={asked}) has {found}: see state_options")
+        require(found <= {wanted}, f"init_state(dtype={asked}) has {found}, not {wanted}: {STATE_OPTIONS}")
+
+
+def half_precision(model: Any) -> None:
+    """Weights may be bfloat16, with a state in fp32."""
+    half = copy.deepcopy(model).bfloat16()
+    try:
+        with torch.no_grad():
+            hidden_BTD = unroll(half, tokens(model, 2, 2 * N), N).hidden_BTD
+    except RuntimeError as error:
+        advice = "its state stays fp32: cast what it reads of it to the type of its rows"
+        raise AssertionError(f"with weights in bfloat16 it fails ({first_line(error)}); {advice}") from error
+    found = hidden_BTD.dtype
+    require(found == torch.bfloat16, f"with weights in bfloat16 its hidden states are {found}, which its head refuses")
 
 
 def remembers(model: Any) -> None:
@@ -238,4 +256,5 @@ MODEL_CHECKS: Sequence[Callable[[Any], Any]] = (
     streaming,
     generates,
     state_precision,
+    half_precision,
 )

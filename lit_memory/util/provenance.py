@@ -15,6 +15,7 @@ IS_CHECKOUT = (_ABOVE / "run.py").is_file()
 """Whether the package lies in a folder of its source, and not among installed ones."""
 PROJECT = _ABOVE if IS_CHECKOUT else Path(sysconfig.get_path("data")) / "share" / "lit-memory"
 """The folder of the project's experiments: the checkout, or where a wheel puts them."""
+EXPERIMENTS = PROJECT / "experiments"
 
 
 def default_root() -> Path:
