@@ -353,6 +353,14 @@ def test_a_place_for_the_facts_is_drawn_until_there_is_one():
         make(task="qa1", segments=1, segment_len=128, facts_from=0.45, facts_to=0.56).samples(0, "train", 0, 1)
 
 
+def test_facts_that_find_no_place_are_passed_over():
+    """Some just fill the part where they may lie; the next question is asked then."""
+    task = make(task="qa2", segments=4, segment_len=512, facts_from=0.0, facts_to=0.1)
+    for step in range(40):
+        for sample in task.samples(0, "train", step, 32):
+            assert (sample.starts_F <= 0.1 * sample.context_len).all()
+
+
 def test_many_facts_cost_no_more_than_they_have():
     """Reading a sample in pieces asks for every fact once, not for all of them in every piece."""
     asked = 0

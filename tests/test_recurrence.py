@@ -18,9 +18,10 @@ from lit_memory.memory.associative_compiled import CompiledChunk
 from lit_memory.models import armt_cell, armt_segments, rmt_segments
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
-from lit_memory.models.token_recurrent import ReadsAhead
+from lit_memory.models.token_recurrent import ReadsAhead, TokenRecurrent
 from lit_memory.recurrence import (
     Grouped,
+    GrowingState,
     LayerMajor,
     LayerRecurrent,
     SegmentRecurrent,
@@ -277,6 +278,32 @@ def test_state_floats(model, tokens):
     assert bool(growth) == (type(model).__name__ in ("RMTR", "Larimar", "MemReasoner"))
 
 
+def test_a_state_holds_no_segment(model, tokens):
+    """Its tensors are no views of what a whole segment has computed."""
+    if isinstance(model, GrowingState):
+        pytest.skip("it keeps a part of every segment")
+    _, state = model.step(model.init_state(2), tokens(2, 200))
+    tensors = list(state_tensors(state))
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.is_floating_point()}
+    own = sum(t.numel() * t.element_size() for t in tensors if t.is_floating_point())
+    assert sum(held.values()) <= 1.5 * own
+
+
+def test_half_precision(model):
+    checks.half_precision(model)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "sequential"])
+def test_segments_without_a_token(model, tokens, schedule):
+    """They are read by every model. What is recurrent in every token remembers nothing of them."""
+    if isinstance(model, LineRecurrent):
+        pytest.skip("a line has tokens")
+    ids = tokens(2, N)
+    before, after = (unroll(model, parts, schedule=schedule) for parts in ((ids,), (ids, ids[:, :0])))
+    assert same(after.hidden_BTD, before.hidden_BTD)
+    assert not isinstance(model, TokenRecurrent) or same(after.state, before.state)
+
+
 def test_reorder(model, tokens):
     """``reorder`` selects samples, repeats included: reading on from it equals reading on and selecting."""
     ids, idx = tokens(3, 2 * N), torch.tensor([2, 2, 0, 1])
@@ -481,6 +508,22 @@ def test_diagonal_steps(layered, tokens, segments):
     layered.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
     unroll(layered, tokens(1, segments * N), N, schedule="diagonal")
     assert len(calls) == segments + len(layered.layers) - 1
+
+
+def test_samples_join_the_diagonal(layered, tokens):
+    """As they join the sequential schedule."""
+    state, ids = unroll(layered, tokens(1, N), N).state, tokens(3, 2 * N)
+    found, expected = (unroll(layered, ids, N, state=state, schedule=name) for name in ("diagonal", "sequential"))
+    assert same(tuple(found), tuple(expected))
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_the_diagonal_finishes_what_is_kept(layered, tokens, monkeypatch, keep):
+    """No norm of hidden states that nobody reads."""
+    finished, finish = [], layered.finish
+    monkeypatch.setattr(layered, "finish", lambda *rows: finished.append(rows) or finish(*rows))
+    unroll(layered, tokens(2, 5 * N), N, keep=keep, schedule="diagonal")
+    assert len(finished) == keep
 
 
 @pytest.mark.parametrize("align", [row("left"), row("right"), "center"])
@@ -813,6 +856,18 @@ def test_checkpointed_segments(model, tokens, options, size):
     assert close(gradients(model, again), gradients(model, plain), 1e-12)
 
 
+def test_checkpointed_segments_under_autocast(model, tokens):
+    """Casts of the weights that the pass without a graph makes are not what later segments train."""
+    if isinstance(model, LineRecurrent):
+        pytest.skip("its solver has no bfloat16")
+    ids, found = tokens(2, 3 * N), []
+    for size in (None, 1):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(unroll(model.float(), ids, N, read_only=1, checkpoint_segments=size, schedule="sequential"))
+    pairs = list(zip(*(gradients(model, out) for out in found), strict=True))
+    assert all((plain - again).norm() <= 0.05 * plain.norm() + 1e-6 for plain, again in pairs)
+
+
 def test_checkpointed_dropout(build, tokens):
     """The second pass drops what the first one dropped, and leaves the generator where it was."""
     model, ids, found = build("armt", dropout=0.2), tokens(2, 6 * N), []
@@ -945,6 +1000,11 @@ def test_generate_samples(build, tokens):
         )
         expected = torch.zeros(4).index_copy(0, torch.tensor(kept), (logits[kept] / 1.5).softmax(0))
         assert torch.allclose(drawn, expected, atol=0.01)
+
+
+def test_of_equal_tokens_no_more_than_top_k_are_drawn():
+    logits = torch.tensor([1.0, 2.0, 2.0, 0.0]).expand(100, -1)
+    assert len(sample_token(logits, 1.0, 1, torch.Generator().manual_seed(0)).unique()) == 1
 
 
 def test_prompts_longer_than_the_positions(build, tokens):

@@ -10,9 +10,10 @@ from conftest import row
 from test_lit import make_data, make_double
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_memory.lit import LIT_DATA, LIT_MODULES
+from lit_memory.lit import LIT_DATA, LIT_MODULES, LitARMT
 from lit_memory.recurrence import GrowingState, map_state, replay, unroll
 from lit_memory.registry import load_class
+from lit_memory.tasks.associative_retrieval import AssociativeRetrieval
 from lit_memory.testing.models import same
 
 N, TOTAL = 5, replay.WORTH + 4
@@ -238,3 +239,16 @@ def test_batches_of_a_stream_are_not_replayed(calls):
             module, [replace(generated, context=iter(generated.context)), replace(batch, continues=False, read_only=0)]
         )
     assert not calls
+
+
+def test_weights_that_are_unfrozen_are_trained(calls):
+    """A recording has gradients of the weights that it was made for; a callback may unfreeze others."""
+    task = AssociativeRetrieval(AssociativeRetrieval.Config(pairs=3))
+    module = LitARMT(vocab_size=task.vocab_size, layers=1, width=16, heads=2, memory_dim=4, replay=True)
+    weight = module.model.decoder.tokens.weight.requires_grad_(False)
+    for step in range(6):
+        if step == 5:
+            weight.requires_grad_(True)
+        module.loss(task.batch(0, "train", step, 8)).backward()
+        assert (weight.grad is not None) == (step == 5)
+    assert "replay" in calls

@@ -113,8 +113,9 @@ class Reads(L.LightningModule):
 
         Batches get few shapes: all samples are in every segment, and the scored positions, found before, are filled up.
         """
-        if self.replayed is None:
-            self.replayed = ReplayedLoss([p for p in self.model.parameters() if p.requires_grad])
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        if self.replayed is None or list(map(id, weights)) != list(map(id, self.replayed.weights)):
+            self.replayed = ReplayedLoss(weights)  # a callback may have unfrozen some
         batch = batch.level()
         kept = batch.read_only * (batch.segment_len or 0)
         row_N, targets_N = scored_rows(batch, slice(-kept or None, None))

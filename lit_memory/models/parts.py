@@ -114,7 +114,8 @@ def newest_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keys, values and mask of the last ``count`` real columns. padded: whether some of the last may not be real."""
     if not padded:
-        return k_BGSK[:, :, -count:], v_BGSK[:, :, -count:], mask_BS[:, -count:]
+        k, v = (t[:, :, -count:].clone() for t in (k_BGSK, v_BGSK))  # views would keep the whole segment alive
+        return k, v, mask_BS[:, -count:].clone()
     columns_BW = newest(mask_BS, count)
     k, v = (t.take_along_dim(columns_BW[:, None, :, None], dim=2) for t in (k_BGSK, v_BGSK))
     return k, v, mask_BS.take_along_dim(columns_BW, dim=1)

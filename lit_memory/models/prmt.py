@@ -46,7 +46,8 @@ class PRMTLayer(nn.Module):
         rows_BTD = torch.cat([memory_BMD, rows_BTD[:, m:end], memory_BMD[:, :written]], dim=1)
         mask = None if mask_BT is None else attention_mask(F.pad(mask_BT, (m, written), value=True), rows_BTD.shape[1])
         rows_BTD = self.block(rows_BTD, mask)
-        return rows_BTD, rows_BTD[:, end:].to(state.dtype) if write else state
+        # A view would keep the whole segment alive.
+        return rows_BTD, rows_BTD[:, end:].to(state.dtype, copy=True) if write else state
 
     def write_rows(self, memory_BMD: Tensor, qkv_BTE: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The block at the write rows alone, and queries, keys and values of the memory.

@@ -166,7 +166,8 @@ class RMT(SeparateWrite, KeyValueCache, Grouped, TokenMemory):
         rows_BTD = self.decoder.add_positions(rows_BTD, start, written)
         hidden_BTD = self.decoder.run(rows_BTD, mask, None if hidden else written)
         end = hidden_BTD.shape[1] - written
-        return hidden_BTD[:, start if hidden else 0 : end], hidden_BTD[:, end:]
+        # A view would keep the whole segment alive.
+        return hidden_BTD[:, start if hidden else 0 : end], hidden_BTD[:, end:].clone()
 
     def read_tokens(self, state, piece, rows_BTD):
         for block in self.decoder.layers:

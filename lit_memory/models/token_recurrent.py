@@ -1,4 +1,4 @@
-"""Shared base of the models that are recurrent in every token: Mamba, RWKV and Titans.
+"""Shared base of the models that are recurrent in every token: Mamba, RWKV, DeltaNet and Titans.
 
 The transformers of this package remember from segment to segment, these models from token to token. A segment is only a
 piece of the sequence: any segmentation gives the same hidden states (in Titans, any that cuts between chunks), and
@@ -74,6 +74,8 @@ class TokenRecurrent(Divisible, LayerRecurrent):
     grain = 1
 
     def step(self, state, ids_BT, mask_BT=None, write=True):
+        if not ids_BT.shape[1]:
+            return self.finish(self.embed(ids_BT)), state
         if mask_BT is None:
             return super().step(state, ids_BT, None, write)
         order_BT = real_first(mask_BT)
@@ -102,6 +104,8 @@ class ReadsAhead(TokenRecurrent, LayerMajor):
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, found = len(rows_SBRD), []
+        if not rows_SBRD.shape[2]:
+            return rows_SBRD[total - keep :], state
         for begin, end in pairwise(sorted({0, *cuts, total})):
             state = detach(state) if begin in cuts else state
             rows_BTD = joined(rows_SBRD[begin:end])

@@ -146,7 +146,8 @@ class XLLayer(nn.Module):
         count, old = rows_BTD.shape[1], state.rows_BWD
         rows_BSD = torch.cat([old, (rows_BTD.detach() if self.detach else rows_BTD).to(old.dtype)], dim=1)
         if mask_BT is None:
-            return XLState(rows_BSD[:, count:], nn.functional.pad(state.mask_BW, (0, count), value=True)[:, count:])
+            kept_BWD = rows_BSD[:, count:].clone()  # a view would keep the whole segment alive
+            return XLState(kept_BWD, nn.functional.pad(state.mask_BW, (0, count), value=True)[:, count:])
         mask_BS = torch.cat([state.mask_BW, mask_BT], dim=1)
         columns_BW = newest(mask_BS, old.shape[1])  # padding takes no place
         return XLState(rows_BSD.take_along_dim(columns_BW.unsqueeze(-1), dim=1), mask_BS.take_along_dim(columns_BW, 1))
@@ -289,6 +290,7 @@ class XL(SeparateWrite, LayerMajor):
                 states.append(layer.cached(rows_BTD, old, mask_BT))
                 if i + 1 < len(layers):  # the cache of the last layer has its inputs
                     rows_BTD = layer(rows_BTD, old, mask_BT, write=False)[0]
+        torch.clear_autocast_cache()  # torch 2.9 would keep casts of the weights that have no history
         return tuple(states)
 
     def embed(self, ids_BT, write=True):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_memory.models.attention import last_rows
 from lit_memory.models.relative import by_distance
+from lit_memory.models.token_recurrent import joined
 from lit_memory.recurrence import detach, select_state
 
 
@@ -26,6 +27,8 @@ def read_layer(
 ) -> tuple[Tensor, Any]:
     """``LayerMajor.read_layer`` of XL."""
     total, tokens = len(rows_SBTD), rows_SBTD.shape[2]
+    if not tokens:
+        return rows_SBTD[total - keep :], state
     size = 2 + state.rows_BWD.shape[1] // tokens if mask_SBT is None else 1
     ends, found = {*range(0, total, size), total - keep, *cuts, total}, [rows_SBTD[:0]]
     for begin, end in pairwise(sorted(ends)):
@@ -47,11 +50,6 @@ def read_masked(layer: Any, rows_BTD: Tensor, state: Any, mask_BT: Tensor, wante
     else:
         new = layer.cached(rows_BTD, state, mask_BT)
     return rows_BTD, select_state(mask_BT.any(1), new, state)
-
-
-def joined(rows_SBTD: Tensor) -> Tensor:
-    """Rows of all segments as one sequence, (B, S T, D)."""
-    return rows_SBTD.transpose(0, 1).flatten(1, 2)
 
 
 def cut(x_BHNK: Tensor, tokens: int) -> Tensor:

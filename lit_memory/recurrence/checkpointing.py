@@ -78,6 +78,7 @@ class Checkpoint(torch.autograd.Function):
         results = tuple(
             result.clone() if any(result is t for t in tensors) else result for result in run(*tensors[:count])
         )
+        torch.clear_autocast_cache()  # torch 2.9 would keep casts of the weights that have no history
         ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
         return results
 

@@ -19,8 +19,11 @@ from lit_memory.recurrence.protocol import LayerRecurrent
 from lit_memory.recurrence.state import State, map_state
 
 
-def diagonal(model: LayerRecurrent, segments: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
-    """Hidden states (B, T, D) of every segment, and the state after the last one. All segments have the same shape."""
+def diagonal(
+    model: LayerRecurrent, segments: Sequence[Tensor], state: State, skipped: float = 0
+) -> tuple[list[Tensor], State]:
+    """Hidden states (B, T, D) of every segment but the first ``skipped`` ones, and the state after the last one. All
+    segments have the same shape."""
     depth, states = len(model.layers), list(state)
     weights, group = stacked_weights(model.layers), layer_group(model.layers[0])
     rows, hidden = [torch.empty(0)] * depth, []
@@ -36,7 +39,7 @@ def diagonal(model: LayerRecurrent, segments: Sequence[Tensor], state: State) ->
             states[first + i] = map_state(lambda a, i=i: a.unbind(0)[i], new)
             if first + i + 1 < depth:
                 rows[first + i + 1] = out
-            else:
+            elif t - depth + 1 >= skipped:
                 hidden.append(model.finish(out))
     return hidden, tuple(states)
 

@@ -63,8 +63,8 @@ def sample_token(
         return logits_BV.argmax(-1)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
     if top_k is not None:
-        least = logits_BV.topk(min(top_k, logits_BV.shape[1])).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < least, -torch.inf)
+        likeliest, places = logits_BV.topk(min(top_k, logits_BV.shape[1]))  # of equal ones no more than k
+        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter(1, places, likeliest)
     return logits_BV.softmax(-1).multinomial(1, generator=generator)[:, 0]
 
 

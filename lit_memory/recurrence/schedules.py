@@ -148,7 +148,10 @@ def by_diagonals(
         raise ValueError("schedule='diagonal' allows neither mask_BT nor bptt")
     shapes = [segment.ids_BT.shape for segment in segments]
     even = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), len(segments))
-    hidden, state = diagonal(model, [segment.ids_BT for segment in segments[:even]], state)
+    if segments:
+        state = with_new_samples(model, state, segments[0].ids_BT)
+    skipped = unread_segments(len(segments), keep)
+    hidden, state = diagonal(model, [segment.ids_BT for segment in segments[:even]], state, skipped)
     rest, state = sequential(model, segments[even:], state, keep)
     return deque([*hidden, *rest], maxlen=keep), state
 

@@ -15,7 +15,9 @@ Deviations
 2. Validation and test samples always have ``pairs`` pairs; the reference varies their number when the training does.
 3. Several ``queries`` per context may read the same memory. Default 1, as in the paper.
 4. ``vary`` may be a share of the batches (1.0 is the reference's ``vary_n_segments``).
-5. Pairs, and queries with them, may stand ``together`` in one segment. Default no, as in the paper.
+5. A sample of one split may occur in another: with one digit a key, all those of one pair do, half of those of two, and
+   of fifty none. A stage of few pairs that ends by ``until`` is judged on such samples.
+6. Pairs, and queries with them, may stand ``together`` in one segment. Default no, as in the paper.
 
 Shape suffixes: B batch, N pairs, Q queries, K key digits.
 """

@@ -27,6 +27,7 @@ Deviations
    the next one may ask some of its questions again (of 200 of qa2 in 8 segments of 64 tokens, one; of qa3, twenty).
 7. With ``short_stories``, a simulated story is asked a question that fits, where it has one; the reference draws one of
    the whole story's questions, and another story if that does not fit.
+8. Noise has long sentences for a narrow ``facts_from`` to ``facts_to``, too; facts that find no gap are passed over.
 
 Shape suffixes: F facts.
 """
@@ -176,7 +177,7 @@ class BABILong(PlantedFacts, ReadInOrder):
         segments = self.draw_segments(split, size, rng)
         most = self.most_facts(max(segments)) if c.short_stories else math.inf
         stream = questions(c.task, seed, split, step, size, c.stories, most)
-        return [self.plant(*self.next_fitting(stream, n), n, noise, rng) for n in segments]
+        return [self.next_planted(stream, n, noise, rng) for n in segments]
 
     def rows(self, first: int, count: int) -> list[dict[str, str]]:
         """Rows ``first`` to ``first + count - 1`` of ``eval_set``. Raises ValueError if the set has fewer."""
@@ -215,15 +216,26 @@ class BABILong(PlantedFacts, ReadInOrder):
         fewer = f"has facts that fit into {tokens} tokens; raise segments or segment_len"
         raise FieldError("segments", segments, f"no question of {c.task} among {TRIES} {fewer}")
 
+    def next_planted(self, stream: Iterator[Question], segments: int, noise: Haystack | None, rng: Generator) -> Sample:
+        """The sample of the next question whose facts fit and find a place."""
+        for _ in range(BEGINNINGS):
+            if sample := self.plant(*self.next_fitting(stream, segments), segments, noise, rng):
+                return sample
+        start, tokens = self.config.facts_from, self.room(segments)
+        wider = f"no sentence begins between {start} and it in {tokens} tokens; widen the range"
+        raise FieldError("facts_to", self.config.facts_to, wider)
+
     def plant(
         self, question: Question, facts: list[np.ndarray], segments: int, noise: Haystack | None, rng: Generator
-    ) -> Sample:
-        """Draw where the noise begins and which gaps between its sentences hold the facts."""
+    ) -> Sample | None:
+        """Draw where the noise begins and which gaps between its sentences hold the facts; None where no gap can."""
         lengths = np.array([len(fact) for fact in facts])
         fact_tokens, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
         tokens = self.room(segments) if noise else fact_tokens
         if noise:
-            position, (first, last) = self.draw_place(noise, tokens, fact_tokens, rng)
+            position, first, last = self.draw_place(noise, tokens, fact_tokens, rng)
+            if first >= last:
+                return None
             chosen_F = np.sort(rng.integers(first, last, len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - fact_tokens)
         starts_F = gaps_F + np.cumsum(lengths) - lengths
@@ -247,21 +259,18 @@ class BABILong(PlantedFacts, ReadInOrder):
             raise FieldError("margin", self.config.margin, least)
         return np.append(question_ids, self.tokenizer.gen_id), np.append(answer_ids, self.tokenizer.eos_id)
 
-    def draw_place(self, noise: Haystack, tokens: int, fact_tokens: int, rng: Generator) -> tuple[int, tuple[int, int]]:
+    def draw_place(self, noise: Haystack, tokens: int, fact_tokens: int, rng: Generator) -> tuple[int, int, int]:
         """Draw where the context begins in the noise: where a sentence begins in the part that may hold facts. Also
-        the first gap there, and the gap after the last one.
-
-        Gap k is in front of sentence k of the noise; another one is at the end of the context.
-        """
+        the first gap there and the one after the last, not a later one where such facts find none: gap k is in front of
+        sentence k of the noise, and another one at the end of the context."""
         c = self.config
         for _ in range(BEGINNINGS):
             position = noise.random_start(rng)
             first = noise.sentences(position, math.ceil(tokens * c.facts_from))
             last = noise.sentences(position, int(tokens * c.facts_to) - fact_tokens) + (c.facts_to == 1)
             if first < last:
-                return position, (first, last)
-        wider = f"no sentence begins between {c.facts_from} and it in {tokens} tokens; widen the range"
-        raise FieldError("facts_to", c.facts_to, wider)
+                break
+        return position, first, last
 
     def score_answer(self, target: str, answer: str, ended: bool, question: str) -> dict[str, float]:
         right = babilong_compare(target, answer, question, labels_of(self.config.task, self.config.stories))

@@ -95,6 +95,8 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
 
     def read_layer(self, layer, rows_SBRD, state, mask_SBT, cuts, keep):
         total, segment, found = len(rows_SBRD), rows_SBRD.shape[2], []
+        if not segment:
+            return rows_SBRD[total - keep :], state
         for begin, end in pairwise(sorted({0, *cuts, total})):
             state, rows = detach(state) if begin in cuts else state, rows_SBRD[begin:end]
             if mask_SBT is not None:
@@ -106,11 +108,6 @@ class Titans(Visible, Diagnosed, NoWeightDecay, TokenRecurrent, LayerMajor):
                 state = layer.mix(joined(rows), state, None, segment)[1]
             found.append(rows)
         return torch.cat(found)[total - keep :], state
-
-    def step(self, state, ids_BT, mask_BT=None, write=True):
-        if not ids_BT.shape[1]:
-            return self.finish(self.embed(ids_BT)), state
-        return super().step(state, ids_BT, mask_BT, write)
 
     @torch.no_grad()
     def diagnostics(self, ids_BT: Tensor | tuple, segment_len: int | None = None) -> dict[str, Tensor]:
