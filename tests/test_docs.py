@@ -13,7 +13,7 @@ from lit_memory.plan.experiment import load
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import unroll
 from lit_memory.registry import _SOURCES, MODELS, TASKS
-from lit_memory.report.catalogue import read_verdict, scales_of
+from lit_memory.report.catalogue import read, read_verdict, scales_of
 from lit_memory.run.options import parser
 
 ROOT = Path(__file__).parents[1]
@@ -63,11 +63,24 @@ def claims_table() -> str:
         links = []
         for folder in folders:
             place = "" if folder.name == name else f"at `{folder.name}` "
-            links.append(f"{place}[{read_verdict(folder)['verdict']}](../{folder.relative_to(ROOT)}/README.md)")
+            links.append(
+                f"{place}[{read_verdict(folder)['verdict']}](../{folder.relative_to(ROOT)}/README.md){limits(folder)}"
+            )
         verdict = "; ".join(links)
         scale = f" --scale {folders[0].name}" * (folders[0].name != name)
         lines.append(f"| {source} | {paper['claim']} | {verdict} | `python run.py experiments/{name}.yaml{scale}` |")
     return "\n".join(lines)
+
+
+def limits(folder) -> str:
+    """What limits a verdict that decides something: few seeds, and settings that a test had a part in."""
+    found, plan = read_verdict(folder), read(folder / "report.json")
+    if found["verdict"] == "INCONCLUSIVE":
+        return ""
+    few = [f"{len(found['seeds'])} seeds"] if found["exploratory"] and "seeds" in found else []
+    caveats = " ".join(plan.get("config", {}).get("caveats", []))
+    after = ["after a test"] if "after a test" in caveats or "had been seen" in caveats else []
+    return f" ({', '.join(few + after)})" if few or after else ""
 
 
 def counts_table() -> str:

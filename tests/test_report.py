@@ -115,7 +115,7 @@ def test_verdicts_of_complete_runs(tmp_path):
         (make_plan(expect=[]), make_frame(), COMPARISON),
         (make_plan(requires=["no_gamma[50] > 0.9"]), make_frame(), REPRODUCED),
         (make_plan(requires=["no_gamma[500] > 0.9"]), make_frame(), INCONCLUSIVE),
-        (make_plan(verify=["no_gamma[500] > 0.9"]), make_frame(), NOT_REPRODUCED),
+        (make_plan(verify=["no_gamma[500] > 0.9"]), make_frame(), INCONCLUSIVE),
         (make_plan(expect=["gamma.capacity[50] > 1"]), make_frame(), INCOMPLETE),
     ]
     for plan, frame, verdict in cases:
@@ -124,6 +124,26 @@ def test_verdicts_of_complete_runs(tmp_path):
         render(make_plan(expect=["armt[50] > 0"]), make_frame(), tmp_path)
     with pytest.raises(ValueError, match=r"requires\[0\] 'armt\[50\] > 0': no arm 'armt'"):
         render(make_plan(requires=["armt[50] > 0"]), make_frame(), tmp_path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_verdict_by_seeds_that_did_not_choose(tmp_path):
+    """It stands beside that of all seeds where it is another one. Two that never fail cannot say that of the rest."""
+    line, grid = ["gamma[200] > no_gamma[200]"], [{"arm": "gamma", "point": "0", "settings": {}, "status": "finished"}]
+    told = {"valid": 1.0, "valid_loss": 0.1, "seed": 0, "chosen": True, "test": []}
+    plan = make_plan(expect=line, seeds=range(5), tune_seeds=[0, 1], grid=[grid[0] | told])
+    cases = {0.0: ("NOT REPRODUCED", ", NOT REPRODUCED by the seeds that did not choose"), 0.9: ("REPRODUCED", "")}
+    for other, (verdict, scope) in cases.items():
+        frame = make_frame(seeds=range(5), value=lambda arm, seed, x, other=other: value_of(arm, seed, other))
+        found = render(plan, frame, tmp_path)
+        assert found.fresh == verdict and found.scope.endswith(scope)
+        assert f"By seeds 2, 3, 4 alone the verdict is {verdict}." in (tmp_path / "README.md").read_text()
+    assert render(make_plan(expect=line), make_frame(), tmp_path).fresh == ""
+
+
+def value_of(arm, seed, other):
+    """gamma is far above no_gamma where a seed chose, and at ``other`` for the rest."""
+    return 0.3 + 0.01 * seed if arm == "no_gamma" else 5.0 + 0.01 * seed if seed < 2 else other + 0.011 * seed
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -40,7 +40,7 @@ def page(plan: ReportPlan, report: Report, results: Results) -> str:
         _curves(results),
         line_tables(report),
         f"## Arms\n\n{arm_table(plan)}" if plan.settings else "",
-        _tuning(plan),
+        _tuning(plan, report),
         _numbers(results, report),
         _times(results),
         _memories(results),
@@ -169,7 +169,7 @@ def _curves(results: Results) -> str:
     return f"## Along the training\n\n{image}\n\n{steps_table(results)}"
 
 
-def _tuning(plan: ReportPlan) -> str:
+def _tuning(plan: ReportPlan, report: Report) -> str:
     """The figure of what was tuned, and how points were chosen; "" without a grid."""
     if not plan.grid:
         return ""
@@ -179,11 +179,18 @@ def _tuning(plan: ReportPlan) -> str:
     each = "Every arm and seed has the point of its grid with the best"
     if plan.tune_seeds:
         each = f"Every arm has the point of its grid that is best over {seeds_shown(plan.tune_seeds)}, by the mean"
+    fresh = ""
+    if report.fresh:
+        others = [seed for seed in plan.seeds if seed not in plan.tune_seeds]
+        fresh = (
+            "\n\nA seed that chooses is judged where its own run was seen to do well, which flatters arms whose runs\n"
+            f"differ. By {seeds_shown(others)} alone the verdict is {report.fresh}."
+        )
     return (
         f"## Tuning\n\n![{y} of the last validation against what was tuned.](grid.png)\n\n"
         f"{each} {y} of the last validation (where that is equal,\n"
         f"the least loss), chosen before any test is read.{lost} All points, with the tests of those that were not\n"
-        "chosen, are in the second table below; every run: [grid.csv](grid.csv)."
+        f"chosen, are in the second table below; every run: [grid.csv](grid.csv).{fresh}"
     )
 
 

@@ -71,9 +71,13 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     verdict, reason = conclude(claims, missing, plan.unchecked)
     if verdict == COMPARISON:
         reason = ranking(results)
-    scope = "" if verdict in (INCOMPLETE, NOT_CHECKED) else exploratory(plan.experiment, len(plan.seeds))
+    scope, fresh = "", ""
+    if verdict not in (INCOMPLETE, NOT_CHECKED):
+        scope, fresh = exploratory(plan.experiment, len(plan.seeds)), by_fresh_seeds(results)
+    if fresh not in ("", verdict):
+        scope += f", {fresh} by the seeds that did not choose"
     table_md = "\n".join(filter(None, [main_table(results), grid_table(plan)]))
-    report = Report(verdict, claims, missing, table_md, scope + _scope(plan), reason)
+    report = Report(verdict, claims, missing, table_md, scope + _scope(plan), reason, fresh)
     texts = {
         "table.csv": csv_table(results),
         "table.md": report.table,
@@ -90,6 +94,17 @@ def write(results: Results, out_dir: str | Path, table: bytes | None = None) -> 
     contents["README.md"] = page(plan, report, results).encode()
     unused = [name for name in (*OPTIONAL, SCORES, VALIDATIONS, GRID, MEMORY) if name not in contents]
     return replace(report, paths=files.write_all(Path(out_dir), contents, without=unused))
+
+
+def by_fresh_seeds(results: Results) -> str:
+    """The verdict by the seeds that chose no point of a grid: that of one that did is taken where its run was seen to
+    do well in validation. "" where all or none choose, or where there are no lines."""
+    plan = results.plan
+    fresh = [seed for seed in plan.seeds if seed not in plan.tune_seeds]
+    if not plan.tune_seeds or not fresh or not any(plan.lines.values()):
+        return ""
+    alone = replace(results, plan=replace(plan, seeds=fresh))
+    return conclude(judge(plan.lines, alone.evidence), [])[0]
 
 
 def _scope(plan: ReportPlan) -> str:

@@ -31,6 +31,8 @@ class Report:
     """Limits of the verdict: too few seeds, and the part of the paper's test that was left out."""
     reason: str = ""
     """Why the verdict is what it is, in a sentence of Markdown; "" where the lines say it all."""
+    fresh: str = ""
+    """The verdict by those seeds alone that chose no point of a grid; "" where all or none do."""
     paths: dict[str, Path] = field(default_factory=dict)
 
     @property

@@ -171,8 +171,8 @@ def _arms(trees: Iterable[ast.AST]) -> frozenset[str]:
 def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequence[str] = ()) -> tuple[str, str]:
     """The verdict of a report, and its reason in a sentence; "" where the lines say it all.
 
-    A property that fails refutes whatever the requirements, as it holds by construction; of the lines of ``expect``
-    those that are judged can refute. unchecked: reasons why no claim can be answered.
+    Where a property fails that holds by construction, the code is at fault, and nothing is concluded. Of the lines of
+    ``expect`` those that are judged can refute. unchecked: reasons why no claim can be answered.
     """
     if missing or any(claim.verdict == INCOMPLETE for claim in claims):
         return INCOMPLETE, ""
@@ -185,7 +185,7 @@ def conclude(claims: Sequence[Claim], missing: Sequence[str], unchecked: Sequenc
     if unknown:
         return INCONCLUSIVE, _told(unknown, "what should hold by construction cannot be judged")
     if found["property"]:
-        return NOT_REPRODUCED, _told(found["property"], "what should hold by construction does not")
+        return INCONCLUSIVE, _told(found["property"], "what should hold by construction does not")
     if refuted := [claim for claim in found["claim"] if claim.verdict == NOT_REPRODUCED]:
         apart = [_told(found["requirement"], "a requirement about other arms fails")] * bool(found["requirement"])
         return NOT_REPRODUCED, " ".join([_told(refuted, "with confidence the opposite holds"), *apart])
