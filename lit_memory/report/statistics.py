@@ -90,12 +90,14 @@ class Draws:
         return np.concatenate([values[:, None], drawn], axis=1)
 
     def _unseen(self, mean: float, arm: str, metric: str | None, x: float) -> Any:
-        """(count,): what the samples of a test leave open of a share, in all seeds; 0 of anything else."""
-        if not (samples := self.evidence.samples(arm, metric, x)):
+        """(count,): what the samples of a test leave open of a share, in all seeds; 0 of anything else. The share is
+        drawn by Jeffreys' rule, from a beta distribution with half a success and half a failure more."""
+        from scipy.special import betaincinv, ndtr
+
+        if not (samples := self.evidence.samples(arm, metric, x)) or not 0 <= mean <= 1:
             return 0.0
-        share = (mean * samples + 0.5) / (samples + 1)
-        error = (max(0.0, share * (1 - share)) / samples) ** 0.5
-        return error * self._standard(arm, metric, x, self.turns, "/samples")[self._turn]
+        where = ndtr(self._standard(arm, metric, x, self.turns, "/samples"))
+        return betaincinv(mean * samples + 0.5, (1 - mean) * samples + 0.5, where)[self._turn] - mean
 
     def _standard(self, arm: str, metric: str | None, x: float, count: int, what: str = "") -> Any:
         """(count,): standard normal numbers of a result."""
