@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from lit_memory import BABILongData, MemReasonerData
-from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, load, parse, questions, simulate, split_of
+from lit_memory.tasks.babi.files import FEWEST_FACTS, FILES, LABELS, WORDS, load, parse, questions, simulate
 from lit_memory.tasks.babi.reader import interpret
 from lit_memory.tasks.babi.world import Draws, Lua, draw_story
 from lit_memory.util.checks import FieldError
+from lit_memory.util.seeds import split_of
 
 DATA = (
     Path(os.environ.get("LIT_MEMORY_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -42,6 +43,10 @@ GIFT_FORMS = (
 )
 NAMES = {*OBJECTS, *PLACES, *OPPOSITE, "John", "Mary", "Sandra", "Daniel", "Bill", "Fred", "Jeff"}
 BOTH = [(task, generator) for generator in GENERATORS for task in FILES]
+
+
+def split_of_sample(facts, question):
+    return split_of("\n".join((*facts, question)))
 
 
 @cache
@@ -769,7 +774,7 @@ def test_splits_are_disjoint(task):
     drawn = {
         split: {(q.facts, q.text) for q in samples(task, 0, split, 0, 150)} for split in ("train", "valid", "test")
     }
-    assert all(split_of(*sample) == split for split, found in drawn.items() for sample in found)
+    assert all(split_of_sample(*sample) == split for split, found in drawn.items() for sample in found)
     starts = [{facts[:4] for facts, _ in found if len(facts) >= 4} for found in drawn.values()]
     assert not any(a & b for sets in (drawn.values(), starts) for a, b in itertools.combinations(sets, 2))
 
@@ -777,9 +782,11 @@ def test_splits_are_disjoint(task):
 def test_shares_of_the_splits():
     """80, 10 and 10 %."""
     assert shares(
-        [split_of(q.facts, q.text) for s in simulated("qa2") for q in s], "train", "valid", "test"
+        [split_of_sample(q.facts, q.text) for s in simulated("qa2") for q in s], "train", "valid", "test"
     ) == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
-    assert [split_of(("Mary moved to the garden.",), f"Where is {name}?") for name in ("Mary", "John", "Bill")] == [
+    assert [
+        split_of_sample(("Mary moved to the garden.",), f"Where is {name}?") for name in ("Mary", "John", "Bill")
+    ] == [
         "valid",
         "train",
         "train",

@@ -76,7 +76,7 @@ LATE = {
     "report/margins.py": "numpy scipy",
     "report/results.py": "numpy",
     "report/scores.py": "numpy",
-    "report/statistics.py": "numpy",
+    "report/statistics.py": "numpy scipy",
     "report/views.py": "matplotlib",
     "run/frame.py": "pandas",
     "run/launchers/ray.py": "ray",

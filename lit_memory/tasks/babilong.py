@@ -42,7 +42,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 from torch import Tensor
 
 from lit_memory.tasks.babi.files import (
@@ -56,6 +56,7 @@ from lit_memory.tasks.babi.files import (
 )
 from lit_memory.tasks.babi.world import PLACES, Question
 from lit_memory.tasks.babilong_sets import check_rows, check_set, load_set, part_name, sample_row
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.mixins import ReadInOrder
 from lit_memory.tasks.planted_facts import PlantedFacts, PlantedFactsConfig
 from lit_memory.tasks.samples import QuestionAnswer, Sample, encode_texts
@@ -65,7 +66,6 @@ from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
 from lit_memory.util.provenance import cache_folder
-from lit_memory.util.seeds import mixed_seed
 
 RULES = tuple(FEWEST_FACTS)
 """Names of the rules of the simulator."""
@@ -172,7 +172,7 @@ class BABILong(PlantedFacts, ReadInOrder):
         c = self.config
         if split == "test" and c.eval_set:
             return [self.from_row(row) for row in self.rows(step * size, size)]
-        rng = Generator(PCG64(mixed_seed(seed, f"babilong/{split}", step)))
+        rng = numpy_generator(seed, f"babilong/{split}", step)
         noise = load_noise(self.tokenizer, c.haystack, c.books, split, c.leading_space) if c.segments else None
         segments = self.draw_segments(split, size, rng)
         most = self.most_facts(max(segments)) if c.short_stories else math.inf

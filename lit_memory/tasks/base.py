@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
+from numpy.random import PCG64, Generator
 from torch import Tensor
 
 from lit_memory.tasks.batch import Batch
@@ -18,6 +19,11 @@ from lit_memory.util.seeds import mixed_seed
 def generator(seed: int, split: str, step: int) -> torch.Generator:
     """CPU generator that depends on its arguments alone: the same numbers on any machine and in any process."""
     return torch.Generator().manual_seed(mixed_seed(seed, split, step))
+
+
+def numpy_generator(seed: int, split: str, step: int) -> Generator:
+    """``generator`` for what numpy draws."""
+    return Generator(PCG64(mixed_seed(seed, split, step)))
 
 
 class Task:

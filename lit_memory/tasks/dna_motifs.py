@@ -10,9 +10,9 @@ Shape suffixes: B batch, L bases of a sample.
 from functools import lru_cache
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
-from lit_memory.util.seeds import mixed_seed
+from lit_memory.tasks.base import numpy_generator
 
 MOTIFS = np.array([[0, 2, 3, 1, 0, 3, 1, 2], [3, 1, 0, 2, 2, 0, 3, 1]])
 """Motifs A and B, as bases; both have each base twice."""
@@ -30,7 +30,7 @@ def background() -> np.ndarray:
     The row's index is 16 * last base + 4 * the one before + the one before that. Every row is random, and G after C is
     rare, as in a genome.
     """
-    table = Generator(PCG64(mixed_seed(0, "dna/background", 0))).dirichlet([4.0] * 4, size=64)
+    table = numpy_generator(0, "dna/background", 0).dirichlet([4.0] * 4, size=64)
     table[16 * C : 16 * (C + 1), G] *= 0.25
     return (table / table.sum(1, keepdims=True)).cumsum(1)
 
@@ -88,7 +88,7 @@ def has_pair(bases_BL: np.ndarray) -> np.ndarray:
 
 def draw_motifs(length: int, seed: int, split: str, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw bases (B, L) and classes (B,) of the stand-in. Sequences whose class changed by chance are drawn again."""
-    rng = Generator(PCG64(mixed_seed(seed, f"dna/{split}", step)))
+    rng = numpy_generator(seed, f"dna/{split}", step)
     class_B, bases_BL = rng.integers(2, size=size), np.empty((size, length), np.int64)
     wrong = np.arange(size)
     while len(wrong):

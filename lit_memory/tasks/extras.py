@@ -17,16 +17,16 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 from torch import Tensor
 
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.lines import cut_sentences, encode_lines
 from lit_memory.tasks.planted_facts import PlantedFacts
 from lit_memory.tasks.samples import QuestionAnswer, Sample, pad_rows
 from lit_memory.text.haystack import Haystack
 from lit_memory.text.lexicon import inflected
 from lit_memory.text.tokenizers import Tokenizer
-from lit_memory.util.seeds import mixed_seed
 
 # X is the phrase; a word in capitals is a common one of its class.
 TEMPLATES = """
@@ -61,7 +61,7 @@ class Extras(PlantedFacts):
 
     def auxiliary_lines(self, seed: int, step: int, size: int) -> tuple[Tensor, Tensor]:
         """Uniformly drawn sentences of the training books, cut like lines: ids (B, n, L) and their mask."""
-        c, rng = self.config, Generator(PCG64(mixed_seed(seed, "apart/train", step)))
+        c, rng = self.config, numpy_generator(seed, "apart/train", step)
         hay = cut_sentences(self.prose("train"), c.line_tokens)
         positions = [hay.random_start(rng) for _ in range(size * c.apart)]
         rows = [hay.tokens(position, int(hay.offset(position, 1))) for position in positions]
@@ -87,7 +87,7 @@ class Extras(PlantedFacts):
 
 def mentions(phrases: Sequence[str], tokenizer: Tokenizer, seed: int, step: int, count: int) -> list[np.ndarray]:
     """Tokens of ``count`` sentences for a step of the training: mentions of the phrases and facts in turn."""
-    rng = Generator(PCG64(mixed_seed(seed, "mentions/train", step)))
+    rng = numpy_generator(seed, "mentions/train", step)
     chosen_N = rng.integers(len(phrases), size=count)
     sentences = [fact(phrases, rng) if n % 2 else mention(phrases[int(i)], rng) for n, i in enumerate(chosen_N)]
     return encode_lines(tokenizer, sentences)

@@ -42,12 +42,13 @@ from itertools import islice
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
 from lit_memory.tasks.babi.files import SHIPPED_STORIES, WORDS, check_stories, questions
 from lit_memory.tasks.babi.reader import Reader, event_of
 from lit_memory.tasks.babi.world import ACTORS, PLACES, Question
 from lit_memory.tasks.babilong import RULES, TRIES, load_noise
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.episodes import CITE, EpisodeConfig, EpisodeSample, EpisodeTask, Texts
 from lit_memory.tasks.extras import places_of_noise
 from lit_memory.tasks.lines import encode_lines
@@ -58,7 +59,6 @@ from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError
 from lit_memory.util.fields import added
-from lit_memory.util.seeds import mixed_seed
 
 OTHER_PLACES = {
     "office": "library",
@@ -134,10 +134,10 @@ class BabiEpisodes(EpisodeTask, ReadInOrder):
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
         c = self.config
-        rng = Generator(PCG64(mixed_seed(seed, f"memreasoner/{split}", step)))
+        rng = numpy_generator(seed, f"memreasoner/{split}", step)
         stream = questions(self.babi_task(split), seed, split, step, size, c.stories)
         if split == "train" and c.renamed:
-            stream = self.with_renamed(stream, Generator(PCG64(mixed_seed(seed, "renamed/train", step))))
+            stream = self.with_renamed(stream, numpy_generator(seed, "renamed/train", step))
         return [self.plant(*self.next_fitting(stream, split), split, rng) for _ in range(size)]
 
     def with_renamed(self, stream: Iterator[Question], rng: Generator) -> Iterator[Question]:

@@ -42,7 +42,7 @@ import torch
 from numpy.random import PCG64, Generator
 from torch import Tensor
 
-from lit_memory.tasks.babi.files import split_of
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.planted_facts import PlantedFacts, PlantedFactsConfig
 from lit_memory.tasks.samples import Sample, encode_texts
 from lit_memory.text.corpus import Corpus, content_key, load_corpus, sentences
@@ -51,7 +51,7 @@ from lit_memory.text.lexicon import WORDS
 from lit_memory.text.tokenizers import WORD, Tokenizer
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.provenance import cache_folder
-from lit_memory.util.seeds import mixed_seed
+from lit_memory.util.seeds import split_of
 
 NOTE = (
     "A special magic {kind} is hidden in the text below. Memorize it, for you will be asked for the {kind} at the end."
@@ -145,7 +145,7 @@ class Needle(PlantedFacts):
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[Sample]:
         c = self.config
-        rng = Generator(PCG64(mixed_seed(seed, f"needle/{split}", step)))
+        rng = numpy_generator(seed, f"needle/{split}", step)
         if c.variant == "pk":
             hay = repeated_line(self.tokenizer)
         else:
@@ -156,7 +156,7 @@ class Needle(PlantedFacts):
         """Draw a key, its value, where the hay begins, and which gap between its sentences holds the needle."""
         c, tokenizer = self.config, self.tokenizer
         key = value = draw_compound(rng)
-        while value == key or split_of((), value) != split:
+        while value == key or split_of(value) != split:
             value = VALUES[c.kind](rng, c.digits)
         *facts, question, answer = encode_texts(tokenizer, c.texts(key, value), leading_space=True)
         tokens, lengths = segments * c.segment_len - c.margin, [len(fact) for fact in facts]

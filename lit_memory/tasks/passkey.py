@@ -38,10 +38,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 from torch import Tensor
 
-from lit_memory.tasks.babi.files import split_of
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.episodes import CITE, EpisodeConfig, EpisodeSample, EpisodeTask, Texts
 from lit_memory.tasks.lines import encode_lines
 from lit_memory.tasks.needle import LINE, VALUES, load_hay
@@ -51,7 +51,7 @@ from lit_memory.text.haystack import Haystack
 from lit_memory.text.tokenizers import Tokenizer
 from lit_memory.util.checks import FieldError
 from lit_memory.util.fields import added
-from lit_memory.util.seeds import mixed_seed
+from lit_memory.util.seeds import split_of
 
 NOTE = (
     "Something important is hidden in a lot of text that does not matter.",
@@ -115,7 +115,7 @@ class Passkey(EpisodeTask):
         return self.config.needle != "passkey"
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
-        rng = Generator(PCG64(mixed_seed(seed, f"passkey/{split}", step)))
+        rng = numpy_generator(seed, f"passkey/{split}", step)
         return [self.plant(self.draw_answer(split, rng), split, rng) for _ in range(size)]
 
     def draw_answer(self, split: str, rng: Generator) -> str:
@@ -126,7 +126,7 @@ class Passkey(EpisodeTask):
         if c.needle == "san_francisco":
             return SAN_FRANCISCO
         number = VALUES["number"](rng, digits)
-        while digits > 1 and split_of((), number) != split:
+        while digits > 1 and split_of(number) != split:
             number = VALUES["number"](rng, digits)
         return " ".join(number) if c.tokenizer == "word" else number
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.util import files
 from lit_memory.util.inputs import read_table
 from lit_memory.util.provenance import cache_folder
-from lit_memory.util.seeds import mixed_seed
 
 URL = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{}.csv"
 ETT = {"ETTh1": 24, "ETTh2": 24, "ETTm1": 96, "ETTm2": 96}
@@ -125,7 +125,7 @@ def autoregression(rng: Generator, *weights: float) -> Iterator[float]:
 @lru_cache(maxsize=1)
 def seasons() -> np.ndarray:
     """The synthetic stand-in of spec 9, (C, R): always the same numbers."""
-    rng, row_R = Generator(PCG64(mixed_seed(0, "time_series/seasons", 0))), np.arange(ROWS)
+    rng, row_R = numpy_generator(0, "time_series/seasons", 0), np.arange(ROWS)
 
     def process(*weights: float) -> np.ndarray:
         values = autoregression(rng, *weights)

@@ -36,10 +36,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 from torch import Tensor
 
-from lit_memory.tasks.babi.files import split_of
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.tasks.episodes import CITE, EpisodeConfig, EpisodeSample, EpisodeTask, Texts
 from lit_memory.tasks.lines import encode_lines
 from lit_memory.tasks.needle import LINE, load_hay, repeated_line, string_match_all
@@ -47,7 +47,7 @@ from lit_memory.tasks.placement import Placement, merge_in_order, place_between
 from lit_memory.text.haystack import Haystack
 from lit_memory.util.checks import FieldError, at_least
 from lit_memory.util.fields import added
-from lit_memory.util.seeds import mixed_seed
+from lit_memory.util.seeds import split_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NOTE = "[INST] Memorize the chain(s) of variable assignment in the following text, and track them."
@@ -147,7 +147,7 @@ class VariableTracking(EpisodeTask):
 
     def samples(self, seed: int, split: str, step: int, size: int) -> list[EpisodeSample]:
         counts = self.config.statement_counts(split)
-        rng = Generator(PCG64(mixed_seed(seed, f"variable_tracking/{split}", step)))
+        rng = numpy_generator(seed, f"variable_tracking/{split}", step)
         return [self.draw(counts[rng.integers(len(counts))], split, rng) for _ in range(size)]
 
     def draw(self, count: int, split: str, rng: Generator) -> EpisodeSample:
@@ -186,7 +186,7 @@ class VariableTracking(EpisodeTask):
         least = 10 ** (self.config.value_digits - 1)
         while len(values) < count:
             value = int(rng.integers(least, 10 * least))
-            if values or split_of((), str(value)) == split:
+            if values or split_of(str(value)) == split:
                 values[value] = None
         return [self.spell(str(value)) for value in values]
 

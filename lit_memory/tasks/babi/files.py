@@ -25,7 +25,6 @@ Deviations
    support if the object changed hands between the two places.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -33,14 +32,15 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
 from lit_memory.tasks.babi.reader import FACTS, OPPOSITE, QUESTIONS, VERBS, interpret
 from lit_memory.tasks.babi.world import ACTORS, GIVERS, OBJECTS, PLACES, Draws, Question, Rules, draw_story
+from lit_memory.tasks.base import numpy_generator
 from lit_memory.text.shipped import folder_of
 from lit_memory.util.checks import FieldError
 from lit_memory.util.inputs import plain_name, read_text, text_files
-from lit_memory.util.seeds import mixed_seed
+from lit_memory.util.seeds import split_of
 
 __all__ = [
     "FEWEST_FACTS",
@@ -58,7 +58,6 @@ __all__ = [
     "parse",
     "questions",
     "simulate",
-    "split_of",
 ]
 
 FILES = {
@@ -108,12 +107,6 @@ def labels_of(task: str, stories: str) -> tuple[str, ...]:
     return tuple(sorted((*ACTORS, *OBJECTS))) if (task, stories) == ("qa5", "lua") else LABELS[task]
 
 
-def split_of(facts: Sequence[str], question: str) -> str:
-    """Split of a sample, by a hash of its text: "train" for 80 %, "valid" for 10 %, "test" for 10 %."""
-    digest = hashlib.blake2b("\n".join((*facts, question)).encode(), digest_size=8).digest()
-    return (*["train"] * 8, "valid", "test")[int.from_bytes(digest, "little") % 10]
-
-
 def questions(
     task: str, seed: int, split: str, step: int, size: int, stories: str = "v1.2", most: float = math.inf
 ) -> Iterator[Question]:
@@ -131,7 +124,7 @@ def questions(
     if stories in ("v1.2", "lua"):
         if most < (least := FEWEST_FACTS[stories][task]):
             raise FieldError("most", most, f"expected at least {least}, the fewest facts of a question of {task}")
-        rng = Generator(PCG64(mixed_seed(seed, f"{task}/{stories}/{split}", step)))
+        rng = numpy_generator(seed, f"{task}/{stories}/{split}", step)
         return _simulated(task, split, stories, Draws(rng), most)
     return _shuffled(stories_of(stories, task, split), seed, split, step * size)
 
@@ -142,14 +135,14 @@ def _simulated(task: str, split: str, rules: Rules, draws: Draws, most: float) -
         story = draws.shuffled(draw_story(task, rules, draws, most))
         # The hash is independent of the question, so the first question of the split in random order is as good as one
         # that was drawn first and kept if it belongs to the split.
-        yield from islice((q for q in story if split_of(q.facts, q.text) == split), 1)
+        yield from islice((q for q in story if split_of("\n".join((*q.facts, q.text))) == split), 1)
 
 
 def _shuffled(questions: Sequence[Question], seed: int, split: str, first: int) -> Iterator[Question]:
     """All questions again and again, in a new order each time, after the ``first`` ones."""
     lap, skip = divmod(first, len(questions))
     while True:
-        order = Generator(PCG64(mixed_seed(seed, f"order/{split}", lap))).permutation(len(questions))
+        order = numpy_generator(seed, f"order/{split}", lap).permutation(len(questions))
         yield from (questions[i] for i in order[skip:])
         lap, skip = lap + 1, 0
 
