@@ -43,6 +43,7 @@ from lit_memory.models.parts import Dropout, newest
 from lit_memory.models.plain import is_plain
 from lit_memory.models.relative import blend, by_distance, probabilities, score, sinusoids, weight_first
 from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, state_options
+from lit_memory.recurrence.calls import no_graph
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -284,13 +285,12 @@ class XL(SeparateWrite, LayerMajor):
             return state
         layers: Any = self.layers
         states = []
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.mem_detach):
+        with no_graph(self.config.mem_detach):
             rows_BTD = self.embed(ids_BT)
             for i, (layer, old) in enumerate(zip(layers, state, strict=True)):
                 states.append(layer.cached(rows_BTD, old, mask_BT))
                 if i + 1 < len(layers):  # the cache of the last layer has its inputs
                     rows_BTD = layer(rows_BTD, old, mask_BT, write=False)[0]
-        torch.clear_autocast_cache()  # torch 2.9 would keep casts of the weights that have no history
         return tuple(states)
 
     def embed(self, ids_BT, write=True):

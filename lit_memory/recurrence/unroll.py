@@ -13,7 +13,7 @@ from lit_memory.recurrence.checkpointing import checkpointed
 from lit_memory.recurrence.protocol import SegmentRecurrent, SharedRead
 from lit_memory.recurrence.schedules import check_schedule, scheduled, streamed
 from lit_memory.recurrence.segment import Segment, as_segment, with_new_samples
-from lit_memory.recurrence.state import State, batch_size, detach, map_state, state_tensors
+from lit_memory.recurrence.state import State, batch_size, detach, map_state
 from lit_memory.util.checks import FieldError, check_least
 
 
@@ -90,10 +90,8 @@ def check_options(
 
 def check_samples(segments: Sequence[Segment], state: State | None) -> None:
     """Raise FieldError for a state of more samples than the segments have."""
-    if segments and state is not None and any(True for _ in state_tensors(state)):
-        samples = len(segments[-1].ids_BT)
-        if batch_size(state) > samples:
-            raise FieldError("state", batch_size(state), f"its samples are more than the {samples} of ids_BT")
+    if segments and state is not None and batch_size(state) > (samples := len(segments[-1].ids_BT)):
+        raise FieldError("state", batch_size(state), f"its samples are more than the {samples} of ids_BT")
 
 
 def check_state(state: State | None) -> None:

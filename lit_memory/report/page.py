@@ -181,10 +181,9 @@ def _tuning(plan: ReportPlan, report: Report) -> str:
         each = f"Every arm has the point of its grid that is best over {seeds_shown(plan.tune_seeds)}, by the mean"
     fresh = ""
     if report.fresh:
-        others = [seed for seed in plan.seeds if seed not in plan.tune_seeds]
         fresh = (
             "\n\nA seed that chooses is judged where its own run was seen to do well, which flatters arms whose runs\n"
-            f"differ. By {seeds_shown(others)} alone the verdict is {report.fresh}."
+            f"differ. By {seeds_shown(plan.fresh_seeds)} alone the verdict is {report.fresh}."
         )
     return (
         f"## Tuning\n\n![{y} of the last validation against what was tuned.](grid.png)\n\n"

@@ -82,6 +82,11 @@ class ReportPlan:
         return {ref.metric or self.config.y for line in lines for ref in refs(parse(line))}
 
     @property
+    def fresh_seeds(self) -> list[int]:
+        """The seeds that chose no point of a grid, where some chose for all."""
+        return [seed for seed in self.seeds if seed not in self.tune_seeds] if self.tune_seeds else []
+
+    @property
     def judged(self) -> set[str]:
         """The metrics of the figure and of all lines."""
         return {self.config.y} | self.metrics_of(*KINDS)

@@ -100,10 +100,9 @@ def by_fresh_seeds(results: Results) -> str:
     """The verdict by the seeds that chose no point of a grid: that of one that did is taken where its run was seen to
     do well in validation. "" where all or none choose, or where there are no lines."""
     plan = results.plan
-    fresh = [seed for seed in plan.seeds if seed not in plan.tune_seeds]
-    if not plan.tune_seeds or not fresh or not any(plan.lines.values()):
+    if not plan.fresh_seeds or not any(plan.lines.values()):
         return ""
-    alone = replace(results, plan=replace(plan, seeds=fresh))
+    alone = replace(results, plan=replace(plan, seeds=plan.fresh_seeds))
     return conclude(judge(plan.lines, alone.evidence), [])[0]
 
 

@@ -233,9 +233,10 @@ class BABILong(PlantedFacts, ReadInOrder):
         fact_tokens, position, gaps_F = int(lengths.sum()), 0, np.zeros(len(facts), np.int64)
         tokens = self.room(segments) if noise else fact_tokens
         if noise:
-            position, first, last = self.draw_place(noise, tokens, fact_tokens, rng)
-            if first >= last:
+            place = self.draw_place(noise, tokens, fact_tokens, rng)
+            if place is None:
                 return None
+            position, first, last = place
             chosen_F = np.sort(rng.integers(first, last, len(facts)))
             gaps_F = np.minimum(noise.offset(position, chosen_F), tokens - fact_tokens)
         starts_F = gaps_F + np.cumsum(lengths) - lengths
@@ -259,18 +260,18 @@ class BABILong(PlantedFacts, ReadInOrder):
             raise FieldError("margin", self.config.margin, least)
         return np.append(question_ids, self.tokenizer.gen_id), np.append(answer_ids, self.tokenizer.eos_id)
 
-    def draw_place(self, noise: Haystack, tokens: int, fact_tokens: int, rng: Generator) -> tuple[int, int, int]:
+    def draw_place(self, noise: Haystack, tokens: int, fact_tokens: int, rng: Generator) -> tuple[int, ...] | None:
         """Draw where the context begins in the noise: where a sentence begins in the part that may hold facts. Also
-        the first gap there and the one after the last, not a later one where such facts find none: gap k is in front of
-        sentence k of the noise, and another one at the end of the context."""
+        the first gap there and the one after the last; None where facts of this length find none. Gap k is in front of
+        sentence k of the noise; another one is at the end of the context."""
         c = self.config
         for _ in range(BEGINNINGS):
             position = noise.random_start(rng)
             first = noise.sentences(position, math.ceil(tokens * c.facts_from))
             last = noise.sentences(position, int(tokens * c.facts_to) - fact_tokens) + (c.facts_to == 1)
             if first < last:
-                break
-        return position, first, last
+                return position, first, last
+        return None
 
     def score_answer(self, target: str, answer: str, ended: bool, question: str) -> dict[str, float]:
         right = babilong_compare(target, answer, question, labels_of(self.config.task, self.config.stories))
