@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_memory.memory.associative_chunk import Flags
+from lit_memory.memory.compiled import arrays
 
 
 class CompiledChunk:
@@ -45,8 +46,8 @@ class CompiledChunk:
         """Write what is waiting, and read. asking: x, queries and the place of x + y."""
         rows_BME, live_B = self.written[-1] if self.waiting else (self.none, self.everyone_B)
         z_GBK = self.of_segment(self.z_GBK, len(self.written) - 1, after=1) if self.written else self.z_GBK[:1]
-        inputs = self.waiting, *_arrays(live_B, z_GBK), self.rules, *_arrays(self.A_BKD, rows_BME)
-        _kernels().forward(*inputs, bool(asking), *_arrays(*(asking or 3 * [self.none])))
+        inputs = self.waiting, *arrays(live_B, z_GBK), self.rules, *arrays(self.A_BKD, rows_BME)
+        _kernels().forward(*inputs, bool(asking), *arrays(*(asking or 3 * [self.none])))
         self.waiting = False
 
     def state(self) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ class CompiledChunk:
         self.before = [self.first_BKD.contiguous()]  # A before every segment, not one large tensor: always new pages
         for rows in self.written[:-1]:
             self.before.append(torch.empty_like(self.before[0]))
-            _kernels().replay(*_arrays(*rows, self.before[-2]), self.rules, *_arrays(self.before[-1]))
+            _kernels().replay(*arrays(*rows, self.before[-2]), self.rules, *arrays(self.before[-1]))
         self.dA_BKD, self.dz_BK = (x.clone(memory_format=torch.contiguous_format) for x in (dA_BKD, dz_BK))
         self.dqueries_SBRC = torch.empty_like(self.queries_SBRC)
         self.dwritten_BME = self._backward(len(self.written))
@@ -79,8 +80,8 @@ class CompiledChunk:
         if s:
             writes = *self.written.pop(), self.before[-1], self.of_segment(self.z_GBK, s - 1)
         drows_BME = torch.empty_like(writes[0])
-        inputs = bool(asking), *_arrays(*reads), self.rules, *_arrays(self.dA_BKD, self.dz_BK, dqueries)
-        _kernels().backward(*inputs, s > 0, *_arrays(*writes, drows_BME))
+        inputs = bool(asking), *arrays(*reads), self.rules, *arrays(self.dA_BKD, self.dz_BK, dqueries)
+        _kernels().backward(*inputs, s > 0, *arrays(*writes, drows_BME))
         return drows_BME
 
     def finish_backward(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,10 +92,6 @@ def _kernels() -> Any:
     from lit_memory.memory import associative_kernels
 
     return associative_kernels
-
-
-def _arrays(*tensors: Tensor) -> list[Any]:
-    return [t.detach().contiguous().numpy() for t in tensors]
 
 
 def rules_of(flags: Flags, written: int, dtype: torch.dtype) -> tuple[Any, int]:

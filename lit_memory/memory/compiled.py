@@ -42,7 +42,8 @@ def _kernels() -> Any:
     return kernels
 
 
-def _arrays(*tensors: Tensor) -> list[Any]:
+def arrays(*tensors: Tensor) -> list[Any]:
+    """The tensors as contiguous numpy arrays, which share their memory where they are contiguous."""
     return [t.detach().contiguous().numpy() for t in tensors]
 
 
@@ -64,8 +65,8 @@ class _SelectiveScan(torch.autograd.Function):
     ):
         y_BTE, last_BNE = _new(x_BTE, state_BNE)
         starts_BSNE = _starts(state_BNE, x_BTE.shape[1])
-        inputs = _arrays(x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, state_BNE)
-        _kernels().selective_forward(*inputs, *_arrays(y_BTE, starts_BSNE, last_BNE))
+        inputs = arrays(x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, state_BNE)
+        _kernels().selective_forward(*inputs, *arrays(y_BTE, starts_BSNE, last_BNE))
         ctx.save_for_backward(x_BTE, delta_BTE, A_NE, B_BTN, C_BTN, starts_BSNE)
         return y_BTE, last_BNE
 
@@ -74,7 +75,7 @@ class _SelectiveScan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         *inputs, starts_BSNE = ctx.saved_tensors
         found = _new(*inputs, grads[1])
-        _kernels().selective_backward(*_arrays(*inputs, starts_BSNE, *grads), *_arrays(*found))
+        _kernels().selective_backward(*arrays(*inputs, starts_BSNE, *grads), *arrays(*found))
         return tuple(found)
 
 
@@ -83,8 +84,8 @@ class _DecayedAttention(torch.autograd.Function):
     def forward(ctx: Any, r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV):
         o_BTV, last_BKV = _new(v_BTV, state_BKV)
         starts_BSKV = _starts(state_BKV, r_BTK.shape[1])
-        inputs = _arrays(r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV)
-        _kernels().attention_forward(*inputs, *_arrays(o_BTV, starts_BSKV, last_BKV))
+        inputs = arrays(r_BTK, k_BTK, v_BTV, decay_BTK, state_BKV)
+        _kernels().attention_forward(*inputs, *arrays(o_BTV, starts_BSKV, last_BKV))
         ctx.save_for_backward(r_BTK, k_BTK, v_BTV, decay_BTK, starts_BSKV)
         return o_BTV, last_BKV
 
@@ -93,7 +94,7 @@ class _DecayedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         *inputs, starts_BSKV = ctx.saved_tensors
         found = _new(*inputs, grads[1])
-        _kernels().attention_backward(*_arrays(*inputs, starts_BSKV, *grads), *_arrays(*found))
+        _kernels().attention_backward(*arrays(*inputs, starts_BSKV, *grads), *arrays(*found))
         return tuple(found)
 
 
