@@ -40,6 +40,8 @@ PAPERS = {
 """What the names of experiments begin with -> the paper."""
 VERDICTS = ("REPRODUCED", "NOT REPRODUCED", "INCONCLUSIVE")
 """Of complete reports."""
+AFTER_A_TEST = re.compile(r"after (a|the) (test|report)|after tests|had been seen|test-like")
+"""What caveats say of settings that a test had a part in."""
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +81,10 @@ def limits(folder) -> str:
         return ""
     few = [f"{len(found['seeds'])} seeds"] if found["exploratory"] and "seeds" in found else []
     caveats = " ".join(plan.get("config", {}).get("caveats", []))
-    after = ["after a test"] if "after a test" in caveats or "had been seen" in caveats else []
-    return f" ({', '.join(few + after)})" if few or after else ""
+    after = ["after a test"] if AFTER_A_TEST.search(caveats) else []
+    fresh = re.findall(r"[A-Z ]*[A-Z] by the seeds that did not choose", found.get("scope", ""))
+    limited = [*few, *after, *fresh]
+    return f" ({', '.join(limited)})" if limited else ""
 
 
 def counts_table() -> str:

@@ -12,7 +12,7 @@ from report_data import ARMS, SEEDS, XS, make_frame, make_plan
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.registry import REGISTRIES, load_class
 from lit_memory.report import figures
-from lit_memory.report.axes import Axis
+from lit_memory.report.axes import Axis, tick_labels
 from lit_memory.report.labels import MINIMIZED, balanced, is_share, label, short
 from lit_memory.report.names import spread
 from lit_memory.report.paper import points
@@ -182,11 +182,15 @@ def test_a_sweep_of_five_seeds_that_has_just_begun(done):
 
 
 @pytest.mark.parametrize(("xs", "part"), [(XS, 1), ([50], 0)], ids=["band", "bar"])
-@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (0.2 - 0.5553, 0.8 + 0.5553))])
+@pytest.mark.parametrize(("y", "ends"), [("exact_match", (0.0, 1.0)), ("capacity", (0.08 - 0.2221, 0.92 + 0.2221))])
 def test_five_seeds_have_the_interval_of_their_mean(xs, part, y, ends):
-    """One arm has four 0 and a 1, the other four 1 and a 0: 0.2 and 0.8 with a standard deviation of 0.447, and t is
-    2.776. That of a share ends at 0 and 1."""
-    frame = make_frame(seeds=FIVE, xs=xs, metric=y, value=lambda arm, seed, x: float((seed == 2) == (arm == "gamma")))
+    """One arm has four 0 and a 0.4, the other four 1 and a 0.6: 0.08 and 0.92 with a standard deviation of 0.179, and t
+    is 2.776. That of a share ends at 0 and 1."""
+
+    def value(arm, seed, x):
+        return abs((arm == "gamma") - 0.4 * (seed == 2))
+
+    frame = make_frame(seeds=FIVE, xs=xs, metric=y, value=value)
     axes = line_axes(make_plan(seeds=FIVE, xs=xs, expect=[], config=ReportConfig(y=y)), frame)
     paths = [path for collection in axes.collections for path in collection.get_paths()]
     reached = [place for path in paths for place in path.vertices[:, part]]
@@ -201,6 +205,17 @@ def test_fewer_seeds_are_shown_one_by_one(xs):
     assert not axes.collections and spread_words(3, 2) == "mean of 3 seeds, faint: every seed"
     drawn = {round(float(v), 6) for line in axes.lines for v in (line.get_ydata() if len(xs) > 1 else line.get_xdata())}
     assert {round(value, 6) for value in make_frame(xs=xs)["value"]} <= drawn
+
+
+@pytest.mark.parametrize(("y", "banded"), [("exact_match", False), ("capacity", True)])
+def test_seeds_that_learn_and_seeds_that_do_not_are_shown_one_by_one(y, banded):
+    """Three seeds of five at 1 have an interval from 0 to 1, which would hide all lines."""
+    plan = make_plan(seeds=FIVE, expect=[], config=ReportConfig(y=y))
+    frame = make_frame(seeds=FIVE, metric=y, value=lambda arm, seed, x: float(seed > 1))
+    figure = figures.line_figure(Results.from_frame(plan, frame))
+    assert bool(figure.axes[0].collections) == banded
+    shown = "band: 95 % interval of the mean" if banded else "faint: every seed"
+    assert told_below_title(figure) == f"scale cpu · mean of 5 seeds, {shown}"
 
 
 def test_many_arms_have_no_bands():
@@ -363,7 +378,7 @@ def test_the_state_figure_shows_the_chosen_x_in_the_looks_of_the_first():
 
 def told_below_title(figure):
     (shown,) = (text for note in figure.axes[0].texts if "scale cpu" in (text := note.get_text()))
-    return shown.replace("\n", " ")
+    return " ".join(shown.split())
 
 
 def test_figures_say_what_they_show_of_the_seeds_and_what_is_missing():
@@ -376,6 +391,8 @@ def test_figures_say_what_they_show_of_the_seeds_and_what_is_missing():
     at = f"scale cpu · {plan.x_label}: 500"
     assert told_below_title(figures.state_figure(whole, 500)) == f"{at} · {state}"
     assert told_below_title(figures.state_figure(part, 500)) == f"{at} · {state} · INCOMPLETE"
+    equal = Results.from_frame(*state_case({"armt": STATES["armt"], "rmt": STATES["armt"]}, LAST, seeds=FIVE))
+    assert told_below_title(figures.state_figure(equal, 500)) == f"{at} · {state} · equal states side by side"
     config = replace(plan.config, curves=True)
     trained = replace(part, plan=replace(plan, config=config), validations={("armt", "exact_match", 10, 0): 0.5})
     figure = figures.curve_figure(trained)
@@ -407,6 +424,7 @@ def test_axes_speak_in_words():
         ("", 20, [""]),
         ("one_name_without_a_space", 12, ["one_name_wit", "hout_a_space"]),
         ("a b c d", 7, ["a b c d"]),
+        ("told 1 % of all", 9, ["told 1\u00a0%", "of all"]),
     ],
 )
 def test_lines_of_a_text_are_about_equally_long(text, width, lines):
@@ -499,6 +517,16 @@ def test_names_keep_their_order_and_do_not_overlap(seed):
     assert spread([5.0, 5.0], [10.0, 10.0]) == [0, 10]
 
 
+def test_labels_of_equal_steps_are_at_equal_distances():
+    """Every n-th from the last on; others as they fit, the ends and the length of the training first."""
+    steps = [float(x) for x in range(100, 2001, 100)]
+    shown = [text for text in tick_labels(steps, None, Axis(False), 1900.0) if text]
+    assert shown == ["200", "500", "800", "1,100", "1,400", "1,700", "2,000"]
+    with_training = [text for text in tick_labels(steps, 1500.0, Axis(False), 1900.0) if text]
+    assert with_training[0] == "100" and "1,500" in with_training and with_training[-1] == "2,000"
+    assert tick_labels([4.0, 8.0], None, Axis(False), 4.0) == ["4", "8"]
+
+
 def test_zero_lies_left_of_a_break_on_a_logarithmic_axis():
     """The line is interrupted there, and 250 to 1,000 is as far as 1,000 to 4,000."""
     xs = [0, 250, 1000, 4000]
@@ -527,7 +555,10 @@ def test_the_papers_points_lie_beside_ours():
     assert points(plan) == {"armt": [(125, 1.0), (250, 0.999)], "mamba": [(125, 1.0), (250, 0.995)]}
     figure = line_figure(plan, make_frame(list(QA1), xs=[1, 8, 256]))
     assert "the paper's values, hollow" in legend_texts(figure)
-    hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    scaled = paper_plan([1, 8, 256], unit=2048, paper_label="scaled", log_x=True)
+    assert [x for x, _ in points(scaled)["armt"]] == [31.25, 62.5, pytest.approx(500e3 / 2048)]
+    assert "scaled, hollow" in legend_texts(line_figure(scaled, make_frame(list(QA1), xs=[1, 8, 256])))
+    hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
     assert [line.get_color() for line in hollow] == [ARCHITECTURES[arm][0] for arm in QA1]
     assert points(paper_plan([1, 8])) == {} and points(paper_plan([1, 8, 256], y="loss")) == {}
     table = "memreasoner_table8_iu_task1"

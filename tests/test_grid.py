@@ -577,6 +577,11 @@ def test_runs_that_broke_down_are_marked(select, edge):
     mark, status = crosses(grid_figure(results))
     assert mark.get_text() == "2 ×" and mark.xy == (math.log10(2e-3), edge)
     assert status.get_text().endswith("rings: chosen; ×: broke down")
+    for run in results.plan.grid[:1]:
+        run |= {"stages": 3, "stage_steps": [10, 20]}
+    *_, status = crosses(grid_figure(results))
+    assert len(crosses(grid_figure(results))) == 3
+    assert status.get_text().endswith("rings: chosen; ×: broke down or stopped at a stage")
 
 
 def crosses(figure):

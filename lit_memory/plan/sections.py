@@ -18,8 +18,8 @@ OF_A_RUN = (STEPS_TO, "roughness")
 TIMES = {
     "seconds": "Seconds of wall clock that the test takes per context, reading and answering",
     TRAIN_SPEED: (
-        "Tokens a second of training, forward and backward, on as many contexts of the tested length as have the "
-        "tokens of a training batch"
+        "Tokens a second of training, forward and backward, on `train.timed_contexts` contexts of the tested length, "
+        "or, where that is 0, on as many as have the tokens of a training batch"
     ),
 }
 """Metrics measured by the clock at every x of the test -> their description. The second needs ``train.timed_steps``."""
@@ -175,7 +175,10 @@ class ReportConfig:
     """Arm -> the beginning of "arm: condition" ("MemReasoner:", "RMT (137M): QA1") of the rows that are drawn beside
     it: at the length with which their condition ends ("64k"), or all where the test has a single x."""
     paper_unit: float = 1.0
-    """Of the lengths in the paper's conditions, in one unit of x: 512 where x counts segments of 512 tokens."""
+    """Of the lengths in the paper's conditions, in one unit of x: 512 where x counts segments of 512 tokens, or what
+    puts them at the same multiple of the training length."""
+    paper_label: str = "the paper's values"
+    """The paper's values in the legend."""
     relative_to: str = ""
     """The figure shows by how many per cent y differs from that of this arm, with the same seed; tables have y."""
     curves: bool = False

@@ -1,5 +1,6 @@
 """Scales, limits and ticks of a figure's axes."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -57,23 +58,28 @@ def set_x_axis(axes: Any, axis: Axis, xs: Sequence[float], train_x: float | None
     positions = sorted(map(axis.position, shown))
     span = 1.06 * (positions[-1] - positions[0])
     axes.set_xlim(positions[0] - 0.03 / 1.06 * span, positions[-1] + 0.03 / 1.06 * span)
-    axes.set_xticks(list(map(axis.position, xs)), _tick_labels(xs, train_x, axis, span))
+    axes.set_xticks(list(map(axis.position, xs)), tick_labels(xs, train_x, axis, span))
     if axis.zero is not None and len(shown) > 1:
         draw_break(axes, axis.middle(shown), span)
 
 
-def _tick_labels(xs: Sequence[float], train_x: float | None, axis: Axis, span: float) -> list[str]:
-    """A label for every x, "" where it would touch a more important one: the ends, then the x of the training. Of a
-    fraction three digits."""
-    labels = dict.fromkeys(xs, "")
+def tick_labels(xs: Sequence[float], train_x: float | None, axis: Axis, span: float) -> list[str]:
+    """A label for every x, "" where it would touch a more important one: of equal steps every n-th from the last on,
+    else the ends, then the x of the training. Of a fraction three digits."""
+    labels, texts = dict.fromkeys(xs, ""), {x: short(float(f"{x:.3g}") if abs(x) < 1 else x) for x in xs}
+
+    def fit(x: float, other: float) -> bool:
+        room = 0.012 * (len(texts[x]) + len(texts[other]) + 1)
+        return x == other or abs(axis.position(x) - axis.position(other)) / span > room
+
+    steps = {round((later - x) / (xs[-1] - xs[0]), 6) for x, later in itertools.pairwise(xs)}
+    if not axis.log and len(steps) == 1 and train_x not in xs:
+        strides = (xs[::-n] for n in range(1, len(xs) + 1))
+        shown = next(some for some in strides if all(fit(*pair) for pair in itertools.pairwise(some)))
+        return [texts[x] * (x in shown) for x in xs]
     for x in (xs[-1], xs[0], *(x for x in xs if x == train_x), *xs):
-        text = short(float(f"{x:.3g}") if abs(x) < 1 else x)
-        others = [(other, label) for other, label in labels.items() if label and other != x]
-        if all(
-            abs(axis.position(x) - axis.position(other)) / span > 0.012 * (len(text) + len(label) + 1)
-            for other, label in others
-        ):
-            labels[x] = text
+        if all(fit(x, other) for other, label in labels.items() if label):
+            labels[x] = texts[x]
     return list(labels.values())
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from lit_memory.report.axes import Axis, set_x_axis, train_x_on_axis
 from lit_memory.report.curves import draw_curves, draw_reached, shows_shares
-from lit_memory.report.grid import broke_down, draw_grid, swept
+from lit_memory.report.grid import broke_down, draw_grid, stopped_at, swept
 from lit_memory.report.labels import balanced, short
 from lit_memory.report.names import Drawn, Name, below_title, head, lay_out, legend, name_ends, thin_ticks
 from lit_memory.report.paper import points
 from lit_memory.report.results import Results
-from lit_memory.report.series import RELATIVE, draw_bar, draw_spread, floors, relative, series_of, show_values
-from lit_memory.report.states import draw_states
+from lit_memory.report.series import RELATIVE, are_wide, draw_bar, draw_spread, floors, relative, series_of, show_values
+from lit_memory.report.states import draw_states, has_equal
 from lit_memory.report.style import (
     COLUMN,
     DPI,
@@ -72,7 +72,8 @@ def line_figure(results: Results, width: float = WIDTH) -> Any:
     """The ``Figure`` of y against x, ``width`` inches wide; of a test with a single x, one row per arm."""
     plan = results.plan
     single = len(plan.x_values) == 1
-    words = spread_words(len(plan.seeds), 0 if single else len(plan.arms))
+    wide = not single and are_wide(results, sorted(plan.x_values))
+    words = spread_words(len(plan.seeds), 0 if single else len(plan.arms), wide)
     if results.summaries:
         words = f"mean ± standard deviation of {len(plan.seeds)} seeds"
     if single:
@@ -84,6 +85,7 @@ def line_figure(results: Results, width: float = WIDTH) -> Any:
 def state_figure(results: Results, x: float) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
     words = [f"{results.plan.x_label}: {short(x)}", spread_words(len(results.plan.seeds), 0)]
+    words += ["equal states side by side"] * has_equal(results.plan)
     return _figure(partial(draw_states, x=x), results, words)
 
 
@@ -114,7 +116,9 @@ def grid_figure(results: Results) -> Any:
     chosen_by = "the seeds that choose" if results.plan.tune_seeds else "seeds"
     seeds = f"mean over {chosen_by}, dots: every seed; " if len(results.plan.seeds) > 1 else ""
     others = "of the other settings the best; " if len(swept(results.plan)) > 1 else ""
-    lost = "; ×: broke down" if any(map(broke_down, results.plan.grid)) else ""
+    broke, stopped = any(map(broke_down, results.plan.grid)), any(map(stopped_at, results.plan.grid))
+    reasons = " or ".join(["broke down"] * broke + ["stopped at a stage"] * stopped)
+    lost = f"; ×: {reasons}" if reasons else ""
     return _figure(draw_grid, results, [f"{others}{seeds}rings: chosen{lost}"])
 
 
@@ -140,7 +144,8 @@ def _figure(
     at_ends = width > COLUMN and len(drawn.ends) == len(drawn.handles) and name_ends(axes, names)
     handles = [] if at_ends else list(drawn.handles)
     if drawn.paper:
-        handles += axes.plot([], [], color=GREY, marker="o", mec=GREY, **PAPER, label="the paper's values, hollow")
+        label = f"{results.plan.config.paper_label}, hollow"
+        handles += axes.plot([], [], color=GREY, marker="o", mec=GREY, **PAPER, label=label)
     legend(figure, handles, height + top)
     lay_out(figure, top)
     if not at_ends:
@@ -165,9 +170,9 @@ def _draw_lines(axes: Any, results: Results) -> Drawn:
     plan, config, xs = results.plan, results.plan.config, sorted(results.plan.x_values)
     train_x, own = train_x_on_axis(plan, xs), points(plan)
     axis = Axis.of([*xs, *([] if train_x is None else [train_x])], config.log_x)
-    drawn = Drawn([], [], [], bool(own))
+    drawn, wide = Drawn([], [], [], bool(own)), are_wide(results, xs)
     for series in series_of(results, xs):
-        draw_spread(axes, axis, config.y, xs, series, len(plan.arms))
+        draw_spread(axes, axis, config.y, xs, series, len(plan.arms), wide=wide)
         drawn.handles.extend(axes.plot(*axis.curve(xs, series.means), **series.look, label=series.name))
         end, last = series.means[-1], axis.position(xs[-1])
         if math.isfinite(end) and (end > 0 or not config.log_y):

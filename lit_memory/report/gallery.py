@@ -22,10 +22,11 @@ from lit_memory.util import files
 ASSETS = Path(__file__).with_name("assets")
 LIBRARY = "chart.umd.min.js"
 WHAT = "All reports at one look, with their figures to click on: [index.html](index.html), one file that works offline."
-BOARD = """The metric of every report at its shortest and its longest test (→), and the floats of state that one sample
-carries from segment to segment. Every value is a mean over the seeds of one report, which its link leads to; reports
-differ in task, length and size of the models, so only the values of one row compare. Where several arms of a report
-have the same architecture, their range is shown. *grows*: the state grows with the context."""
+BOARD = """The metric of every report that is not about times alone, at its shortest and its longest test (→), and the
+floats of state that one sample carries from segment to segment. Every value is a mean over the seeds of one report,
+which its link leads to; reports differ in task, length and size of the models, so only the values of one row compare.
+Where several arms of a report have the same architecture, their range is shown. *grows*: the state grows with the
+context."""
 EARLIER = """† Made by an earlier version of the experiment's file, or of code that computes something else today; its
 page names the commit. Run anew, its numbers may differ."""
 

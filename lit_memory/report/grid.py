@@ -101,6 +101,11 @@ def broke_down(run: Mapping[str, Any]) -> bool:
     return run["status"] == "broke down" or "broke_down" in run
 
 
+def is_lost(run: Mapping[str, Any]) -> bool:
+    """Whether a run that has ended has no validation on the task of the last stage."""
+    return broke_down(run) or bool(stopped_at(run))
+
+
 def _choosers(plan: ReportPlan) -> list[int]:
     """The seeds that choose; where some do for all, the others have trained the chosen point alone."""
     return plan.tune_seeds or plan.seeds
@@ -122,7 +127,7 @@ def _points(plan: ReportPlan) -> Iterator[list[dict[str, Any]]]:
 def draw_grid(axes: Any, results: Results) -> Drawn:
     """The last validation against every swept key, one panel for each and one line per arm: the mean over the
     seeds that choose of the best that the other keys allow. Dots are seeds; rings are what was chosen. Where the worst
-    values are, "2 ×" are two runs that broke down, and "↑ 9.1" is a mean far off."""
+    values are, "2 ×" are two runs that broke down or stopped at a stage, and "↑ 9.1" is a mean far off."""
     plan, keys = results.plan, swept(results.plan)
     config = curve_config(plan, plan.select)
     panels, drawn, most = _panels(axes, len(keys)), Drawn([], [], []), _worst_shown(plan)
@@ -187,7 +192,7 @@ def draw_key(axes: Any, plan: ReportPlan, key: str, drawn: Drawn, most: float) -
             axes.plot([axis.position(place)] * len(group), list(group.values()), color=look["color"], **SEED_POINT)
         rings = [(axis.position(_place(places, run["settings"][key])), run["valid"]) for run in own if run["chosen"]]
         axes.plot(*zip(*rings, strict=True) if rings else ([], []), mec=look["color"], **RING)
-        lost = [_place(places, run["settings"][key]) for run in runs if run["arm"] == arm and broke_down(run)]
+        lost = [_place(places, run["settings"][key]) for run in runs if run["arm"] == arm and is_lost(run)]
         off = [(place, f"↑ {y:.3g}") for place, y in curve if y > most]
         for place, text in (*off, *((place, f"{times} ×") for place, times in Counter(lost).items())):
             _mark_lost(axes, plan, axis.position(place), text, marked[place], text_color(look["color"]))

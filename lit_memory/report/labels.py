@@ -1,6 +1,7 @@
 """Names, ranges and numbers as figures, tables and pages show them."""
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -76,8 +77,9 @@ def rounded(value: float) -> float:
 
 
 def balanced(text: str, width: int) -> str:
-    """A text in as few lines of ``width`` letters as it needs, of about equal length."""
-    rows, longest = len(textwrap.wrap(text, width)), max(map(len, text.split()), default=1)
+    """A text in as few lines of ``width`` letters as it needs, of about equal length. A number keeps its "%"."""
+    text = re.sub(r"(\d) %", "\\1\u00a0%", text)  # a no-break space
+    rows, longest = len(textwrap.wrap(text, width)), max(1, *map(len, text.split(" ")))
     widths = range(min(longest, width), width + 1)
     return textwrap.fill(text, next(least for least in widths if len(textwrap.wrap(text, least)) <= rows))
 

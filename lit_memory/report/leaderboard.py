@@ -67,13 +67,14 @@ class Row:
 
 
 def board(cards: Sequence[Card]) -> tuple[list[str], list[Row]]:
-    """The architectures, those of most reports first, and a row for every report that trains."""
+    """The architectures, those of most reports first, and a row for every report that trains, but for
+    those whose claim is about times alone: their models need not have learnt anything."""
     rows = []
     for card in cards:
         arms: dict[str, list[str]] = {}
         for arm, architecture in _architectures(card).items():
             arms.setdefault(architecture, []).append(arm)
-        if card.results is not None and arms:
+        if card.results is not None and arms and not card.results.plan.about_time:
             rows.append(Row(card, card.results, arms))
     names = sorted({name for row in rows for name in row.arms})
     return sorted(names, key=lambda name: -sum(name in row.arms for row in rows)), rows

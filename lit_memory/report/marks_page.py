@@ -12,7 +12,7 @@ from lit_memory.report.marks import MARKS, Mark, Summary, thresholds
 from lit_memory.report.names import head, lay_out, legend
 from lit_memory.report.page import join_blocks, paper_claim
 from lit_memory.report.results import Report
-from lit_memory.report.style import AGREEMENT, DPI, STYLE, WIDTH
+from lit_memory.report.style import AGREEMENT, DPI, GREY, STYLE, UNSURE, WIDTH
 from lit_memory.report.verdict import INCOMPLETE, INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, exploratory
 from lit_memory.util import files
 
@@ -56,14 +56,14 @@ def _verdict(marks: Marks) -> str:
 
 def _figure(summary: Summary, report: Report, marks: Marks) -> dict[str, bytes]:
     models = summary.config.models
-    cells = {(ability, models[arm]): (str(mark), mark.agrees) for (ability, arm), mark in marks.items()}
+    cells = {(ability, models[arm]): mark for (ability, arm), mark in marks.items()}
     incomplete = f" · {INCOMPLETE}" if report.verdict == INCOMPLETE else ""
     status = f"{summary.scale_shown} ({summary.evidence}) · in brackets the paper's marks{incomplete}"
     return draw_marks(summary.title or summary.name, status, cells)
 
 
-def draw_marks(title: str, status: str, cells: Mapping[tuple[str, str], tuple[str, bool | None]]) -> dict[str, bytes]:
-    """figure.png and figure.pdf of a table of marks: (row, column) -> text, and whether it agrees with the paper."""
+def draw_marks(title: str, status: str, cells: Marks) -> dict[str, bytes]:
+    """figure.png and figure.pdf of a table of marks by (row, column)."""
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -73,22 +73,30 @@ def draw_marks(title: str, status: str, cells: Mapping[tuple[str, str], tuple[st
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         _draw_cells(figure.add_subplot(), cells)
         top = head(figure, title, status)
-        legend(figure, [Patch(facecolor=color, label=words) for color, words in AGREEMENT.values()], height + top)
+        patches = [Patch(facecolor=color, label=words) for color, words in AGREEMENT.values()]
+        if any(map(_is_unsure, cells.values())):
+            patches.append(Patch(facecolor=GREY, edgecolor="white", label="not sure", **UNSURE))
+        legend(figure, patches, height + top)
         lay_out(figure, top)
         return saved({"figure": figure})
 
 
-def _draw_cells(axes: Any, cells: Mapping[tuple[str, str], tuple[str, bool | None]]) -> None:
+def _is_unsure(mark: Mark) -> bool:
+    return mark.agrees is not None and not mark.sure
+
+
+def _draw_cells(axes: Any, cells: Marks) -> None:
     """A coloured cell per mark, row names on the left, column names above."""
     from matplotlib.patches import Rectangle
 
     rows, columns = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-    for (row, column), (text, agrees) in cells.items():
+    for (row, column), mark in cells.items():
         x, y = columns.index(column), rows.index(row)
-        color, _ = AGREEMENT[agrees]
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=2))
-        axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=12)
+        color, _ = AGREEMENT[mark.agrees]
+        hatched = UNSURE if _is_unsure(mark) else {}
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=2, **hatched))
+        axes.text(x + 0.5, y + 0.5, str(mark), ha="center", va="center", fontsize=12)
     axes.set_xticks([i + 0.5 for i in range(len(columns))], columns)
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)
     axes.tick_params(length=0, labelsize=10.5, labeltop=True, labelbottom=False)

@@ -100,16 +100,31 @@ def draw_bar(axes: Any, x: float, metric: str, values: list[float], color: str, 
         axes.errorbar([x], [middle], yerr=ends, **look)
 
 
+def are_wide(results: Results, xs: list[float]) -> bool:
+    """Whether the interval of a share is wider than half of the axis, as that of seeds of which some have learnt a task
+    and others not: seen one by one they say more."""
+    metric = results.plan.config.y
+    groups = [group for series in series_of(results, xs) for group in series.groups] if is_share(metric) else []
+    return any(high - low > 0.5 for low, high in (mean_interval(metric, group) for group in groups))
+
+
 def draw_spread(
-    axes: Any, axis: Axis, metric: str, xs: list[float], series: Series, arms: int, marker: str = SEED_LINE["marker"]
+    axes: Any,
+    axis: Axis,
+    metric: str,
+    xs: list[float],
+    series: Series,
+    arms: int,
+    marker: str = SEED_LINE["marker"],
+    wide: bool = False,
 ) -> None:
-    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands``, else a faint line for each; bars of
-    one standard deviation where the seeds were not kept."""
+    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands`` that are not ``wide``, else a faint
+    line for each; bars of one standard deviation where the seeds were not kept."""
     color = series.look["color"]
     if any(series.told):
         spread = axis.curve(xs, [told[1] if told else math.nan for told in series.told])[1]
         axes.errorbar(*axis.curve(xs, series.means), yerr=spread, color=color, ls="", elinewidth=1.2, capsize=3)
-    elif has_bands(len(series.seeds), arms):
+    elif has_bands(len(series.seeds), arms) and not wide:
         low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
         axes.fill_between(
             axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0

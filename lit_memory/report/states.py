@@ -58,6 +58,12 @@ class StateAxis(NamedTuple):
         axes.set_xlim(start - 0.04 * (self.high - start), self.high + 0.04 * (self.high - start))
 
 
+def has_equal(plan: ReportPlan) -> bool:
+    """Whether arms have states of one size."""
+    sizes = [size for arm in plan.arms if (size := plan.state_size(arm)) is not None]
+    return len({*sizes}) < len(sizes)
+
+
 def draw_states(axes: Any, results: Results, x: float) -> Drawn:
     """y at the tested ``x`` against the floats of state per sample there; the legend also names arms without a
     point."""

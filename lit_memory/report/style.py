@@ -42,13 +42,14 @@ STYLE = {
     "xtick.labelcolor": "black",
     "ytick.labelcolor": "black",
     "text.parse_math": False,  # labels come from the YAML: a lone dollar sign must not end a report
+    "hatch.linewidth": 3,
     "legend.frameon": False,
     "pdf.fonttype": 42,
 }
 SEED_LINE = {"lw": 0.9, "marker": ".", "ms": 3.5, "mew": 0, "alpha": 0.45, "zorder": 1.9}
 SEED_POINT = {"ls": "", "marker": ".", "ms": 5, "mew": 0, "alpha": 0.5, "zorder": 1.9}
 REFERENCE = {"color": GREY, "lw": 1, "ls": (0, (4, 3)), "zorder": 1.5}
-PAPER = {"ls": (0, (2, 2)), "lw": 1.2, "mfc": "white", "mew": 1.3, "zorder": 2.2}
+PAPER = {"ls": (0, (2, 2)), "lw": 1.2, "mfc": "none", "mew": 1.3, "zorder": 2.2}
 """The paper's own values: hollow, dashed, in the colour and with the marker of the arm."""
 LEAST_FOR_BAND, MOST_BANDS = 5, 6
 """Seeds from which on a figure has a band of confidence for each of up to so many arms; else seeds are shown one by
@@ -64,6 +65,8 @@ AGREEMENT = {
     None: ("#EFEFEF", "not comparable"),
 }
 """Background and legend of a mark, by whether it agrees with the paper's; None if they cannot be compared."""
+UNSURE = {"hatch": "///"}
+"""Over the background of a mark that may be another."""
 
 
 def looks(models: Sequence[str]) -> list[dict[str, Any]]:
@@ -107,10 +110,11 @@ def has_bands(seeds: int, arms: int) -> bool:
     return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS
 
 
-def spread_words(seeds: int, lines: int) -> str:
-    """What a figure shows of so many seeds; lines: those of its arms, 0 where it shows points with bars."""
+def spread_words(seeds: int, lines: int, wide: bool = False) -> str:
+    """What a figure shows of so many seeds; lines: those of its arms, 0 where it shows points with bars. wide: its
+    intervals would hide the lines."""
     if seeds == 1:
         return "1 seed"
     interval = f"{'band' if lines else 'bar'}: 95 % interval of the mean"
-    shown = interval if has_bands(seeds, lines) else "faint: every seed"
+    shown = interval if has_bands(seeds, lines) and not wide else "faint: every seed"
     return f"mean of {seeds} seeds, {shown}"
