@@ -75,7 +75,7 @@ def draw_marks(title: str, status: str, cells: Marks) -> dict[str, bytes]:
         top = head(figure, title, status)
         patches = [Patch(facecolor=color, label=words) for color, words in AGREEMENT.values()]
         if any(map(_is_unsure, cells.values())):
-            patches.append(Patch(facecolor=GREY, edgecolor="white", label="not sure", **UNSURE))
+            patches.append(Patch(facecolor=GREY, edgecolor="white", hatch=UNSURE, label="not sure"))
         legend(figure, patches, height + top)
         lay_out(figure, top)
         return saved({"figure": figure})
@@ -94,8 +94,8 @@ def _draw_cells(axes: Any, cells: Marks) -> None:
     for (row, column), mark in cells.items():
         x, y = columns.index(column), rows.index(row)
         color, _ = AGREEMENT[mark.agrees]
-        hatched = UNSURE if _is_unsure(mark) else {}
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=2, **hatched))
+        hatch = UNSURE if _is_unsure(mark) else None
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=2, hatch=hatch))
         axes.text(x + 0.5, y + 0.5, str(mark), ha="center", va="center", fontsize=12)
     axes.set_xticks([i + 0.5 for i in range(len(columns))], columns)
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)

@@ -65,8 +65,8 @@ AGREEMENT = {
     None: ("#EFEFEF", "not comparable"),
 }
 """Background and legend of a mark, by whether it agrees with the paper's; None if they cannot be compared."""
-UNSURE = {"hatch": "///"}
-"""Over the background of a mark that may be another."""
+UNSURE = "///"
+"""Hatching of the background of a mark that may be another."""
 
 
 def looks(models: Sequence[str]) -> list[dict[str, Any]]:
