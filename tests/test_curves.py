@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -148,6 +149,9 @@ def test_the_figure_of_the_training_and_the_steps_to_a_threshold(tmp_path):
     assert {(step, value) for (_, _, step, _), value in VALIDATED.items()} <= drawn
     texts = [text.get_text() for text in axes.texts]
     assert any("bold" in text for text in texts) and "chance 0.0625" in texts
+    last = max(cell for cell in VALIDATED if cell[0] == "gamma")
+    (told,) = curve_figure(replace(again, validations=VALIDATED | {last: math.nan})).legends
+    assert "gamma" in [text.get_text() for text in told.get_texts()]
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     write(again, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first

@@ -242,6 +242,10 @@ def test_an_arm_far_from_the_others_is_cut_where_less_is_better():
         assert not kept[1] and kept[0] > 10
     assert look(-20.0)[1] == ["c ↓ −19.9 to −19.5"]
     assert look(12.0)[0] > 12 and look(22.0, y="capacity")[0] > 22
+    frame = make_frame("abc", metric="perplexity", value=lambda arm, seed, x: {"a": 9.0, "b": 10.0, "c": 22.0}[arm] + x)
+    frame.loc[(frame.arm == "c") & (frame.x == XS[0]), "value"] = math.nan
+    axes = line_axes(make_plan("abc", expect=[], config=ReportConfig(y="perplexity")), frame)
+    assert not any("nan" in text.get_text() for text in axes.texts)
 
 
 @pytest.mark.parametrize("name", REGISTRIES["task"])
@@ -411,7 +415,16 @@ def test_axes_speak_in_words():
     assert "armt_ablation_gamma" in {text.get_text() for text in line_axes(make_plan(), make_frame()).texts}
     assert [t.get_text() for t in axes.get_xticklabels()] == ["50", "100", "200", "500"]
     assert axes.get_ylim() == (-0.03, 1.04)
-    values = {0.5: "0.5", 1000: "1,000", 4096: "4,096", 16000: "16k", 128e3: "128k", 1e6: "1M", 2.5e6: "2.5M"}
+    values = {
+        0.5: "0.5",
+        1000: "1,000",
+        4096: "4,096",
+        16000: "16k",
+        128e3: "128k",
+        1e6: "1M",
+        2.5e6: "2.5M",
+        2e15: "2e+15",
+    }
     assert {x: short(x) for x in values} == values
     assert label("noise_level") == "noise level"
 

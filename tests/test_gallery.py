@@ -18,7 +18,6 @@ from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import load
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report import old_reports
 from lit_memory.report.cards import read_cards
 from lit_memory.report.charts import POINTS, charts
 from lit_memory.report.gallery import ASSETS, LIBRARY, embedded, write_gallery
@@ -71,24 +70,16 @@ def write_marks(folder):
     (folder / "figure.png").write_bytes(png())
 
 
-def make_old(folder):
-    """A report as it was before report.json: arms by their ids, no title, no evidence."""
-    (folder / "report.json").unlink()
-    verdict = json.loads((folder / "verdict.json").read_text())
-    verdict = {name: value for name, value in verdict.items() if name not in ("title", "evidence", "labels")}
-    (folder / "verdict.json").write_text(json.dumps(verdict))
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A root with a new report, one of another scale, an old one and a summary of marks, and two that are left out."""
+    """A root with a report, one of another scale, one without words for anything, a summary of marks, and two that are
+    left out."""
     root = tmp_path_factory.mktemp("gallery")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_memory.report.render.draw", lambda *args: {"figure.png": png()})
         for name in ("new", "new/gpu", "new/cpu-modified-abcdef", "new/gpu-incomplete"):
             write_report(root / "reports" / name, experiment=name.partition("/")[0], scale=name[4:7] or "cpu")
-        write_report(root / "reports" / "old", experiment="old", title="", labels={})
-    make_old(root / "reports" / "old")
+        write_report(root / "reports" / "plain", experiment="plain", title="", labels={}, evidence="", train_x=None)
     write_marks(root / "reports" / "marks")
     return root
 
@@ -106,7 +97,7 @@ def written(root):
 
 
 def test_cards(cards):
-    assert list(cards) == ["marks", "new", "new/gpu", "old"]
+    assert list(cards) == ["marks", "new", "new/gpu", "plain"]
     assert [cards[name].title for name in ("new", "new/gpu")] == ["Title of new", "Title of new · scale gpu"]
     new = cards["new"]
     assert (new.title, new.verdict, new.evidence, new.seeds, new.minutes) == (
@@ -120,28 +111,10 @@ def test_cards(cards):
     assert new.exploratory and not cards["marks"].exploratory
     assert "exploratory (3 seeds)" in new.judged and (new.figure.width, new.figure.height) == (140, 90)
     assert {"new", "rmt", "toy", "figure"} <= set(re.findall(r"\w+", new.words))
-    assert cards["old"].title == "old" and cards["old"].evidence == "not stated"
+    assert cards["plain"].title == "plain" and cards["plain"].evidence == "not stated"
     marks = cards["marks"]
     assert marks.results is None and marks.seeds is None and marks.minutes is None
     assert marks.tables == [[["ability", "ARMT"], ["Memory", "++ (+)"]]]
-
-
-def test_an_old_report_shows_the_same_numbers(root, cards, monkeypatch):
-    """``read_old`` has from the pages what ``load`` has from report.json, but for the length of the training."""
-    tree = {"report": {"y": "exact_match", "log_x": True, "chance": 0.0625, "state_x": 500}}
-    monkeypatch.setattr(old_reports, "_file", lambda name: tree | {"labels": {"wide": "ARMT, wide"}})
-    old = next(card for card in read_cards(root / "reports", pytest.fail) if card.name == "old")
-    new, known = charts(cards["new"].results), charts(old.results)
-    new[0]["guides"] = [guide for guide in new[0]["guides"] if "trained" not in guide["name"]]
-    assert known == new
-    assert board([old])[1][0].state("rmt") == board([cards["new"]])[1][0].state("rmt") == "1,000, grows"
-
-
-def test_architectures_of_a_report_that_does_not_say_them(cards):
-    """They are in the settings of its arms."""
-    results = cards["new"].results
-    silent = dataclasses.replace(results, plan=dataclasses.replace(results.plan, models={}))
-    assert old_reports.with_models(silent) == results
 
 
 def test_points_are_those_of_the_table(root, cards):
@@ -227,14 +200,14 @@ def test_the_figure_is_that_of_the_picture():
 
 def test_leaderboard(cards):
     names, rows = board(list(cards.values()))
-    assert names == ["armt", "rmt"] and [row.card.name for row in rows] == ["new", "new/gpu", "old"]
+    assert names == ["armt", "rmt"] and [row.card.name for row in rows] == ["new", "new/gpu", "plain"]
     row = rows[0]
     assert row.arms == {"armt": ["armt", "wide"], "rmt": ["rmt"]}
     assert row.value("rmt") == "0.840 → 0.390" and row.value("armt") == "0.865 to 0.890 → 0.640 to 0.890"
     assert row.state("armt") == "64 to 128" and row.value("mamba") == ""
     state, length = board_charts(rows)
     assert len(state["series"]) == 9 and {s["group"] for s in state["series"]} == {"armt", "rmt"}
-    assert {s["card"] for s in length["series"]} == {"new", "new-gpu"}  # the old one does not know its training
+    assert {s["card"] for s in length["series"]} == {"new", "new-gpu"}  # the other does not know its training
     assert [point[0] for point in length["series"][0]["points"]] == pytest.approx([0, 0.30103, 0.60206, 1], abs=1e-5)
     assert "toy, 3 seeds" in state["series"][0]["name"]
     assert len({(s["group"], s["look"]["color"]) for s in state["series"]}) == 2
@@ -320,12 +293,10 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-@pytest.mark.parametrize("kind", ["new", "old"])
+@pytest.mark.parametrize("kind", ["new", "plain"])
 def test_a_broken_report_is_named_and_the_others_are_shown(tmp_path, root, name, kind):
     file, content = DAMAGES[name]
-    if kind == "old" and file == "report.json":
-        pytest.skip("an old report has none")
-    for other in ("marks", "old", "new"):
+    for other in ("marks", "plain", "new"):
         (tmp_path / "reports" / other).mkdir(parents=True)
         for path in (root / "reports" / other).glob("*.*"):
             (tmp_path / "reports" / other / path.name).write_bytes(path.read_bytes())
@@ -337,7 +308,7 @@ def test_a_broken_report_is_named_and_the_others_are_shown(tmp_path, root, name,
     (line,) = said
     assert "\n" not in line and line.startswith("left out of the gallery: ") and str(broken.parent) in line
     shown = re.findall(r'class="card" id="(\w+)"', paths["index.html"].read_text(encoding="utf-8"))
-    assert shown == [other for other in ("marks", "new", "old") if other != kind]
+    assert shown == [other for other in ("marks", "new", "plain") if other != kind]
 
 
 def test_a_report_of_an_earlier_version_is_marked(tmp_path, monkeypatch):

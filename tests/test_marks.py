@@ -2,15 +2,19 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from report_data import make_plan
 
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.report.marks import Summary, has_marks
 from lit_memory.report.marks_page import render_marks
+from lit_memory.report.results import Results
+from lit_memory.report.saved import plan_json
 from lit_memory.run.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
@@ -34,6 +38,8 @@ def folder(tree, root, monkeypatch):
     rows += ["b,2,exact_match,0.5,0,2,0.4,0.6", "b,4,exact_match,0.5,0,1,0.5,"]
     (root / "reports" / "tiny").mkdir(parents=True)
     (root / "reports" / "tiny" / "table.csv").write_text("\n".join(rows) + "\n")
+    plan = make_plan(["a", "b"], [0, 1], [2, 4], expect=[])
+    (root / "reports" / "tiny" / "report.json").write_text(plan_json(Results(plan, {})))
     return root
 
 
@@ -63,6 +69,7 @@ def test_a_report_of_a_named_scale(folder):
     report = render_marks(Summary.load(file, folder), folder, "run.py")
     assert report.missing == ["reports/tiny/big: python run.py experiments/tiny.yaml --scale big"]
     table.parent.mkdir()
+    shutil.copy(table.parents[1] / "report.json", table.parent)
     table.write_text((table.parents[1] / "table.csv").read_text().replace("0.4,0.6", "0.9,1.0"))
     for scale in (None, "cpu"):
         found = Summary.load(file, folder, scale)
@@ -171,7 +178,7 @@ def test_a_test_that_was_not_learnt_shows_no_lack(unsaved_figures, folder, requi
 
 
 def test_a_report_that_does_not_exist_yet_is_named(folder, capsys):
-    (folder / "reports" / "tiny" / "table.csv").unlink()
+    (folder / "reports" / "tiny" / "report.json").unlink()
     assert main([write(folder), "--root", str(folder), "--dry-run"]) == 0
     assert not (folder / "reports" / "marks").exists()
     done = render_marks(Summary.load(write(folder), folder), folder, "")
@@ -187,6 +194,7 @@ def test_every_model_may_have_an_experiment_of_its_own(folder):
     (folder / "reports/other").mkdir()
     table = "arm,x,metric,mean,std,n,seed_0,seed_1\nb,2,exact_match,0.9,0,2,0.9,0.9\nb,4,exact_match,0.2,0,2,0.2,0.2\n"
     (folder / "reports/other/table.csv").write_text(table)
+    shutil.copy(folder / "reports/tiny/report.json", folder / "reports/other")
     recall = {"experiment": {"a": "tiny", "b": "other"}, "+": "model[2] >= 0.8"}
     path = write(folder, abilities={"Working Memory": recall, "LM": {"experiment": "tiny", "+": "model[2] >= 0.8"}})
     found = Summary.load(path, folder)

@@ -143,6 +143,9 @@ def test_the_best_arm_comes_first(metric, minimized, best):
     results = Results.from_frame(plan, frame)
     tied = dataclasses.replace(results, cells=dict.fromkeys(results.cells, 0.5))
     assert all(f"1. {results.plan.shown(arm)} 0.5" in ranking(tied) for arm in results.plan.arms)
+    stopped = make_plan(["a", "b"], xs=[1, 2], config=ReportConfig(y=metric), expect=[], stops={"b": 1})
+    assert f"seeds: 1. {stopped.shown('a')} " in ranking(Results.from_frame(stopped, frame[frame.arm == "a"]))
+    assert "nan" not in ranking(Results.from_frame(stopped, frame[frame.arm == "a"]))
     assert f"1. {best} " in ranking(results) and best_arm(results, Draws(results.evidence), 2) == best
 
 

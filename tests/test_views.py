@@ -214,6 +214,10 @@ def test_five_seeds_have_a_band():
     memory |= {("norm", name, arm, seed + 2 * i): of for (_, name, arm, seed), of in memory.items() for i in (0, 1, 2)}
     _, (axes,) = panels(Results(plan_of("norm", seeds=range(5)), {}, memory=memory))
     assert len(axes.collections) == 2
+    for seen in memory:
+        memory[seen] = np.full_like(memory[seen], np.nan) if seen[1:3] == ("A", "gamma") else memory[seen]
+    _, (axes,) = panels(Results(plan_of("norm", seeds=range(5)), {}, memory=memory))
+    assert len(axes.collections) == 1  # of what is nowhere a number there is nothing to show
 
 
 def depth_results(**changes):

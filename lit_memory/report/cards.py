@@ -13,9 +13,8 @@ from lit_memory.report.budget import all_runs, core_seconds
 from lit_memory.report.catalogue import is_of_today, read_verdict, report_folders
 from lit_memory.report.labels import label
 from lit_memory.report.markdown import tables
-from lit_memory.report.old_reports import read_old, with_models
 from lit_memory.report.results import Results
-from lit_memory.report.saved import DAMAGED, PLAN, load
+from lit_memory.report.saved import DAMAGED, load
 from lit_memory.util.checks import first_line
 
 COMMAND = re.compile(r"^```bash\n(.+)\n```$", re.MULTILINE)
@@ -135,9 +134,7 @@ def _card(reports: Path, folder: Path) -> Card:
     verdict = read_verdict(folder)
     page, table = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "table.md"))
     command, judged = COMMAND.search(page), JUDGED.search(page)
-    results = None
-    if "arms" in verdict:
-        results = with_models(load(folder)) if (folder / PLAN).is_file() else read_old(folder, verdict)
+    results = load(folder) if "arms" in verdict else None
     runs = all_runs(results.plan.grid, results.plan.runs) if results else []
     keys = {run["key"] for run in runs if run.get("key")}
     seconds = core_seconds(runs) if results else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from lit_memory.plan.sections import STEP, ReportConfig
@@ -56,9 +56,9 @@ def draw_curves(axes: Any, results: Results) -> Drawn:
             axes.plot(*zip(*late, strict=True) if late else ([], []), **line, lw=1.3)
         last = [curve[-1] for (of, _), curve in runs.items() if of == arm]
         axes.plot([step for step, _ in last], [value for _, value in last], **look | {"ls": ""})
-        if last:
-            (step, value), color = map(mean, zip(*last, strict=True)), text_color(look["color"])
-            drawn.ends.append(Name(plan.shown(arm), step, value, color))
+        step, value = map(mean, zip(*last, strict=True)) if last else (nan, nan)
+        if isfinite(value):
+            drawn.ends.append(Name(plan.shown(arm), step, value, text_color(look["color"])))
         drawn.handles.extend(axes.plot([], [], **look, label=plan.shown(arm)))
     config = curve_config(plan, metric)
     if config.chance is not None:

@@ -228,10 +228,11 @@ def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> str | None:
         span, gap = high - low, least - high if up else low - most
         if gap > 2 * span > 0:
             axes.set_ylim(low - (0.05 if up else 0.2) * span, high + (0.2 if up else 0.05) * span)
-            means = f"{min(series.means):.3g} to {max(series.means):.3g}".replace("-", "−")
+            means = [value for value in series.means if math.isfinite(value)]
+            shown = f"{min(means):.3g} to {max(means):.3g}".replace("-", "−")
             look = {"fontsize": SMALL, "color": text_color(series.look["color"]), "ha": "right"}
             look |= {"y": 0.98, "va": "top"} if up else {"y": 0.02, "va": "bottom"}
-            axes.text(0.99, s=f"{series.name} {'↑' if up else '↓'} {means}", transform=axes.transAxes, **look)
+            axes.text(0.99, s=f"{series.name} {'↑' if up else '↓'} {shown}", transform=axes.transAxes, **look)
             return series.name
     return None
 

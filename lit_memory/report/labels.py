@@ -85,7 +85,9 @@ def balanced(text: str, width: int) -> str:
 
 
 def short(x: float) -> str:
-    """A tested value in its usual notation: 50, 0.5, 64k, 1M."""
+    """A tested value in its usual notation: 50, 0.5, 64k, 1M; from a billion on three digits."""
+    if abs(x) >= 1e9:
+        return f"{x:.3g}"
     for unit, size, least in (("M", 1e6, 1e6), ("k", 1e3, 1e4)):
         if abs(x) >= least and x % (size / 10) == 0:
             return f"{x / size:g}{unit}"

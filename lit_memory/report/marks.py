@@ -15,11 +15,10 @@ gets the strongest mark whose claims hold by the mean over seeds, "-" if none do
 "? not learnt" where a line of ``requires`` fails: a test that a model has not learnt shows no lack of an ability. The
 verdict asks whether every mark is the paper's, of those that the paper has: NOT REPRODUCED where the intervals exclude
 one of the paper's, at the level of 5 % over all marks; else INCONCLUSIVE where one was not learnt, or the interval of a
-claim contains its threshold. Nothing is trained: the numbers come from reports/<experiment>/table.csv, below the root
-or as shipped with the project.
+claim contains its threshold. Nothing is trained: the numbers come from the report of an experiment, below the root or
+as shipped with the project.
 """
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,8 +36,9 @@ from lit_memory.plan.reading import extended, file_name, mapping
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import PaperConfig
 from lit_memory.plan.strict import strict
+from lit_memory.report import saved
 from lit_memory.report.margins import LEVEL
-from lit_memory.report.statistics import Evidence
+from lit_memory.report.results import Results
 from lit_memory.report.verdict import INCOMPLETE, NOT_REPRODUCED, REPRODUCED, Claim, judge
 from lit_memory.util.checks import nearest
 from lit_memory.util.provenance import PROJECT
@@ -61,38 +61,18 @@ class MarksConfig:
 
 @dataclass(frozen=True)
 class Source:
-    """Another experiment at one scale, and its table."""
+    """Another experiment at one scale, and its report."""
 
     name: str
     """``name``, or ``name/scale`` for a scale that the file names."""
     experiment: ScaledExperiment
-    rows: list[dict[str, str]] = field(default_factory=list)
-    """Of table.csv; empty if there is none yet."""
-
-    @property
-    def x_values(self) -> list[float]:
-        return list(dict.fromkeys(float(row["x"]) for row in self.rows))
+    results: Results | None
+    """None if there is none yet."""
 
     @cached_property
     def planned(self) -> list[float]:
         """The values of the report's x axis; one run shows them, as all arms are tested alike."""
         return x_values(self.experiment, _of_one_arm(self.experiment))
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds were planned."""
-        return sum(name.startswith("seed_") for name in self.rows[0])
-
-    @property
-    def evidence(self) -> Evidence:
-        """What thresholds are judged by: seeds alone."""
-        return Evidence(self.values, self.x_values, self.seeds)
-
-    def values(self, arm: str, metric: str | None, x: float) -> list[float]:
-        """The values of the finished seeds; metric None is that of the figure."""
-        wanted = (arm, metric or self.experiment.report.y, x)
-        rows = [row for row in self.rows if (row["arm"], row["metric"], float(row["x"])) == wanted]
-        return [float(value) for row in rows for name, value in row.items() if name.startswith("seed_") and value]
 
 
 @dataclass(frozen=True)
@@ -148,7 +128,7 @@ class Summary:
 
     @classmethod
     def load(cls, path: str, root: Path, scale: str | None = None) -> "Summary":
-        """Read and check a file, and the tables of the experiments that it names. Raises ConfigError."""
+        """Read and check a file, and the reports of the experiments that it names. Raises ConfigError."""
         tree = extended(Path(path))
         for key in tree:
             if key not in KEYS:
@@ -194,18 +174,18 @@ class Summary:
         return of_arm
 
     def _source(self, name: str, root: Path) -> Source:
-        """An experiment and its table. name: with a scale behind a slash, it is read at that one, whatever the
+        """An experiment and its report. name: with a scale behind a slash, it is read at that one, whatever the
         summary's."""
         file, _, scale = name.partition("/")
         whole = load(Path(self.file).with_name(f"{file}.yaml"))
         scale = scale or self.scale
         experiment = whole.at(scale or None)
         folder = "" if scale == whole.default_scale else scale
-        table = Path("reports", experiment.experiment, folder, "table.csv")
-        for path in (root / table, PROJECT / table):
-            if path.is_file():
-                return Source(name, experiment, list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())))
-        return Source(name, experiment)
+        report = Path("reports", experiment.experiment, folder)
+        for path in (root / report, PROJECT / report):
+            if (path / saved.PLAN).is_file():
+                return Source(name, experiment, saved.load(path))
+        return Source(name, experiment, None)
 
     def marks(self) -> dict[tuple[str, str], Mark]:
         """(ability, arm) -> mark, in the order of the file."""
@@ -216,11 +196,11 @@ class Summary:
         """The strongest mark whose claims hold."""
         source, line = self.sources[ability, arm], self.config.abilities[ability]
         paper = self.paper_marks.get((ability, self.config.models[arm]), "?")
-        if not source.rows:
+        if source.results is None:
             return Mark("?", paper, [])
         texts = [text for mark in MARKS for text in thresholds(line, mark, arm)]
         required = thresholds(line, "requires", arm)
-        claims = judge({"expect": texts, "requires": required}, source.evidence, LEVEL / self.cells)
+        claims = judge({"expect": texts, "requires": required}, source.results.evidence, LEVEL / self.cells)
         if any(claim.kind == "requirement" and claim.verdict != REPRODUCED for claim in claims):
             incomplete = any(claim.verdict == INCOMPLETE for claim in claims)
             return Mark("?", paper, claims, learnt=incomplete, sure=incomplete)
@@ -263,7 +243,7 @@ class Summary:
     @property
     def missing(self) -> list[str]:
         """The experiments without a report yet."""
-        return [source.name for source in self.read if not source.rows]
+        return [source.name for source in self.read if source.results is None]
 
     @property
     def scale_shown(self) -> str:

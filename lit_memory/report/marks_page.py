@@ -1,5 +1,7 @@
 """Writes the report of a summary of marks: figure, table.csv, table.md, verdict.json and README.md."""
 
+import csv
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +26,8 @@ def render_marks(summary: Summary, root: Path, command: str) -> Report:
     """Write the report into root/reports; ``command`` is shown on its page."""
     marks = summary.marks()
     missing = [f"reports/{name}: {_command(name)}" for name in summary.missing]
-    verdict, seeds = _verdict(marks), [source.seeds for source in summary.read if source.rows]
+    verdict, reports = _verdict(marks), [source.results for source in summary.read]
+    seeds = [len(results.plan.seeds) for results in reports if results is not None]
     scope = "" if verdict == INCOMPLETE else exploratory(summary.name, min(seeds))
     report = Report(verdict, [], missing, _table(summary, marks), scope)
     texts = {
@@ -113,10 +116,11 @@ def _table(summary: Summary, marks: Marks) -> str:
 
 
 def _csv(summary: Summary, marks: Marks) -> str:
-    lines = ["ability,model,measured,paper"]
-    for (ability, arm), mark in marks.items():
-        lines.append(",".join([ability, summary.config.models[arm], mark.mark, mark.paper]))
-    return "".join(f"{line}\n" for line in lines)
+    file, models = io.StringIO(), summary.config.models
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["ability", "model", "measured", "paper"])
+    writer.writerows([ability, models[arm], mark.mark, mark.paper] for (ability, arm), mark in marks.items())
+    return file.getvalue()
 
 
 def _verdict_json(summary: Summary, report: Report) -> str:

@@ -3,7 +3,7 @@
 report.json: the plan, and the values "arm/metric/x/seed" that table.csv rounds though the verdict rests on them, or
 leaves out: times, which no two runs share. scores.npz: one array "arm/metric/x/seed" of the scores of the test samples.
 curves.csv: the validations along the training, memory.npz: arrays "view/name/arm/seed" of what memories do, where the
-report shows them. Old reports have none of the four.
+report shows them.
 """
 
 import csv
@@ -71,8 +71,7 @@ def load(report: str | Path) -> Results:
     report: a folder, or the name of a report in reports/ of this folder or of the project ("armt_rewrite", or
         "armt_rewrite/gpu" for another scale).
 
-    Raises ConfigError, in one line with the file, for a report that is not there, is older than report.json, or is
-    damaged.
+    Raises ConfigError, in one line with the file, for a report that is not there or is damaged.
     """
     folder = _folder(report)
     if not (folder / PLAN).is_file():

@@ -54,9 +54,9 @@ def main_table(results: Results) -> str:
 def ranking(results: Results) -> str:
     """The arms by the metric of the figure at the last tested value, the best first, in a sentence."""
     plan, last = results.plan, results.plan.x_values[-1]
-    values = {arm: mean(results.values(arm, None, last)) for arm in plan.arms}
+    values = {arm: mean(results.values(arm, None, last)) for arm in plan.arms if last in plan.tested(arm)}
     sign = 1 if plan.less_is_better(plan.config.y) else -1
-    order = sorted(plan.arms, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
+    order = sorted(values, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
     ranks = [1 + [values[other] for other in order].index(values[arm]) for arm in order]  # equal ones share one
     shown = ", ".join(f"{i}. {plan.shown(arm)} {values[arm]:.3g}" for i, arm in zip(ranks, order, strict=True))
     return f"By {plan.y_label} at {short(last)}, mean over seeds: {shown}."

@@ -179,6 +179,8 @@ def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Call
         seeds = [of[:, layer_of(of.shape[1])].astype(float).tolist() for of in arrays]
         xs = results.memory[view, SEGMENT, arm, runs[0]].astype(float).tolist()
         places = [i for i in range(len(xs)) if all(math.isfinite(seed[i]) for seed in seeds)]
+        if not places:
+            continue
         xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
         series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds, [None] * len(xs))
         draw_spread(axes, Axis(log=False), name, xs, series, len(plan.arms), marker="")

@@ -157,7 +157,7 @@ function draw(host, chart) {
     host.replaceChildren();
     if (!chart) return;
     if (!chart.series.some((series) => series.points.length)) {
-      host.textContent = "None of these reports says what this figure needs; those from before report.json do not say the length of the training.";
+      host.textContent = "None of these reports has what this figure needs.";
       return;
     }
     const plot = document.createElement("div"), canvas = document.createElement("canvas");
