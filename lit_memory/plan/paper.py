@@ -24,7 +24,7 @@ def paper_rows(values: str, starts: Sequence[str] = ()) -> list[dict[str, str]]:
         raise FieldError("paper_values", values, f"expected one of {', '.join(names)}", f"{values:.80}")
     path = PAPER_VALUES / f"{values}.csv"
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [row | {"id": f"{row['table']}: {row['condition']}"} for row in csv.DictReader(file)]
+        rows = [row | {"id": f"{row['table']}: {row['condition']}, {row['metric']}"} for row in csv.DictReader(file)]
     for start in starts:
         if not any(row["id"].startswith(start) for row in rows):
             tables = "; ".join(dict.fromkeys(row["table"] for row in rows))

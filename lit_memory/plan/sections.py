@@ -167,7 +167,7 @@ class ReportConfig:
     paper_values: str = ""
     """Name of a file of lit_memory/paper_values, without .csv; "" for none."""
     paper_rows: list[str] = field(default_factory=list)
-    """Prefixes of "table: condition" ("Fig 2b", "Table 1: QA1") that select rows of that file; empty for all."""
+    """Prefixes of "table: condition, metric" ("Fig 2b", "Table 1: QA1") that select rows of that file; default: all."""
     columns: int | None = None
     """Columns of the table: so many values of x at equal distances, with the first and the last; default: all.
     table.csv has all."""

@@ -215,8 +215,8 @@ def _draw_vertical(axes: Any, position: float, text: str) -> None:
 
 
 def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> str | None:
-    """End the y axis before an arm that lies far above or below all others and would press them into one line; its
-    numbers stand at the border. Its name; None if there is none."""
+    """End the y axis before an arm that lies, or ends, far above or below all others and would press them into one
+    line; its numbers stand at the border. Its name; None if there is none."""
     ranges = []
     for series in series_of(results, xs):
         values = [v for group in series.groups for v in group if math.isfinite(v)]
@@ -226,7 +226,8 @@ def _cut_outlier(axes: Any, results: Results, xs: list[float]) -> str | None:
         *others, (least, most, series) = sorted(ranges, key=lambda r: r[1] if up else -r[0])
         low, high = min(low for low, *_ in others), max(high for _, high, _ in others)
         span, gap = high - low, least - high if up else low - most
-        if gap > 2 * span > 0:
+        reach = most - high if up else low - least
+        if span > 0 and (gap > 2 * span or reach > 4 * span):
             axes.set_ylim(low - (0.05 if up else 0.2) * span, high + (0.2 if up else 0.05) * span)
             means = [value for value in series.means if math.isfinite(value)]
             shown = f"{min(means):.3g} to {max(means):.3g}".replace("-", "−")
