@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import generic
 
 import lit_memory.hf
-from lit_memory.hf.auto import CACHE, SegmentCache
+from lit_memory.hf.cache import CACHE, SegmentCache
 from lit_memory.recurrence import generate, unroll
 
 N = 5

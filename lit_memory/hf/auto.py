@@ -11,22 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lit_memory.hf.adapters import MemoryTokens
+from lit_memory.hf.cache import CACHE, SegmentCache, the_cache
 from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
-from lit_memory.recurrence import Position, Prompts, pack, read_on, read_prompts, reorder, unroll
+from lit_memory.recurrence import Prompts, pack, read_on, read_prompts, reorder, unroll
 from lit_memory.registry import MODELS, load_class
 from lit_memory.util import files
 from lit_memory.util.checks import preview
 
 SIZES = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
 """Hugging Face's names of the sizes that its tools ask for -> ours; None for what an architecture does not have."""
-CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
-"""What transformers calls the cache in outputs and in ``generate``: the second before 5.24."""
 
 
 class LitMemoryConfig(PreTrainedConfig):
@@ -51,39 +50,6 @@ class LitMemoryConfig(PreTrainedConfig):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Does nothing: folders name this class, and need no copy of its code."""
-
-
-class SegmentCache(Cache):
-    """The ``cache`` of our models: the memory, and what is kept of the open segment.
-
-    position: how far the samples have been read; None: nothing yet. seen: columns that were read, padding included.
-    """
-
-    def __init__(self, position: Position | None = None, seen: int = 0) -> None:
-        super().__init__(layers=[])
-        self.position, self.seen = position, seen
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.seen
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """With a layer that is not linear, ``generate`` leaves out the columns of a prompt that the cache has seen."""
-        return [False]
-
-    @property
-    def is_croppable(self) -> bool:
-        return False
-
-    def reset(self) -> None:
-        self.position, self.seen = None, 0
-
-    def crop(self, *_: Any) -> None:
-        raise NotImplementedError("a memory does not forget single tokens: keep a copy of the cache from before them")
 
 
 class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
@@ -269,14 +235,6 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         """No: ``forward`` makes the cache, which is a ``SegmentCache``."""
         return False
-
-
-def the_cache(cache: Any, past_key_values: Any, use_cache: bool | None) -> Any:
-    """The cache under either of its names, or a new one if ``use_cache``. Raises TypeError for two."""
-    if cache is not None and past_key_values is not None:
-        raise TypeError(f"cache and past_key_values are two names of the same: give {CACHE}")
-    given = past_key_values if cache is None else cache
-    return SegmentCache() if given is None and use_cache else given
 
 
 def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
