@@ -11,9 +11,11 @@ from test_interop import hugging_face
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 import lit_memory.hf
 from lit_memory.hf.adapters import backbone_layers, memory_modules
+from lit_memory.hf.auto import token_loss
 from lit_memory.models.decoder import Block
 from lit_memory.registry import MODELS
 
@@ -113,6 +115,17 @@ def test_parts_of_a_batch_count_by_their_labels(tmp_path):
     parts = [shell(ids[i : i + 2], labels=labels[i : i + 2], num_items_in_batch=count).loss for i in (0, 2)]
     assert torch.allclose(sum(parts), whole, rtol=1e-5)
     assert shell.accepts_loss_kwargs  # without it, the Trainer would not tell the number
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [None, 8192])
+def test_the_loss_of_half_precision_is_not(dtype, count):
+    """It is that of transformers' own models: no sum that overflows, and no rounding."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCAB, (2, 4097), generator=draw)
+    logits = (10 * torch.randn(2, 4097, VOCAB, generator=draw)).to(dtype)
+    loss = token_loss(logits, ids, count)
+    assert loss.isfinite() and torch.equal(loss, ForCausalLMLoss(logits, ids, VOCAB, num_items_in_batch=count))
 
 
 def test_what_our_models_do_not_have(tmp_path):

@@ -243,8 +243,12 @@ def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
 
 
 def token_loss(logits_BTV: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
-    """Cross-entropy of predicting label t+1 at token t: the mean over labels but -100, or the sum over ``count``."""
+    """Cross-entropy of predicting label t+1 at token t: the mean over labels but -100, or the sum over ``count``.
+
+    It is computed in at least single precision: a sum of many in half precision overflows.
+    """
     logits_NV, labels_N = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten()
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     if count is None:
         return F.cross_entropy(logits_NV, labels_N)
     return F.cross_entropy(logits_NV, labels_N, reduction="sum") / count
