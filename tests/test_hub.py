@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers.utils import generic
 
 import lit_memory.hf
 from lit_memory.hf.cache import CACHE, SegmentCache
+from lit_memory.hf.pretrained import registered_name, shared_weights
 from lit_memory.recurrence import generate, unroll
 
 N = 5
@@ -213,6 +215,16 @@ def test_from_configuration():
     )
     shell = AutoModelForCausalLM.from_config(config)
     assert type(shell.model) is lit_memory.RMT and shell.model.memory.shape == (3, 8) and shell.model.memory.any()
+
+
+def test_a_folder_of_a_model_from_a_configuration(model, tokens, tmp_path):
+    """It has every weight of the model, those that are tied included, whoever wrote it."""
+    arch, ids = registered_name(type(model)), tokens(2, 2 * N)
+    shell = lit_memory.LitMemoryForCausalLM(lit_memory.LitMemoryConfig(arch, asdict(model.config), N)).eval()
+    shell.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).logits, shell(ids).logits)
+    assert shared_weights(again.model) == shared_weights(model)
 
 
 def test_a_folder_must_hold_all_weights(tmp_path):

@@ -84,6 +84,7 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
         self._tied_weights_keys = {
             f"model.{name}": f"model.{kept}" for name, kept in shared_weights(self.model).items()
         }
+        config.tie_word_embeddings = bool(self._tied_weights_keys)  # without it, transformers ties nothing
         self.memory_tokens: Any = MemoryTokens(self)
         self.gradient_checkpointing = False
         self.post_init()
