@@ -10,6 +10,7 @@ from conftest import VOCAB, build_model
 from test_interop import hugging_face
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -102,6 +103,17 @@ def test_trainer_computes_segments_again(train, trained):
     """Activation checkpointing changes nothing."""
     again, _ = train("checkpointed", activation_checkpointing=True)
     assert again.model.gradient_checkpointing and same(again.model, trained[0].model)
+
+
+def test_trainer_smooths_the_labels_of_next_tokens(train):
+    """The loss of ``label_smoothing_factor`` is that of predicting label t+1 at token t."""
+    trainer, _ = train("smooth", max_steps=1, label_smoothing_factor=0.1)
+    found = trainer.evaluate()["eval_loss"]
+    ids = torch.stack([sample["input_ids"] for sample in samples(4, seed=1)])
+    with torch.no_grad():
+        logits_NV = trainer.model.eval()(ids).logits[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits_NV, ids[:, 1:].flatten(), label_smoothing=0.1)
+    assert found == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_parts_of_a_batch_count_by_their_labels(tmp_path):
