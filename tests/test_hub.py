@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -206,6 +207,26 @@ def test_a_folder_names_its_classes(tmp_path):
     subprocess.run(command, check=True, env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
     for folder in ("ours", "theirs"):
         assert [path.name for path in (tmp_path / folder).glob("*.py")] == ["lit_memory_auto.py"]
+
+
+def fresh():
+    """A shell that no folder holds yet."""
+    return lit_memory.LitMemoryForCausalLM(lit_memory.LitMemoryConfig("rmt", {"vocab_size": VOCAB}))
+
+
+def test_an_upload_has_the_file_of_its_classes(tmp_path, monkeypatch):
+    """``push_to_hub`` sends what is written while it runs."""
+    api = Mock()
+    monkeypatch.setattr("transformers.utils.hub._hf_api", api)
+    monkeypatch.setattr("transformers.modeling_utils.create_and_tag_model_card", Mock())
+    fresh().save_pretrained(tmp_path, push_to_hub=True, repo_id="mine")
+    sent = {operation.path_in_repo for operation in api.create_commit.call_args.kwargs["operations"]}
+    assert sent == {"config.json", "generation_config.json", "lit_memory_auto.py", "model.safetensors"}
+
+
+def test_only_the_main_process_writes(tmp_path):
+    fresh().save_pretrained(tmp_path, is_main_process=False)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_from_configuration():

@@ -47,6 +47,11 @@ class LitMemoryConfig(PreTrainedConfig):
         sizes = {theirs: known.get(ours) for theirs, ours in SIZES.items()}
         super().__init__(**{**others, **sizes, "auto_map": AUTO_MAP})
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """``PreTrainedConfig.save_pretrained``, with the file that ``auto_map`` names."""
+        files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
+        super().save_pretrained(save_directory, *args, **options)
+
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Does nothing: folders name this class, and need no copy of its code."""
@@ -108,11 +113,11 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
                 )
         return (model, info) if output_loading_info else model
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """``PreTrainedModel.save_pretrained``, with the file that ``auto_map`` names and a model card."""
-        super().save_pretrained(save_directory, *args, **options)
-        files.write(Path(save_directory) / AUTO_FILE, AUTO_CODE.encode())
-        write_card(self.model, self.config.arch, Path(save_directory), self.config.segment_len)
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> None:
+        """``PreTrainedModel.save_pretrained``, with a model card."""
+        super().save_pretrained(save_directory, is_main_process, *args, **options)
+        if is_main_process:
+            write_card(self.model, self.config.arch, Path(save_directory), self.config.segment_len)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
