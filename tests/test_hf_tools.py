@@ -146,6 +146,8 @@ def test_what_our_models_do_not_have(tmp_path):
         shell(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(ValueError, match=r"^output_attentions=True: no attention weights are kept; leave it out$"):
         shell(ids, output_attentions=True)
+    with pytest.raises(ValueError, match=r"^input_ids of shape \(0, 4\): expected at least one token in every sample$"):
+        shell(ids.new_zeros(0, 4))
     (hidden,) = shell(ids, output_hidden_states=True).hidden_states
     assert torch.equal(shell.model.logits(hidden), shell(ids).logits) and shell(ids).hidden_states is None
 

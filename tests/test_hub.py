@@ -68,6 +68,18 @@ def test_padding(shell, tokens):
         assert torch.allclose(logits[i, real], shell(ids[i : i + 1, real]).logits[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["rmt", "mamba"])
+@torch.no_grad()
+def test_export(name, tokens):
+    """Without a mask nothing looks at numbers, so that ``torch.export`` sees all of the graph."""
+    model, ids = build_model(name), tokens(2, 2 * N + 3)
+    config = lit_memory.LitMemoryConfig(name, asdict(model.config), segment_len=N)
+    shell = lit_memory.LitMemoryForCausalLM(config).double().eval()
+    found, expected = torch.export.export(shell, (ids,)).module()(ids).logits, shell(ids).logits
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(shell(ids, attention_mask=torch.ones_like(ids)).logits, expected)
+
+
 def test_generate_of_hugging_face_is_ours(shell, model, tokens):
     """Greedy search, left padding and another segment length included; beams too find nothing less likely."""
     ids, mask = tokens(3, 2 * N + 2), torch.ones(3, 2 * N + 2, dtype=torch.long)

@@ -5,6 +5,7 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 """
 
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,15 +198,16 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     def read_all(self, input_ids: Tensor, attention_mask: Tensor | None, segment_len: int | None) -> Tensor:
         """Hidden states (B, T, D) of samples from their beginning."""
-        prompts = pack(input_ids, attention_mask)
-        hidden_BTD = unroll(
+        read = partial(
+            unroll,
             self.model,
-            prompts.ids_BT,
-            segment_len or self.config.segment_len,
-            mask_BT=prompts.mask(),
+            segment_len=segment_len or self.config.segment_len,
             checkpoint_segments=1 if self.gradient_checkpointing and self.training else None,
-        ).hidden_BTD
-        return unpacked(hidden_BTD, prompts)
+        )
+        if attention_mask is None:
+            return read(input_ids).hidden_BTD
+        prompts = pack(input_ids, attention_mask)
+        return unpacked(read(prompts.ids_BT, mask_BT=prompts.mask()).hidden_BTD, prompts)
 
     def read(
         self,
@@ -261,8 +263,10 @@ def token_loss(logits_BTV: Tensor, labels_BT: Tensor, count: Tensor | int | None
 
 
 def check_options(input_ids: Tensor | None, inputs_embeds: Any, output_attentions: Any) -> None:
-    """Raise ValueError for arguments of Hugging Face's models that ours do not have."""
+    """Raise ValueError for arguments of Hugging Face's models that ours do not have, and for no tokens."""
     if inputs_embeds is not None or input_ids is None:
         raise ValueError("inputs_embeds: our models read tokens, some of them more than once; give input_ids")
+    if not input_ids.numel():
+        raise ValueError(f"input_ids of shape {tuple(input_ids.shape)}: expected at least one token in every sample")
     if output_attentions:
         raise ValueError("output_attentions=True: no attention weights are kept; leave it out")
