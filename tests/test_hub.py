@@ -270,6 +270,16 @@ def test_a_folder_must_hold_all_weights(tmp_path):
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+def test_weights_are_not_offloaded(tmp_path):
+    """What lies on the disk comes to a device when its module is called; memories are read without."""
+    pytest.importorskip("accelerate", reason="needs the extra peft")
+    build_model("armt").save_pretrained(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"^[^\n]*mine: device_map offloads model\.[^\n]*expected all weights on dev"):
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path / "mine", device_map={"": "disk"}, offload_folder=tmp_path / "disk"
+        )
+
+
 ORDERS = {
     "ours first": "import lit_memory.hf\nimport transformers",
     "theirs first": "import transformers\nimport lit_memory.hf",

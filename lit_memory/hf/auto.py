@@ -101,8 +101,9 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """``PreTrainedModel.from_pretrained``, but a missing or surplus weight is a ValueError, not a warning, and no
-        Python code of a folder is run, whatever ``options`` say: our models have none."""
+        """``PreTrainedModel.from_pretrained``, but a missing or surplus weight is a ValueError, not a warning, and so
+        is one that ``device_map`` offloads. No Python code of a folder is run, whatever ``options`` say: our models
+        have none."""
         options.pop("trust_remote_code", None)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, trust_remote_code=False, **options)
         model, info = loaded
@@ -112,6 +113,11 @@ class LitMemoryForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(
                     f"{model.name_or_path}: {problem}: {names}; expected the weights that config.json asks for"
                 )
+        if offloaded := [name for name, weight in model.named_parameters() if weight.is_meta]:
+            raise ValueError(
+                f"{model.name_or_path}: device_map offloads {preview(offloaded)}: expected all weights on devices, as "
+                "a memory is read outside of the modules for which they would be fetched"
+            )
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> None:
