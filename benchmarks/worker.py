@@ -82,7 +82,10 @@ def main(name: str, way: str) -> None:
     request = json.loads(sys.stdin.readline())
     device = device_of(request["settings"])
     try:
-        prepare(name, way, request | {"tiny": True}).run()  # what is imported, compiled and cached at first
+        first = prepare(name, way, request | {"tiny": True})
+        first.run()  # what is imported, compiled and cached at first
+        with FlopCounterMode(display=False):
+            first.run()  # and what counting imports
         work = prepare(name, way, request)
     except Skipped as reason:
         answer(skipped=str(reason))

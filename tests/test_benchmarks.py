@@ -95,6 +95,23 @@ def test_a_worker_measures_and_one_that_fails_is_told():
         measure.measure("step/armt", Work(WORKS["step/armt"].ways, dict), 1, None, True)
 
 
+WATCHED = """
+import sys
+from benchmarks import worker
+before, forget = set(), worker.forget_peak
+worker.forget_peak = lambda device: before.update(sys.modules) or forget(device)
+worker.main("armt/text", "default")
+assert before and not set(sys.modules) - before, f"{len(set(sys.modules) - before)} modules"
+"""
+
+
+def test_a_peak_has_no_imports():
+    """They would count against the way that is the first to need them."""
+    request = '{"settings": {}, "tiny": true}\n'
+    done = subprocess.run([sys.executable, "-c", WATCHED], cwd=PROJECT, input=request, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_worker_that_says_much_is_not_stopped(monkeypatch, tmp_path):
     """More than a pipe holds."""
     talk = "import sys; sys.stderr.write('x' * 300_000 + '\\nthe last line\\n'); sys.stderr.flush(); "
