@@ -14,16 +14,13 @@ def pass_over(settings: Settings, tiny: bool, theirs: bool = False, backward: bo
     need("transformers")
     from transformers import MambaConfig, MambaForCausalLM
 
+    from lit_memory.hf.huggingface import load_huggingface
     from lit_memory.recurrence import unroll
-    from lit_memory.registry import build
 
     ids = placed(torch.randint(VOCAB, (2, 20) if tiny else (BATCH, LENGTH)), settings)
-    if theirs:
-        config = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS}
-        model = MambaForCausalLM(MambaConfig(vocab_size=VOCAB, use_cache=False, **config))
-    else:
-        model = build("model", {"name": "mamba", "vocab_size": VOCAB, "layers": LAYERS, "width": WIDTH})
-    model = placed(model, settings)
+    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    source = MambaForCausalLM(MambaConfig(use_cache=False, **sizes))
+    model = placed(source if theirs else load_huggingface(source, "mamba"), settings)
 
     def run() -> None:
         with torch.set_grad_enabled(backward):

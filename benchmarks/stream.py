@@ -1,6 +1,6 @@
 """A stream of random tokens through every model of constant state, without gradients: what its end costs beside its
-beginning, and small batches of short segments a group ahead beside one by one. "after a million" times the same work as
-"beginning", and its peak memory is that of the whole stream."""
+beginning, and small batches of short segments a group ahead beside one by one. "after a million" measures the same work
+as "beginning": neither its time nor its peak has the million tokens before it."""
 
 from collections.abc import Iterator
 from functools import partial

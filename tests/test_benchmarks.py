@@ -51,6 +51,15 @@ def test_models_and_inputs_are_on_the_device(name, monkeypatch):
     assert made == ["meta"] * (name != "armt/text")
 
 
+def test_both_mambas_have_the_same_weights(monkeypatch):
+    losses, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: losses.append(loss.item()) or backward(loss))
+    for way in WORKS["mamba/step"].ways.values():
+        torch.manual_seed(0)  # as the worker does
+        way({}, True).run()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_every_architecture_has_a_row():
     """At the sizes of an arm of its own where there is one."""
     assert {f"step/{name}" for name in MODELS} <= set(WORKS)
