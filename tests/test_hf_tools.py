@@ -1,17 +1,13 @@
-"""Our models in the hands of Hugging Face's tools: ``Trainer``, ``peft``, pipelines."""
+"""Our models in the hands of Hugging Face's tools: ``Trainer`` and ``peft``."""
 
 import copy
 import re
 
 import pytest
 import torch
-import yaml
 from conftest import VOCAB, build_model
-from test_interop import hugging_face
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import AutoModelForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 import lit_memory.hf
@@ -21,7 +17,6 @@ from lit_memory.models.decoder import Block
 from lit_memory.registry import MODELS
 
 N = 5
-WORDS = ["<eos>", "<unk>", *(f"w{i}" for i in range(2, VOCAB))]
 REASON = "needs the extra peft"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing. is deprecated"),  # peft asks for it
@@ -280,92 +275,7 @@ def test_trainer_on_lora(train, tmp_path, monkeypatch):
     assert not torch.equal(tokens, before)
 
 
-# Folders: tokenizer and model card
-
-
-def save_words(folder):
-    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    tokenizer.save_pretrained(folder)
-    return tokenizer
-
-
-def test_the_tokenizer_goes_along(tmp_path):
-    """From a pretrained decoder to the model around it, and to what is made of that; or as an argument."""
-    hugging_face("gpt2", vocab_size=VOCAB).save_pretrained(tmp_path / "decoder")
-    tokenizer = save_words(tmp_path / "decoder")
-    model = lit_memory.ARMT.from_pretrained(tmp_path / "decoder", memory_tokens=2, memory_dim=4)
-    model.save_pretrained(tmp_path / "mine")
-    model = lit_memory.ARMT.from_pretrained(tmp_path / "mine")
-    model.save_pretrained(tmp_path / "mine")
-    model.save_pretrained(tmp_path / "again")
-    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "given", tokenizer=tokenizer)
-    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "named", tokenizer=tmp_path / "mine")
-    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "none")
-    for folder in ("mine", "again", "given", "named"):
-        found = AutoTokenizer.from_pretrained(tmp_path / folder)
-        assert found("w3 w4 w2").input_ids == [3, 4, 2] and found.chat_template == tokenizer.chat_template
-    assert not (tmp_path / "none" / "tokenizer.json").exists()
-    model.source = tmp_path / "gone"
-    with pytest.warns(UserWarning, match=r"gone: the tokenizer's folder is gone; save it to .*last yourself$"):
-        model.save_pretrained(tmp_path / "last")
-    assert lit_memory.ARMT.from_pretrained(tmp_path / "last").memory.equal(model.memory)
-
-
-def test_a_pipeline(tmp_path):
-    """``pipeline("text-generation")`` on a folder that has all that it needs."""
-    save_words(tmp_path)
-    shell = shell_of(tmp_path)
-    pipe = pipeline("text-generation", model=str(tmp_path), device="cpu")
-    (found,) = pipe("w3 w4 w5", max_new_tokens=2 * N, do_sample=False, return_full_text=False)
-    new = shell.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=2 * N, do_sample=False, eos_token_id=0)[0, 3:]
-    assert found["generated_text"].split() == [WORDS[i] for i in new]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_card(tmp_path, name):
-    """Both ways of saving write it; one that is there stays."""
-    shell = shell_of(tmp_path / "ours", name)
-    shell.save_pretrained(tmp_path / "theirs")
-    text = (tmp_path / "ours" / "README.md").read_text()
-    assert text.replace("/ours", "") == (tmp_path / "theirs" / "README.md").read_text().replace('"theirs"', '"ours"')
-    head = yaml.safe_load(text.split("---")[1])
-    assert head["tags"] == ["lit-memory", name] and head["pipeline_tag"] == "text-generation"
-    count = sum(p.numel() for p in shell.model.parameters())
-    assert f"| parameters | {count:,} |" in text and "5 tokens at a time" in text
-    (tmp_path / "ours" / "README.md").write_text("my own words")
-    shell.model.save_pretrained(tmp_path / "ours")
-    assert (tmp_path / "ours" / "README.md").read_text() == "my own words"
-
-
 SMALL_RMT = {"vocab_size": VOCAB, "layers": 1, "width": 16, "heads": 2, "memory_tokens": 2}
-
-
-def test_generation_ends_where_the_decoders_does(tmp_path):
-    """The id that ends a text goes along, from the decoder's generation_config.json or config.json, or a tokenizer."""
-    ids = {"bos_token_id": 1, "eos_token_id": 36, "pad_token_id": 0}
-    for name in ("both", "config"):
-        hugging_face("gpt2", vocab_size=VOCAB, **ids).save_pretrained(tmp_path / name)
-    (tmp_path / "config" / "generation_config.json").unlink()
-    save_words(tmp_path / "config")
-    for name in ("both", "config"):
-        model = lit_memory.ARMT.from_pretrained(tmp_path / name, memory_tokens=2, memory_dim=4)
-        model.save_pretrained(tmp_path / "mine")
-        lit_memory.ARMT.from_pretrained(tmp_path / "mine").save_pretrained(tmp_path / "again")
-        for folder in ("mine", "again"):
-            shell = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
-            found = shell.generation_config
-            assert {key: getattr(found, key) for key in ids} == ids
-    with torch.no_grad():
-        logits = shell(torch.tensor([[3, 4, 5]])).logits[0, -1]
-    shell.generation_config.eos_token_id = int(logits.argmax())
-    assert shell.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6, do_sample=False).shape[1] == 4
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "config")
-    lit_memory.ARMT(model.config).save_pretrained(tmp_path / "given", tokenizer=tokenizer)
-    given = AutoModelForCausalLM.from_pretrained(tmp_path / "given").generation_config
-    assert given.eos_token_id == tokenizer.eos_token_id is not None
 
 
 def test_the_attention_of_torch_may_be_asked_for(tmp_path):

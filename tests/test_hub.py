@@ -1,11 +1,10 @@
-"""Our models as Hugging Face's: Auto classes in every order of import, logits, loss, padding, generate, and folders."""
+"""Our models as Hugging Face's: Auto classes in every order of import, logits, loss, padding and generate."""
 
 import os
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from transformers.utils import generic
 
 import lit_memory.hf
 from lit_memory.hf.cache import CACHE, SegmentCache
-from lit_memory.hf.pretrained import registered_name, shared_weights
 from lit_memory.recurrence import generate, unroll
 
 N = 5
@@ -202,45 +200,6 @@ def test_a_vocabulary_that_an_encoder_shares(tmp_path):
         shell.resize_token_embeddings(VOCAB + 1)
 
 
-AUTO = """
-import sys
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert type(model).__module__ == "lit_memory.hf.auto", type(model)
-model.save_pretrained(sys.argv[2])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[2], trust_remote_code=True)
-"""
-
-
-def test_a_folder_names_its_classes(tmp_path):
-    """Who trusts a folder needs no import of ours, whoever wrote it; no copy of our code lies in it."""
-    build_model("armt").save_pretrained(tmp_path / "ours")
-    command = [sys.executable, "-c", AUTO, str(tmp_path / "ours"), str(tmp_path / "theirs")]
-    subprocess.run(command, check=True, env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
-    for folder in ("ours", "theirs"):
-        assert [path.name for path in (tmp_path / folder).glob("*.py")] == ["lit_memory_auto.py"]
-
-
-def fresh():
-    """A shell that no folder holds yet."""
-    return lit_memory.LitMemoryForCausalLM(lit_memory.LitMemoryConfig("rmt", {"vocab_size": VOCAB}))
-
-
-def test_an_upload_has_the_file_of_its_classes(tmp_path, monkeypatch):
-    """``push_to_hub`` sends what is written while it runs."""
-    api = Mock()
-    monkeypatch.setattr("transformers.utils.hub._hf_api", api)
-    monkeypatch.setattr("transformers.modeling_utils.create_and_tag_model_card", Mock())
-    fresh().save_pretrained(tmp_path, push_to_hub=True, repo_id="mine")
-    sent = {operation.path_in_repo for operation in api.create_commit.call_args.kwargs["operations"]}
-    assert sent == {"config.json", "generation_config.json", "lit_memory_auto.py", "model.safetensors"}
-
-
-def test_only_the_main_process_writes(tmp_path):
-    fresh().save_pretrained(tmp_path, is_main_process=False)
-    assert not [*tmp_path.iterdir()]
-
-
 def test_from_configuration():
     """A new model from a configuration alone, for training with Hugging Face's tools."""
     config = lit_memory.LitMemoryConfig(
@@ -248,36 +207,6 @@ def test_from_configuration():
     )
     shell = AutoModelForCausalLM.from_config(config)
     assert type(shell.model) is lit_memory.RMT and shell.model.memory.shape == (3, 8) and shell.model.memory.any()
-
-
-def test_a_folder_of_a_model_from_a_configuration(model, tokens, tmp_path):
-    """It has every weight of the model, those that are tied included, whoever wrote it."""
-    arch, ids = registered_name(type(model)), tokens(2, 2 * N)
-    shell = lit_memory.LitMemoryForCausalLM(lit_memory.LitMemoryConfig(arch, asdict(model.config), N)).eval()
-    shell.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(ids).logits, shell(ids).logits)
-    assert shared_weights(again.model) == shared_weights(model)
-
-
-def test_a_folder_must_hold_all_weights(tmp_path):
-    """Where transformers would warn and go on with random weights, an error of one line names them."""
-    build_model("armt").save_pretrained(tmp_path)
-    config = (tmp_path / "config.json").read_text()
-    for layers, problem in (("3", "missing_keys"), ("1", "unexpected_keys")):
-        (tmp_path / "config.json").write_text(config.replace('"layers": 2', f'"layers": {layers}'))
-        with pytest.raises(ValueError, match=rf"^[^\n]*{problem}: model.decoder.layers[^\n]*config.json asks for$"):
-            AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_weights_are_not_offloaded(tmp_path):
-    """What lies on the disk comes to a device when its module is called; memories are read without."""
-    pytest.importorskip("accelerate", reason="needs the extra peft")
-    build_model("armt").save_pretrained(tmp_path / "mine")
-    with pytest.raises(ValueError, match=r"^[^\n]*mine: device_map offloads model\.[^\n]*expected all weights on dev"):
-        AutoModelForCausalLM.from_pretrained(
-            tmp_path / "mine", device_map={"": "disk"}, offload_folder=tmp_path / "disk"
-        )
 
 
 ORDERS = {
