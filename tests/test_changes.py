@@ -26,7 +26,7 @@ NOW = {
     "dirty": "false",
     "versions": "lit-memory 0.2, Python 3.11.2, torch 2.5 lightning 2.6 mlflow 3.1",
     "hardware": "a processor, 2 cores",
-    "code": "dddddddddddd",
+    "code": code(),
 }
 CHANGES = {
     "nothing": ({}, ""),
@@ -43,7 +43,7 @@ CHANGES = {
     ),
     "code and back again": ({"commit": "bbbbbbbbbbbb; aaaaaaaaaaaa"}, "commit aaaaaaaaaaaa -> bbbbbbbbbbbb"),
     "no git at that time": ({"commit": ""}, ""),
-    "code that no commit has": ({"code": "cccccccccccc"}, "code cccccccccccc -> dddddddddddd"),
+    "code that no commit has": ({"code": "cccccccccccc"}, f"code cccccccccccc -> {NOW['code']}"),
 }
 
 
@@ -54,10 +54,9 @@ def test_changes_of_the_code(name):
 
 
 def test_provenance_has_what_is_compared(monkeypatch):
-    monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments: " M run.py")
-    assert {"commit", "dirty", "versions", "code"} <= provenance().keys()
-    monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments: "")
-    assert "code" not in provenance()
+    for changed in (" M run.py", ""):
+        monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments, changed=changed: changed)
+        assert {"commit", "dirty", "versions", "code"} <= provenance().keys()
 
 
 def test_code_that_no_commit_has_is_told_apart(tmp_path, monkeypatch):
@@ -103,6 +102,19 @@ def test_a_run_goes_on_with_other_code(make_spec, make_root, monkeypatch, name):
     whole = make_root("whole")
     run(spec, whole)
     assert identical(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
+
+
+def test_code_that_changes_while_a_command_trains(make_spec, root, monkeypatch):
+    """A run that begins after that has the tags of its own code, and one line says so."""
+    spec, messages, tracker = make_spec(), [], Tracker(root)
+    began = NOW | {"code": "cccccccccccc", "commit": "aaaaaaaaaaaa"}
+    monkeypatch.setattr("lit_memory.util.provenance.provenance", lambda: NOW)
+    run_one(spec, root, tracker.uri, tracker.parent(spec.experiment, spec.scale, {}), began, messages.append)
+    assert tracker.find(spec.key).own_tags.items() >= NOW.items()
+    told = f"commit aaaaaaaaaaaa -> bbbbbbbbbbbb; code cccccccccccc -> {NOW['code']}"
+    line = f"the command goes on with other code than it began with ({told}); the numbers of its later runs may differ "
+    warnings = [message["message"] for message in messages if message["event"] == "warning"]
+    assert warnings == [f"{line}from those of either; --fresh trains them anew"]
 
 
 def test_a_run_that_has_nothing_yet_warns_of_nothing(make_spec, root):

@@ -622,6 +622,7 @@ def make_launch(monkeypatch, tmp_path):
     """``make_launch(arms, jobs)``: a launcher of stand-ins."""
     monkeypatch.setattr(launch, "run_child", stand_in.run_child)
     monkeypatch.setattr(launch, "GRACE", 2.0)
+    monkeypatch.setattr(launch, "preloaded", lambda specs: [])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     common = {"start": None, "experiment": "tiny"}
     yield lambda arms, jobs: LocalLauncher(

@@ -228,6 +228,7 @@ from lit_memory.run.uri import StoreURI
 class Spec:
     name = experiment = key = "a"
     start = None
+    model, task = {"name": "armt"}, {"name": "associative_retrieval"}
 
     def folder(self, root):
         return root

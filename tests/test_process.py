@@ -176,7 +176,7 @@ def make_launch(monkeypatch, tmp_path):
     """``make_launch(arms, jobs)``: a launcher of stand-ins with a fork server of its own."""
     monkeypatch.setattr(launch, "run_child", stand_in.run_child)
     monkeypatch.setattr(launch, "GRACE", 2.0)
-    monkeypatch.setattr(launch, "PRELOAD", [])
+    monkeypatch.setattr(launch, "preloaded", lambda specs: [])
     common = {"start": None, "experiment": "tiny"}
     return lambda arms, jobs: launch.LocalLauncher(
         [SimpleNamespace(arm=a, name=a, key=a, **common) for a in arms], jobs, tmp_path, "", {"tiny": ""}, {}

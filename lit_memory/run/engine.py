@@ -25,7 +25,7 @@ from lit_memory.run.tracking import Tracker, monitors
 from lit_memory.run.trainer import silence_lightning
 from lit_memory.run.training import trained
 from lit_memory.run.uri import StoreURI
-from lit_memory.util.provenance import code_changes
+from lit_memory.util.provenance import as_of_now, code_changes
 
 
 def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping[str, str], send: Send) -> None:
@@ -45,9 +45,10 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
         with outbox.owning(send):
             if outbox.finished():
                 return
-            tell_changes(outbox, tags, send)
+            own = as_of_now(tags)
+            tell_changes(outbox, tags, own, send)
             with sending(outbox, send) as journal:
-                journal.begin(tags, parameters(spec))
+                journal.begin(own, parameters(spec))
                 with recording_errors(journal, uri):
                     provide_start(spec, root, outbox, send)
                     with measuring(spec, journal, tags, outbox.raise_if_lost) as check:
@@ -117,13 +118,18 @@ def record_stages(journal: Journal, curriculum: Curriculum) -> None:
         journal.log({"broke_down": float(curriculum.step)}, curriculum.step)
 
 
-def tell_changes(outbox: Outbox, tags: Mapping[str, str], send: Send) -> None:
-    """Warn of code or libraries that are others than those with which an interrupted run has come so far."""
-    if changes := code_changes(outbox.origin(), tags):
+def tell_changes(outbox: Outbox, tags: Mapping[str, str], own: Mapping[str, str], send: Send) -> None:
+    """Warn of code or libraries that are others than those with which an interrupted run has come so far, or than those
+    with which the command began. tags: of the command. own: of this process."""
+    if changes := code_changes(outbox.origin(), own):
         spec = outbox.spec
         name = f"{spec.arm} {spec.point}".strip()
         problem = f"{name} seed {spec.seed} goes on with other code than it began with ({changes})"
         advice = "its numbers may differ from those of either; --fresh trains it anew"
+        send({"event": "warning", "message": f"{problem}; {advice}"})
+    if changes := code_changes(tags, own):
+        problem = f"the command goes on with other code than it began with ({changes})"
+        advice = "the numbers of its later runs may differ from those of either; --fresh trains them anew"
         send({"event": "warning", "message": f"{problem}; {advice}"})
 
 

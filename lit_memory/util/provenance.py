@@ -41,18 +41,23 @@ def git(*arguments: str) -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Commit, versions and hardware of this process, as tags of its runs; with changes that are not committed, a hash
-    of the code as well."""
+    """Commit, code, versions and hardware of this process, as tags of its runs."""
     names = ["torch", "lightning", "mlflow", *(["numba"] if find_spec("numba") else [])]
     packages = " ".join(f"{name} {version(name)}" for name in names)
     changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "data", "run.py")
-    found = {
+    return {
         "commit": git("rev-parse", "--short=12", "HEAD"),
         "dirty": str(bool(changed)).lower(),
         "versions": f"lit-memory {version('lit-memory')}, Python {platform.python_version()}, {packages}",
         "hardware": hardware(),
+        "code": code(),
     }
-    return found | ({"code": code()} if changed else {})
+
+
+def as_of_now(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a command, for a run that begins after it: with a provenance of its own where the code is another by
+    now."""
+    return {**tags, **(provenance() if "code" in tags and code() != tags["code"] else {})}
 
 
 def package_files(package: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
+from lit_memory.registry import REGISTRIES
 from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
@@ -27,8 +28,6 @@ from lit_memory.util.streams import Lenient
 GRACE = 6.5
 """Seconds that children get to end their step, save and close their runs after a signal; with ``outbox.PATIENCE``,
 ten at most."""
-PRELOAD = ["lit_memory.run.engine"]
-"""What the fork server imports once for all runs."""
 DIED = "the process that starts the runs was killed, or had no memory left"
 LOST = 255
 """What ``multiprocessing`` takes for the exit code of every child of a fork server that has died."""
@@ -114,6 +113,14 @@ def run_child(
         raise SystemExit(1) from None
 
 
+def preloaded(specs: Iterable[RunSpec]) -> list[str]:
+    """What the fork server imports once for all runs: all that trains one, our models and tasks of the plan among it. A
+    file of the user is each run's own to import."""
+    targets = {REGISTRIES[kind][getattr(spec, kind)["name"]] for spec in specs for kind in REGISTRIES}
+    modules = {target.partition(":")[0] for target in targets if target.startswith("lit_memory.")}
+    return ["lit_memory.run.engine", *sorted(modules)]
+
+
 def end_with_parent() -> None:
     """End this process by SIGTERM when its parent is gone: nobody is left to hear the result."""
     parent = multiprocessing.parent_process()
@@ -159,7 +166,7 @@ class LocalLauncher(Launcher):
     def start_fork_server(self) -> None:
         """Start the process that imports torch and Lightning once for all children, unless it runs, and return at
         once."""
-        self.context.set_forkserver_preload(PRELOAD)
+        self.context.set_forkserver_preload(preloaded(self.waiting))
         resource_tracker.ensure_running()  # by itself, as it unblocks SIGINT
         with this_package_first(), without_ctrl_c():
             try:
