@@ -27,7 +27,7 @@ from lit_memory.run import receipt
 from lit_memory.run.engine import parameters
 from lit_memory.run.launchers import local as launch
 from lit_memory.run.launchers.base import Interrupted, LauncherDied
-from lit_memory.run.options import parse_options
+from lit_memory.run.options import Options, parse_options
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Tracker
 from lit_memory.util import files
@@ -420,6 +420,15 @@ def test_what_has_changed_is_planned_again(done, root, no_plan):
         assert not no_plan(done, "--root", root), name
         assert no_plan(done, "--root", root), name
         assert "RUNNING" not in faults.statuses(root).values(), name
+
+
+def test_a_file_of_any_ending_is_an_input(tmp_path):
+    options = Options(experiment=str(tmp_path / "tiny.yml"))
+    seen = {receipt.inputs(options)}
+    for text in ("x: 1", "x: 2"):
+        (tmp_path / "tiny.yml").write_text(text)
+        seen |= {receipt.inputs(options), receipt.inputs(options)}
+    assert len(seen) == 3
 
 
 def test_other_code_or_flags_plan_again(done, root, no_plan, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -64,15 +64,17 @@ def inputs(options: Options) -> str:
     read.
     """
     digest = hashlib.sha256(repr((options, platform.python_version(), *map(version, LIBRARIES))).encode())
-    for path in sources(dict.fromkeys((Path(options.experiment).absolute().parent, EXPERIMENTS))):
+    for path in sources(Path(options.experiment).absolute()):
         digest.update(f"\0{path}\0".encode("utf-8", "surrogateescape"))
         digest.update(files.digest(path).encode())
     return digest.hexdigest()
 
 
-def sources(folders: Iterable[Path]) -> Iterator[Path]:
-    """The YAMLs of some folders and the files of our package."""
-    found = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+def sources(experiment: Path) -> Iterator[Path]:
+    """The file of an experiment, whatever its ending, the YAMLs beside it and of the project, and the files of our
+    package."""
+    yamls = [path for folder in (experiment.parent, EXPERIMENTS) for path in sorted(folder.glob("*.yaml"))]
+    found = dict.fromkeys((experiment, *yamls))
     yield from (path for path in found if path.is_file() and os.access(path, os.R_OK))
     yield from package_files(PACKAGE)
 
