@@ -152,7 +152,8 @@ def test_a_database_with_experiments_is_never_set_aside(root):
 def places(root):
     """The artifact places in a root's database, of experiments and runs."""
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as connection:
-        rows = connection.execute("select artifact_location from experiments union select artifact_uri from runs")
+        found = "select artifact_location from experiments where name <> 'Default' union select artifact_uri from runs"
+        rows = connection.execute(found)
         return [database.local_path(place) for (place,) in rows]
 
 
@@ -265,6 +266,18 @@ def test_what_lies_elsewhere_is_not_relocated(root, spec):
         client.create_experiment(f"e{i}", artifact_location=place)
     database.relocate(root / "mlflow.db")
     assert [client.get_experiment_by_name(f"e{i}").artifact_location for i in range(3)] == elsewhere
+
+
+def test_an_experiment_of_the_user_follows_its_artifacts(tmp_path, root, spec):
+    """It is relocated only where they are gone from the old place and lie at the new one."""
+    recorded(root, spec)
+    client, old, new = Tracker(root).client, tmp_path / "other/mlruns/theirs", root / "mlruns/theirs"
+    client.create_experiment("theirs", artifact_location=old.as_uri())
+    steps = [lambda: old.mkdir(parents=True), new.mkdir, old.rmdir]
+    for step, place in zip(steps, (old, old, new), strict=True):
+        step()
+        database.relocate(root / "mlflow.db")
+        assert client.get_experiment_by_name("theirs").artifact_location == place.as_uri()
 
 
 # Deleted in MLflow

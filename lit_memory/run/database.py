@@ -22,6 +22,11 @@ COMPANIONS = ("", "-journal", "-wal", "-shm")
 """Endings of the files that SQLite has for one database."""
 WAIT = 600
 """Seconds that MySQL waits for a lock."""
+OURS = """
+select experiment_id from runs join tags using (run_uuid) where tags.key = 'lit.kind'
+union select experiment_id from experiment_tags where key = 'lit.index'
+"""
+"""SQL for the experiments that have runs of ours, or the register of leases."""
 LOCKS = {
     "postgresql": "select pg_advisory_xact_lock(7104106)",
     "mysql": f"select get_lock(sha1(concat('lit-memory ', database())), {WAIT})",
@@ -113,17 +118,19 @@ def remove(path: Path) -> None:
 
 
 def relocate(path: Path) -> None:
-    """Let the artifacts of all experiments and runs lie in ``ARTIFACTS`` beside their database.
+    """Let the artifacts of our experiments lie in ``ARTIFACTS`` beside their database.
 
-    MLflow keeps absolute places: in a folder that was moved they are gone, and in a copy they are the original's.
+    MLflow keeps absolute places: in a folder that was moved they are gone, and in a copy they are the original's. An
+    experiment of the user follows where its artifacts are gone from the old place and lie at the new one.
     """
     home = (path.absolute().parent / ARTIFACTS).as_uri()
     with FileLock(f"{path}.lock"), closing(sqlite3.connect(path, timeout=20)) as database, database:
         rows = database.execute("select experiment_id, artifact_location from experiments").fetchall()
-        for number, old in rows:
-            folder, _, name = str(old).rpartition("/")
-            new = f"{home}/{name}"
-            if old == new or local_path(folder) is None or not folder.endswith(f"/{ARTIFACTS}"):
+        places = {number: (str(old), f"{home}/{str(old).rpartition('/')[2]}") for number, old in rows}
+        moved = {number: place for number, place in places.items() if has_moved(*place)}
+        ours = {number for (number,) in database.execute(OURS)} if moved else set()
+        for number, (old, new) in moved.items():
+            if number not in ours and (is_there(old) or not is_there(new)):
                 continue
             database.execute("update experiments set artifact_location = ? where experiment_id = ?", (new, number))
             database.execute(
@@ -131,6 +138,18 @@ def relocate(path: Path) -> None:
                 " where experiment_id = ? and substr(artifact_uri, 1, ?) = ?",
                 (new, len(old) + 1, number, len(old) + 1, f"{old}/"),
             )
+
+
+def has_moved(old: str, new: str) -> bool:
+    """Whether the place of an experiment is a folder in ``ARTIFACTS`` of this machine, and not the new one."""
+    folder = old.rpartition("/")[0]
+    return old != new and local_path(folder) is not None and folder.endswith(f"/{ARTIFACTS}")
+
+
+def is_there(uri: str) -> bool:
+    """Whether there is anything at an artifact URI of this machine."""
+    place = local_path(uri)
+    return place is not None and place.exists()
 
 
 def local_path(uri: str) -> Path | None:
