@@ -1,6 +1,7 @@
 """Launchers of clusters: what goes there and comes back, wrong settings, and real clusters (slow)."""
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -24,7 +25,7 @@ from servers import free_port
 from lit_memory.cli import main
 from lit_memory.plan.errors import ConfigError
 from lit_memory.run import checkpoint
-from lit_memory.run.launchers import choice, remote, slurm
+from lit_memory.run.launchers import choice, remote, slurm, work
 from lit_memory.run.launchers.choice import Choice
 from lit_memory.run.launchers.remote import Remote
 from lit_memory.run.launchers.work import MESSAGES, NOT_SHARED, TOKEN, MessageFile, Work
@@ -412,6 +413,20 @@ def test_work_begins_where_the_command_was_given(tmp_path, make_spec, monkeypatc
     assert work() == 0
     work.cwd = str(tmp_path / "gone")
     assert work() == 0 and seen == [str(tmp_path), None]
+
+
+def test_a_run_has_the_hardware_of_its_machine(tmp_path, make_spec, monkeypatch):
+    spec, seen = make_spec(), []
+    spec.folder(tmp_path).mkdir(parents=True)
+    (spec.folder(tmp_path) / TOKEN).write_text("token")
+    tags = {"hardware": "of the command", "commit": "a"}
+    given = io.BytesIO(pickle.dumps(Work(spec, tmp_path, StoreURI(""), "", tags, "token").arguments))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=given))
+    monkeypatch.setattr(work, "hardware", lambda: "of the cluster")
+    monkeypatch.setattr(work, "end_with", lambda parent: None)
+    monkeypatch.setattr(work, "run_child", lambda *arguments: seen.append(arguments[4]))
+    work.main()
+    assert seen == [{"hardware": "of the cluster", "commit": "a"}]
 
 
 def test_what_jobs_get_is_nobody_elses(tmp_path, make_spec, monkeypatch):

@@ -24,6 +24,7 @@ from lit_memory.run.launchers.local import GRACE, run_child
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 from lit_memory.util.child import child_environment, wait_for_the_end_of
+from lit_memory.util.provenance import hardware
 
 MESSAGES = "messages.jsonl"
 """What a run has sent, one message a line."""
@@ -133,7 +134,7 @@ def main() -> None:
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     messages = MessageFile(folder / MESSAGES)
     messages.send({"event": "machine", "name": platform.node()})
-    run_child(spec, root, uri, parent, tags, messages)
+    run_child(spec, root, uri, parent, {**tags, "hardware": hardware()}, messages)
 
 
 if __name__ == "__main__":
