@@ -215,8 +215,8 @@ class Execution:
         sweep, paper = work.sweep, work.sweep.experiment.paper
         tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
         tags |= sweep.measured
-        experiments = dict.fromkeys([sweep.name, *(spec.experiment for spec in todo)])
-        parents = {name: tracker.parent(name, sweep.scale, tags) for name in experiments}
+        settings = dict.fromkeys((spec.experiment for spec in todo), sweep.scale) | {sweep.name: sweep.setting}
+        parents = {name: tracker.parent(name, setting, tags) for name, setting in settings.items()}
         self.parent = parents[sweep.name]
         self.launcher = sweep.launcher.launcher(todo, sweep.jobs, sweep.root, tracker.uri, parents, tags)
         seconds = {spec.key: work.seconds(spec) for spec in todo if not saved(spec.folder(sweep.root))}

@@ -3,10 +3,18 @@
 import pytest
 
 from lit_memory.cli import main
+from lit_memory.run.folders import setting
+from lit_memory.run.options import Options
 from lit_memory.run.search import search
 from lit_memory.run.tracking import NOTE, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
+
+
+def parent_of(tracker, *flags):
+    """The parent run of the tiny experiment with changes of the command line."""
+    changes = Options(overrides=flags).changes
+    return tracker.client.get_run(tracker.parent("tiny", setting("default", changes), {}))
 
 
 def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
@@ -14,7 +22,7 @@ def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
     file = write()
     assert main([file, "train.steps=2", "--root", str(root)]) == 0
     printed, tracker = capsys.readouterr().out, Tracker(root)
-    parent = tracker.client.get_run(tracker.parent("tiny", "default", {}))
+    parent = parent_of(tracker, "train.steps=2")
     experiment = tracker.client.get_experiment(parent.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
@@ -35,3 +43,21 @@ def test_what_mlflow_shows(root, inline, unsaved_figures, write, capsys):
         assert not any(" at " in name for name, _ in tested)  # they are no results of their own
     assert main([file, "train.steps=2", "--root", str(root)]) == 0  # from the receipt, with the same last lines
     assert capsys.readouterr().out.splitlines()[-2:] == printed.splitlines()[-2:]
+
+
+def test_every_report_has_a_parent_of_its_own(root, inline, unsaved_figures, write, monkeypatch):
+    """With the provenance of the command that made it; one with missing runs leaves a complete one alone."""
+    file, tracker = write(), Tracker(root)
+    for flags in ([], ["train.steps=2"]):
+        assert main([file, *flags, "--root", str(root)]) == 0
+    parent = parent_of(tracker)
+    assert parent.data.tags["lit.verdict"] == "INCONCLUSIVE" and parent.data.tags["lit.modified"] == ""
+    assert parent_of(tracker, "train.steps=2").data.tags["lit.verdict"] == "NOT CHECKED"
+    names = {item.path for item in tracker.client.list_artifacts(parent.info.run_id, "report")}
+    assert names == {f"report/{path.name}" for path in (root / "reports/tiny").iterdir() if path.is_file()}
+    write(arms={"a": {}, "c": {"train.lr": 0.1}}, expect=[])
+    assert main([file, "--root", str(root), "--report"]) == 0
+    assert parent_of(tracker).data.tags["lit.verdict"] == "INCONCLUSIVE"
+    monkeypatch.setattr("lit_memory.run.tracking.provenance", lambda: {"commit": "another"})
+    assert main([file, "--root", str(root)]) == 0
+    assert parent_of(tracker).data.tags["lit.commit"] == "another"

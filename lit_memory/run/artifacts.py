@@ -39,8 +39,14 @@ class Artifacts:
         self.store(run_id, lambda: self.client.log_artifact(run_id, str(path)))
 
     def add_folder(self, run_id: str, folder: Path) -> None:
-        """Store all files of a folder below ``report/``."""
-        self.store(run_id, lambda: self.client.log_artifacts(run_id, str(folder), artifact_path="report"))
+        """Store the files of a report below ``report/``; other reports lie in folders below its own."""
+
+        def write() -> None:
+            for path in sorted(folder.glob("[!.]*")):
+                if path.is_file():
+                    self.client.log_artifact(run_id, str(path), "report")
+
+        self.store(run_id, write)
 
     def read(self, run_id: str, name: str) -> bytes:
         """A file of a run. Raises OSError, or what MLflow raises, where it cannot be had."""

@@ -105,14 +105,18 @@ class ReportFolders:
         return self.complete if whole or not is_complete(self.complete) else self.incomplete
 
 
+def setting(scale: str, changes: Mapping[str, Any]) -> str:
+    """The name of a scale, with a checksum of the changes of the command line where there are some: what has reports,
+    and a parent run in MLflow, of its own."""
+    checksum = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()
+    return f"{scale}-modified-{checksum[:6]}" if changes else scale
+
+
 def report_folders(
     root: Path, experiment: str, scale: str, changes: Mapping[str, Any], default_scale: bool
 ) -> ReportFolders:
     """``reports/<experiment>`` for the default scale without changes of the command line; a folder below it for every
     other scale and every set of changes."""
-    folder, name = root / "reports" / experiment, scale
-    if changes:
-        checksum = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()
-        name = f"{scale}-modified-{checksum[:6]}"
+    folder, name = root / "reports" / experiment, setting(scale, changes)
     complete = folder if default_scale and not changes else folder / name
     return ReportFolders(complete, folder / f"{name}-incomplete")

@@ -94,7 +94,7 @@ def keep(work: WorkList, tracker: "Tracker", report: Report, inputs: str, lines:
     ids = {spec.key: work.runs[spec.key].run_id for spec in specs if work.status(spec) == "finished"}
     if sweep.options.report or report.missing or any(spec.key not in ids for spec in specs):
         return
-    parent = tracker.parent(sweep.name, sweep.scale, {})
+    parent = tracker.parent(sweep.name, sweep.setting, {})
     code, data = (
         {source["file"]: source["digest"] for spec in work.specs for source in getattr(spec, name).values()}
         for name in ("code", "files")

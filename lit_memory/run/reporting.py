@@ -74,7 +74,8 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         done = write(replace(results, validations=curves, memory=memory), folder)
         if whole and sweep.report_folders.incomplete.is_dir():
             shutil.rmtree(sweep.report_folders.incomplete)
-        tracker.publish(tracker.parent(sweep.name, sweep.scale, {}), folder, of_report(results, done))
+        if folder == sweep.report_folders.complete:
+            tracker.publish(tracker.parent(sweep.name, sweep.setting, {}), folder, of_report(results, done))
     return done
 
 

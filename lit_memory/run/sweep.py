@@ -11,7 +11,7 @@ from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
 from lit_memory.plan.measured import answerable, check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
-from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache
+from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache, setting
 from lit_memory.run.launchers.choice import LOCAL, Choice
 from lit_memory.run.machine import requested
 from lit_memory.run.options import Options
@@ -89,6 +89,11 @@ class Sweep:
     @property
     def location(self) -> str:
         return location(self.root)
+
+    @property
+    def setting(self) -> str:
+        """The name of its parent run, see ``folders.setting``."""
+        return setting(self.scale, self.options.changes)
 
     @property
     def report_folders(self) -> ReportFolders:

@@ -47,6 +47,7 @@ from lit_memory.run.summary import Summary
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
 from lit_memory.util.checks import first_line
+from lit_memory.util.provenance import provenance
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # else prints the traceback of what it raises
@@ -164,7 +165,7 @@ class Tracker:
         self.client.set_tag(run_id, f"{TAG}kind", "retired")
 
     def parent(self, experiment: str, scale: str, tags: Mapping[str, str]) -> str:
-        """Id of the parent run of an experiment at one scale, created where it does not exist."""
+        """Id of the parent run of an experiment at one scale (``Sweep.setting``), created where it does not exist."""
         own = {"kind": "experiment", "experiment": experiment, "scale": scale}
         query = " and ".join(f"tags.`{TAG}{name}` = '{value}'" for name, value in own.items())
         experiment_id = self.experiments.id_of(experiment)
@@ -198,15 +199,8 @@ class Tracker:
             if not run.params:
                 self._describe(run.run_id, spec, params)
             return run.run_id
-        own = {
-            "kind": "run",
-            "key": spec.key,
-            "experiment": spec.experiment,
-            "arm": spec.arm,
-            "scale": spec.scale,
-            "seed": str(spec.seed),
-            "point": spec.point,
-        }
+        own = {"kind": "run", "key": spec.key, "experiment": spec.experiment, "arm": spec.arm, "scale": spec.scale}
+        own |= {"seed": str(spec.seed), "point": spec.point}
         all_tags = prefixed(own | dict(tags)) | {PARENT: parent}
         run_id = self._create(self.experiments.id_of(spec.experiment), spec.name, all_tags)
         self._describe(run_id, spec, params)
@@ -243,9 +237,9 @@ class Tracker:
         self.client.set_terminated(run_id, status)
 
     def publish(self, run_id: str, folder: Path, summary: Summary) -> None:
-        """Store a report in the parent run, and end that."""
+        """Store a report in the parent run, with the provenance of this process, and end that."""
         self.files.add_folder(run_id, folder)
-        self.tag(run_id, {"verdict": summary.verdict, "modified": summary.modified})
+        self.tag(run_id, {"verdict": summary.verdict, "modified": summary.modified} | provenance())
         self.client.set_tag(run_id, NOTE, summary.note[:LONGEST_NOTE])
         now = time.time_ns() // 1_000_000
         with self._creation_lock():  # commands that end together have the same metrics
