@@ -16,7 +16,6 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.report.gallery import write_gallery
 from lit_memory.report.marks import Summary, has_marks
-from lit_memory.report.marks_page import render_marks
 from lit_memory.report.redraw import redraw_all
 from lit_memory.run import bundle, display, receipt
 from lit_memory.run.checkpoint import saved
@@ -27,16 +26,15 @@ from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
 from lit_memory.run.launchers.remote import RemoteLauncher
 from lit_memory.run.options import Options, flags_of, parse_options, short
 from lit_memory.run.outbox import PATIENCE, away_line
-from lit_memory.run.reporting import write_report
+from lit_memory.run.reporting import write_marks, write_report
 from lit_memory.run.server import within
 from lit_memory.run.store import find_tracker, open_tracker
-from lit_memory.run.summary import of_marks
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.template import write_template
 from lit_memory.run.uri import StoreURI
 from lit_memory.run.worklist import WorkList
+from lit_memory.util.child import environment
 from lit_memory.util.files import storage_problem
-from lit_memory.util.provenance import provenance
 from lit_memory.util.streams import Lenient
 
 if TYPE_CHECKING:
@@ -53,22 +51,9 @@ def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
         if options.list or options.new:
             console.print(display.list_table() if options.list else write_template(options.new), highlight=False)
             return 0
-        if options.gallery:
-            root = root_of(options)
-            summary, paths = write_gallery(root, warner(errors))
-            say(console, summary, *map(short, paths.values()))
-            return 0
-        if options.redraw is not None:
-            for folder, before, after in redraw_all(options.redraw, root_of(options)):
-                say(console, f"{short(folder)}: {before} -> {after}")
-            return 0
-        if has_marks(Path(options.experiment)):
-            return summarize(options, console, errors)
-        root, inputs = root_of(options), receipt.inputs(options)
-        if found := receipt.valid(options, root, inputs, warner(errors)):
-            repeat(*found, root, console)
-            return 0
-        return run(Sweep.prepare(options), inputs, console, errors)
+        root = root_of(options)
+        with environment({"LIT_MEMORY_ROOT": str(root)}):
+            return act(options, root, console, errors)
     except ConfigError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         return 2
@@ -83,6 +68,25 @@ def main(argv: Sequence[str] | None = None, words: bool = False) -> int:
             raise
         errors.print(f"[bold red]error:[/] {escape(message)}")
         return 1
+
+
+def act(options: Options, root: Path, console: Console, errors: Console) -> int:
+    """Do what needs a root; returns the exit code."""
+    if options.gallery:
+        summary, paths = write_gallery(root, warner(errors))
+        say(console, summary, *map(short, paths.values()))
+        return 0
+    if options.redraw is not None:
+        for folder, before, after in redraw_all(options.redraw, root):
+            say(console, f"{short(folder)}: {before} -> {after}")
+        return 0
+    if has_marks(Path(options.experiment)):
+        return summarize(options, root, console, errors)
+    inputs = receipt.inputs(options)
+    if found := receipt.valid(options, root, inputs, warner(errors)):
+        repeat(*found, root, console)
+        return 0
+    return run(Sweep.prepare(options), inputs, console, errors)
 
 
 def repeat(found: receipt.Receipt, tracker: "Tracker", root: Path, console: Console) -> None:
@@ -175,19 +179,16 @@ def warn_of_twins(tracker: "Tracker | None", errors: Console) -> None:
         warner(errors)(note)
 
 
-def summarize(options: Options, console: Console, errors: Console) -> int:
+def summarize(options: Options, root: Path, console: Console, errors: Console) -> int:
     """Write the report of marks over other experiments' reports; there is nothing to train."""
     options.check_trains_nothing()
-    root = root_of(options)
     summary = Summary.load(options.experiment, root, options.scale)
     counts = f"from {counted(len(summary.names), 'report')}, {len(summary.missing)} missing"
     console.print(f"[bold]{summary.name}[/] ({summary.scale_shown}): {counts}", highlight=False)
     if options.dry_run:
         return 0
-    scale = f" --scale {options.scale}" if options.scale else ""
     tracker = open_tracker(root, warner(errors))
-    report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
-    tracker.publish(tracker.parent(summary.name, summary.scale or "default", {}), report.folder, of_marks(report))
+    report = write_marks(summary, options, root, tracker)
     print_report(report.text, report.folder, console)
     return 0
 
@@ -212,9 +213,7 @@ class Execution:
         self.failed, self.warnings = 0, set[str]()
         if work.sweep.options.fresh:
             work.retire(tracker, todo)
-        sweep, paper = work.sweep, work.sweep.experiment.paper
-        tags = provenance() | sweep.options.tags | {"paper": paper.arxiv or paper.title, "where": sweep.location}
-        tags |= sweep.measured
+        sweep, tags = work.sweep, work.sweep.tags
         settings = dict.fromkeys((spec.experiment for spec in todo), sweep.scale) | {sweep.name: sweep.setting}
         parents = {name: tracker.parent(name, setting, tags) for name, setting in settings.items()}
         self.parent = parents[sweep.name]

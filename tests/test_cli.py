@@ -31,6 +31,7 @@ from lit_memory.run.reporting import origin, report_plan
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.tracking import Run, Tracker
 from lit_memory.run.worklist import WorkList
+from lit_memory.util.provenance import cache_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
@@ -383,6 +384,16 @@ def test_the_root_is_the_flag_then_the_environment_then_the_project(write, tmp_p
 
 
 # Whole sweeps
+
+
+def test_data_and_caches_of_the_command_lie_below_its_root(write, tmp_path, monkeypatch):
+    """As those of its runs do; another command of the same process has its own."""
+    monkeypatch.setenv("LIT_MEMORY_ROOT", str(tmp_path / "other"))
+    seen = []
+    monkeypatch.setattr("lit_memory.cli.run", lambda *arguments: seen.append(cache_folder()) or 0)
+    for flags in (["--root", str(tmp_path / "a")], []):
+        assert main([write(), *flags]) == 0
+    assert seen == [tmp_path / "a/data/cache", tmp_path / "other/data/cache"]
 
 
 def statuses(root):

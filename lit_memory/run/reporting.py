@@ -17,6 +17,8 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.plan.sections import STEP, TIMES
 from lit_memory.registry import build, load_class
 from lit_memory.report.labels import MINIMIZED, seeds_shown
+from lit_memory.report.marks import Summary
+from lit_memory.report.marks_page import render_marks
 from lit_memory.report.plan import ReportPlan
 from lit_memory.report.redraw import stated
 from lit_memory.report.render import write
@@ -24,9 +26,10 @@ from lit_memory.report.results import Report, Results
 from lit_memory.report.settings import arm_settings
 from lit_memory.run import checkpoint
 from lit_memory.run.frame import results_frame, stage_steps, validations
+from lit_memory.run.options import Options
 from lit_memory.run.scores import read_scores
 from lit_memory.run.selection import SETTLED, Selection, chosen
-from lit_memory.run.summary import of_report
+from lit_memory.run.summary import of_marks, of_report
 from lit_memory.run.sweep import Sweep
 from lit_memory.run.worklist import WorkList, with_starts
 from lit_memory.util import files
@@ -77,6 +80,14 @@ def write_report(work: WorkList, tracker: "Tracker") -> Report:
         if folder == sweep.report_folders.complete:
             tracker.publish(tracker.parent(sweep.name, sweep.setting, {}), folder, of_report(results, done))
     return done
+
+
+def write_marks(summary: Summary, options: Options, root: Path, tracker: "Tracker") -> Report:
+    """Write the report of marks over other experiments' reports, also into its parent run in MLflow."""
+    scale = f" --scale {options.scale}" if options.scale else ""
+    report = render_marks(summary, root, f"python run.py {options.experiment}{scale}")
+    tracker.publish(tracker.parent(summary.name, summary.scale or "default", {}), report.folder, of_marks(report))
+    return report
 
 
 def of_runs(rows: Any, specs: Sequence[RunSpec]) -> Any:

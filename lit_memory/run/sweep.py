@@ -18,7 +18,7 @@ from lit_memory.run.options import Options
 from lit_memory.run.store import check_store
 from lit_memory.run.uri import StoreURI
 from lit_memory.util.checks import field_name, nearest
-from lit_memory.util.provenance import cores, gpus
+from lit_memory.util.provenance import cores, gpus, provenance
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ class Sweep:
     @property
     def location(self) -> str:
         return location(self.root)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of its new runs."""
+        paper = self.experiment.paper
+        own = {"paper": paper.arxiv or paper.title, "where": self.location}
+        return {**provenance(), **self.options.tags, **own, **self.measured}
 
     @property
     def setting(self) -> str:

@@ -1,12 +1,28 @@
 """Child processes: their environment, and how they hear of the end of their parent. Standard library only."""
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGES = Path(__file__).resolve().parents[2]
 """Where this package lies."""
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment of this process, and of those that it starts, for this block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from lit_memory.registry import REGISTRIES
 from lit_memory.run.launchers.base import Child, Launcher, LauncherDied
 from lit_memory.run.uri import StoreURI
 from lit_memory.util import files
-from lit_memory.util.child import child_environment
+from lit_memory.util.child import child_environment, environment
 from lit_memory.util.streams import Lenient
 
 GRACE = 6.5
@@ -130,22 +130,6 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def this_package_first() -> Iterator[None]:
-    """New processes import lit_memory from where this one did: Python before 3.13 starts the fork server without our
-    ``sys.path``."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    os.environ |= child_environment(os.environ)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def without_ctrl_c() -> Iterator[None]:
     """New processes never see Ctrl-C, which a terminal sends to all of a command; this one sees it after the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -165,10 +149,10 @@ class LocalLauncher(Launcher):
 
     def start_fork_server(self) -> None:
         """Start the process that imports torch and Lightning once for all children, unless it runs, and return at
-        once."""
+        once. It imports lit_memory from where this one did: Python before 3.13 starts it without our ``sys.path``."""
         self.context.set_forkserver_preload(preloaded(self.waiting))
         resource_tracker.ensure_running()  # by itself, as it unblocks SIGINT
-        with this_package_first(), without_ctrl_c():
+        with environment(child_environment(os.environ)), without_ctrl_c():
             try:
                 forkserver.ensure_running()
             except OSError as error:
