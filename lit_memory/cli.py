@@ -21,7 +21,7 @@ from lit_memory.run import bundle, display, receipt
 from lit_memory.run.checkpoint import saved
 from lit_memory.run.delivery import deliver, waiting
 from lit_memory.run.display import LiveLines, counted, duration, names
-from lit_memory.run.folders import root_of
+from lit_memory.run.folders import check_name, root_of
 from lit_memory.run.launchers.base import Child, Interrupted, LauncherDied
 from lit_memory.run.launchers.remote import RemoteLauncher
 from lit_memory.run.options import Options, flags_of, parse_options, short
@@ -183,6 +183,7 @@ def summarize(options: Options, root: Path, console: Console, errors: Console) -
     """Write the report of marks over other experiments' reports; there is nothing to train."""
     options.check_trains_nothing()
     summary = Summary.load(options.experiment, root, options.scale)
+    check_name(summary.name, options.experiment)
     counts = f"from {counted(len(summary.names), 'report')}, {len(summary.missing)} missing"
     console.print(f"[bold]{summary.name}[/] ({summary.scale_shown}): {counts}", highlight=False)
     if options.dry_run:

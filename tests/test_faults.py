@@ -656,7 +656,7 @@ def footprint(pid):
 def test_two_hundred_runs(tree, root, tmp_path):
     """One sweep: the command does not grow, nothing is left open or behind, and a run costs little beside its training
     and its test."""
-    (tmp_path / "soak.yaml").write_text(yaml.safe_dump(tree | {"seeds": list(range(100))}))
+    (tmp_path / "soak.yaml").write_text(yaml.safe_dump(tree | {"experiment": "soak", "seeds": list(range(100))}))
     scratch, jobs = tmp_path / "scratch", min(2, cores())  # runs that share a core would measure each other
     scratch.mkdir()
     argv = [sys.executable, "-u", str(RUN), str(tmp_path / "soak.yaml"), "--root", str(root), "--jobs", str(jobs)]
@@ -689,10 +689,10 @@ def test_two_hundred_runs(tree, root, tmp_path):
 @pytest.mark.slow
 def test_a_report_among_a_thousand_runs(tree, root, tmp_path):
     """What the report of 12 runs asks the database takes a second at most, with 1,000 runs there."""
-    (tmp_path / "many.yaml").write_text(yaml.safe_dump(tree | {"seeds": list(range(6))}))
+    (tmp_path / "many.yaml").write_text(yaml.safe_dump(tree | {"experiment": "many", "seeds": list(range(6))}))
     sweep = Sweep.prepare(parse_options([str(tmp_path / "many.yaml"), "--root", str(root)]))
     tracker, (spec, *_), work = Tracker(root), sweep.specs, WorkList(sweep)
-    parent = tracker.parent("tiny", "default", {})
+    parent = tracker.parent("many", "default", {})
     others = [replace(spec, seed=seed) for seed in range(1000, 1000 + 1000 - len(sweep.specs))]
     for one in [*sweep.specs[:6], *others, *sweep.specs[6:]]:
         run_id = tracker.start(one, None, parent, {"where": sweep.location}, parameters(one))

@@ -326,7 +326,7 @@ def test_weights_of_the_authors_are_tested_as_they_are(tmp_path, file, inline, u
     tree["base"]["train"] |= changed
     tree |= {"scales": {"paper": {}}, "requires": ["armt[first] >= 0"], "expect": ["armt[last] >= 0"]}
     tree["report"] = {"x": "test_pairs", "y": "exact_match"}
-    (path := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    (path := tmp_path / "armt_checkpoints.yaml").write_text(yaml.safe_dump(tree))
     root = make_root()
     assert main([str(path), "--root", str(root)]) == 0, capsys.readouterr().err
     (spec,) = parse(tree, str(path)).at().plan()

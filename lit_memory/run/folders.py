@@ -105,6 +105,14 @@ class ReportFolders:
         return self.complete if whole or not is_complete(self.complete) else self.incomplete
 
 
+def check_name(experiment: str, file: str) -> None:
+    """Raise ConfigError for a name that is not the file's: a copy of a file would replace the reports of the first."""
+    own = Path(file).stem
+    if experiment != own:
+        reason = f"{experiment!r}: the reports of another file may have this name"
+        raise ConfigError(file, "experiment", f"{reason}; expected that of this file, {own}")
+
+
 def setting(scale: str, changes: Mapping[str, Any]) -> str:
     """The name of a scale, with a checksum of the changes of the command line where there are some: what has reports,
     and a parent run in MLflow, of its own."""

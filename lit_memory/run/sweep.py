@@ -11,7 +11,15 @@ from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
 from lit_memory.plan.measured import answerable, check_report, sizes
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
-from lit_memory.run.folders import ReportFolders, location, report_folders, root_of, set_kernel_cache, setting
+from lit_memory.run.folders import (
+    ReportFolders,
+    check_name,
+    location,
+    report_folders,
+    root_of,
+    set_kernel_cache,
+    setting,
+)
 from lit_memory.run.launchers.choice import LOCAL, Choice
 from lit_memory.run.machine import requested
 from lit_memory.run.options import Options
@@ -45,6 +53,7 @@ class Sweep:
     def prepare(cls, options: Options) -> "Sweep":
         """Read and check the experiment; nothing is written. Raises ConfigError."""
         whole = load(options.experiment)
+        check_name(whole.experiment, whole.file)
         experiment = whole.at(options.scale).sweeping(options.overrides)
         if options.jobs is not None and options.jobs < 1:
             raise ConfigError("command line", "--jobs", f"{options.jobs}: expected at least 1")
