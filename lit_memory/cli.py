@@ -131,7 +131,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
             code = int(not conclude(work, tracker, (inputs, note), console, errors)) or code
     finally:  # a report that fails, or a store that is away, takes no run with it
         if options.bundle:
-            say(console, bundle.keep(work))
+            say(console, *bundle.keep(work, warn))
     return code
 
 

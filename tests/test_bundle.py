@@ -66,6 +66,18 @@ def test_a_bundle_of_everything_trains_nothing(command, root, make_root, packed,
     assert packed.read_bytes() == before
 
 
+def test_finished_runs_without_a_journal_here_are_told(command, root, tmp_path, file, capsys):
+    """Their store knows them, but they were trained elsewhere; no file is named that was not written."""
+    assert command(root) == 0
+    for path in (root / "checkpoints").glob("*/journal.jsonl"):
+        path.unlink()
+    capsys.readouterr()
+    assert command(root, "--bundle", tmp_path / "runs.zip") == 0
+    out, err = capsys.readouterr()
+    line = f"warning: 2 finished runs without a whole journal below {root}, so not in {tmp_path / 'runs.zip'}\n"
+    assert err == line and "runs in" not in out and not (tmp_path / "runs.zip").exists()
+
+
 def test_the_file_names_no_place(packed, root):
     """Neither the machine, nor its folders, nor the run's id in a store."""
     for name, content in members(packed).items():
@@ -109,7 +121,7 @@ def test_a_run_with_a_damaged_file_is_left_out(file, command, root, tmp_path, da
     assert command(root) == 0
     specs = Sweep.prepare(parse_options([str(file), "--root", str(root)])).selected
     damage(specs[0].folder(root) / "scores.npz")
-    assert bundle.pack(specs, root, tmp_path / "others.zip") == len(specs) - 1
+    assert len(bundle.pack(specs, root, tmp_path / "others.zip")) == len(specs) - 1
     assert list(bundle.contents(tmp_path / "others.zip")) == [spec.key for spec in specs[1:]]
 
 
@@ -120,7 +132,7 @@ def test_a_line_that_the_power_cut_short(file, command, root, tmp_path):
     path = specs[0].folder(root) / "journal.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"status": "FINI')
-    assert bundle.pack(specs, root, tmp_path / "all.zip") == len(specs)
+    assert len(bundle.pack(specs, root, tmp_path / "all.zip")) == len(specs)
     journal.append(path, {"tags": {}})
     assert path.read_bytes().startswith(whole) and journal.read(path.parent).end == path.stat().st_size
     assert path.read_bytes().count(b"\n") == whole.count(b"\n") + 1

@@ -11,7 +11,7 @@ import json
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from filelock import Timeout
@@ -19,6 +19,7 @@ from filelock import Timeout
 from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.run import checkpoint, journal
+from lit_memory.run.display import counted
 from lit_memory.run.worklist import WorkList
 from lit_memory.util import files
 from lit_memory.util.checks import first_line
@@ -40,11 +41,16 @@ def take(work: WorkList) -> str:
     return f"bundle   {len(unpack(work.specs, work.sweep.root, path))} runs taken from {path}"
 
 
-def keep(work: WorkList) -> str:
-    """``pack`` for the command, as a line for the user."""
-    path = Path(work.sweep.options.bundle or "")
+def keep(work: WorkList, warn: Callable[[str], None]) -> list[str]:
+    """``pack`` for the command, as a line for the user; none where no file was written. warn: is told of finished runs
+    that are not in the file."""
+    path, root = Path(work.sweep.options.bundle or ""), work.sweep.root
     with told(path):
-        return f"bundle   {pack(work.specs, work.sweep.root, path)} runs in {path}"
+        kept = pack(work.specs, root, path)
+    left = [spec for spec in work.specs if work.status(spec) == "finished" and spec.key not in kept]
+    if left:
+        warn(f"{counted(len(left), 'finished run')} without a whole journal below {root}, so not in {path}")
+    return [f"bundle   {len(kept)} runs in {path}"] if kept else []
 
 
 @contextlib.contextmanager
@@ -58,17 +64,17 @@ def told(path: Path) -> Iterator[None]:
         raise ConfigError("command line", "--bundle", reason) from None
 
 
-def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> int:
+def pack(specs: Iterable[RunSpec], root: Path, path: Path) -> Collection[str]:
     """Write the runs that are complete below ``root``, and those of other keys that the file has, to the file. Returns
-    how many it has then; without any, nothing is written. A run with a damaged or missing file is left out: with it,
-    nobody could read the bundle. Raises ConfigError for a damaged bundle."""
+    the keys that it has then; without any, nothing is written. A run with a damaged or missing file is left out: with
+    it, nobody could read the bundle. Raises ConfigError for a damaged bundle."""
     own = {spec.key: portable(spec.folder(root)) for spec in specs if journal.complete(spec.folder(root))}
     own = {key: parts for key, parts in own.items() if whole(parts)}
     with files.alone(path.parent):  # two commands may keep their runs in one file
         found = (contents(path) if path.is_file() else {}) | own
         if found:
             write(found, path)
-    return len(found)
+    return found.keys()
 
 
 def write(runs: Mapping[str, Mapping[str, bytes]], path: Path) -> None:
