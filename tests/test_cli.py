@@ -545,6 +545,30 @@ def test_report_draws_and_fresh_trains_again(write, root, inline, capsys, monkey
     assert "MODIFIED RUN" in page and "`train.steps=4`" in page
 
 
+@pytest.mark.parametrize("place", ["checkpoint.clear", "journal.clear", "Tracker.retire"])
+def test_fresh_that_is_broken_off(write, root, inline, monkeypatch, unsaved_figures, place):
+    """The runs stay finished, or are trained anew: none has the numbers of another one."""
+    file = write(arms={"a": {}}, expect=[])
+    assert call(file, "--root", root) == 0
+    (spec,), tracker = prepare(file).specs, Tracker(root)
+    before = tracker.results(tracker.find(spec.key))
+    path = spec.folder(root) / "journal.jsonl"
+    path.write_text(path.read_text().replace('"test/loss", 2, ', '"test/loss", 2, 99'))
+    with monkeypatch.context() as patch:
+        module = "tracking" if place.startswith("Tracker") else "worklist"
+        patch.setattr(f"lit_memory.run.{module}.{place}", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert call(file, "--root", root, "--fresh") == 130
+    assert call(file, "--root", root) == 0
+    assert tracker.results(tracker.find(spec.key)) == before
+
+
+def test_a_run_without_a_checkpoint_begins_a_new_journal(write, root, inline, unsaved_figures):
+    spec = prepare(write(arms={"a": {}}, expect=[])).specs[0]
+    Journal(spec.folder(root)).log({"test/loss": 99.0}, 2)
+    assert call(write(arms={"a": {}}, expect=[]), "--root", root) == 0
+    assert [value for name, _, value, _ in read(spec.folder(root)).rows if name == "test/loss" and value == 99] == []
+
+
 def test_fresh_leaves_what_others_start_from(write, tmp_path, root, inline, capsys):
     """A half-trained run of another experiment that a fresh one starts from goes on; nobody has selected it."""
     first = Path(write())

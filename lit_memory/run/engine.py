@@ -16,7 +16,7 @@ from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import model_size
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.run import checkpoint, machine
-from lit_memory.run.journal import Journal
+from lit_memory.run.journal import Journal, clear
 from lit_memory.run.outbox import Outbox, sending
 from lit_memory.run.results import Results, collect, columns, peak_memory_mb, sample_scores
 from lit_memory.run.scores import scores_file
@@ -47,6 +47,8 @@ def run_one(spec: RunSpec, root: Path, uri: StoreURI, parent: str, tags: Mapping
                 return
             own = as_of_now(tags)
             tell_changes(outbox, tags, own, send)
+            if not checkpoint.saved(outbox.folder):
+                clear(outbox.folder)  # it starts anew, and logs all its rows anew
             with sending(outbox, send) as journal:
                 journal.begin(own, parameters(spec))
                 with recording_errors(journal, uri):

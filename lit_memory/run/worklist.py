@@ -181,10 +181,10 @@ class WorkList:
             if message:
                 raise ConfigError("command line", "--fresh", message)
         for spec in specs:
-            if spec.key in self.runs:
-                tracker.retire(self.runs.pop(spec.key).run_id)
             checkpoint.clear(spec.folder(self.sweep.root))
             journal.clear(spec.folder(self.sweep.root))
+            if spec.key in self.runs:  # last, so that a run of which something is left is still finished
+                tracker.retire(self.runs.pop(spec.key).run_id)
 
 
 def with_starts(spec: RunSpec) -> list[RunSpec]:
