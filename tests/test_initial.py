@@ -50,6 +50,13 @@ def test_fields_are_those_of_the_loaded_model(tmp_path, backbone, settings):
     assert shapes == {name: t.shape for name, t in loaded.state_dict().items()}
 
 
+def test_a_source_that_is_too_long_for_a_path(make_spec):
+    """It may be a name on the hub, which nobody asks before the training, and is else told in a line."""
+    assert make_spec(f"train.init={'x' * 300}").files == {}
+    with pytest.raises(ConfigError, match=r"train\.init: .*no such folder; expected one with config\.json and weights"):
+        make_spec(f"train.init=/{'x' * 300}")
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A folder with a Llama and its tokenizer of 20 words; the model has three ids more."""

@@ -119,6 +119,11 @@ def test_what_ends_a_slurm_job(tmp_path, monkeypatch):
     assert slurm.SlurmJob(Submitted(tmp_path, ("success", 0)), lambda _: "GONE").outcome()[0] == 0
     failed = slurm.SlurmJob(Submitted(tmp_path, ("error", "Traceback …\nMemoryError: too large\n")), lambda _: "FAILED")
     assert failed.outcome() == (1, "Slurm job 7: MemoryError: too large")
+    cut = Submitted(tmp_path, ())
+    cut._get_outcome_and_result = lambda: pickle.loads(b"")
+    assert slurm.SlurmJob(cut, lambda _: "RUNNING").outcome() == (None, "Slurm job 7 is RUNNING")
+    ended = f"Slurm job 7 ended as CANCELLED; log: {tmp_path / 'log'}"
+    assert slurm.SlurmJob(cut, lambda _: "CANCELLED").outcome() == (1, ended)
 
 
 # Wrong settings

@@ -244,6 +244,11 @@ WRONG = {
         "cannot be built; it calls itself without end",
     ),
     "an error": ({}, {"my_model.py": "import math\nmath.sqroot(2)"}, "my_model.py:2: AttributeError: "),
+    "an error of its package": (
+        {"imports": ["pkg/m.py"]},
+        {"pkg/__init__.py": "import math\nmath.sqroot(2)", "pkg/m.py": MODEL},
+        "pkg/__init__.py:2: AttributeError: ",
+    ),
     "an exit": ({}, {"my_model.py": "raise SystemExit(3)"}, "my_model.py:1: SystemExit: 3"),
     "no Python": ({}, {"my_model.py": "class:"}, "my_model.py:1: not Python: "),
     "no text": ({}, {"my_model.py": "\0"}, "my_model.py:1: not text"),
@@ -258,6 +263,7 @@ def test_wrong_imports_are_told_in_a_line(folder, wrong):
     """Exit code 2, and nothing is started."""
     changes, texts, expected = WRONG[wrong]
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     (folder / "mine.yaml").write_text(yaml.safe_dump(yaml.safe_load(EXPERIMENT) | changes))
     code, printed = forked(folder, main, ["mine.yaml", "--dry-run", "--root", "root"])

@@ -1,5 +1,6 @@
 """What the folders of ``train.init`` decide about a model, known before any weight is read."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -68,7 +69,7 @@ def _folder(source: str) -> Path | None:
     if hub.is_name(source):
         file = hub.pinned_file(source, "config.json") if hub.is_pinned(source) else None
         return file and file.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False for what is too long for a path
         raise FileNotFoundError(f"{source}: no such folder; expected one with config.json and weights")
     if is_bare(folder):
         return None

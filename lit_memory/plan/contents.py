@@ -1,5 +1,6 @@
 """Files and folders of the user that a run reads: what they hold is part of its key."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,5 +41,5 @@ def named(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def exists(value: Any) -> bool:
-    """Whether a setting is the path of something; "" is none."""
-    return isinstance(value, str) and value != "" and Path(value).exists()
+    """Whether a setting is the path of something; "" is none, nor is what is too long for one."""
+    return isinstance(value, str) and value != "" and os.path.exists(value)

@@ -11,6 +11,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,11 +43,21 @@ def importable(path: Path) -> str:
     if folder not in sys.path:
         sys.path.append(folder)
     importlib.invalidate_caches()
-    loaded, found = sys.modules.get(name), None if name in sys.modules else find_spec(name)
+    loaded, found = sys.modules.get(name), None if name in sys.modules else found_spec(path, name)
     origin = getattr(loaded, "__file__", None) or (found and found.origin) or "built into Python"
     if Path(origin).absolute() != path:
         raise ValueError(f"there is another module {name!r} ({origin}); rename the file")
     return name
+
+
+def found_spec(path: Path, name: str) -> ModuleSpec | None:
+    """``find_spec`` of a file's name, which imports the package that it lies in. Raises ValueError for whatever the
+    code of that raises."""
+    try:
+        return find_spec(name)
+    except (Exception, SystemExit) as error:
+        where = place(error, path.with_name("__init__.py"))
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from None
 
 
 def place(error: BaseException, path: Path) -> str:

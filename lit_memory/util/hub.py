@@ -3,6 +3,7 @@
 Files lie in the cache of ``huggingface_hub``, which ``HF_HOME`` and ``HF_HUB_OFFLINE`` concern.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def is_name(source: object) -> bool:
     """Whether a source can be a name on the hub, which nobody asks here."""
-    path = isinstance(source, Path) or Path(str(source)).exists()
+    path = isinstance(source, Path) or os.path.exists(str(source))  # False for what is too long for a path
     return not path and NAME.fullmatch(str(source)) is not None
 
 

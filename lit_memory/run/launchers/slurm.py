@@ -8,6 +8,7 @@ for here. States come from ``squeue``, one call for all jobs, as ``sacct`` needs
 import contextlib
 import io
 import os
+import pickle
 import signal
 import subprocess
 import time
@@ -70,8 +71,8 @@ class SlurmJob(Job):
         if state == "PENDING":
             self.since = None
             return None, f"{self.name} is PENDING"
-        if self.job.paths.result_pickle.exists():
-            kind, value = self.job._get_outcome_and_result()
+        if result := self.result():
+            kind, value = result
             if kind == "success":
                 return value, f"{self.name}: its process ended with code {value}"
             return 1, f"{self.name}: {str(value).strip().splitlines()[-1]}"
@@ -82,6 +83,14 @@ class SlurmJob(Job):
         if time.monotonic() - self.since < PATIENCE and state != "CANCELLED":
             return None, f"{self.name} is {state}, perhaps to be requeued"
         return 1, f"{self.name} ended as {state}; log: {self.job.paths.stderr}"
+
+    def result(self) -> tuple[str, Any] | None:
+        """How its work has ended, and what it has returned; None without a result, and for one that a full disk cut
+        short."""
+        if self.job.paths.result_pickle.exists():
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                return self.job._get_outcome_and_result()
+        return None
 
     def cancel(self) -> None:
         with contextlib.suppress(Exception):  # it has ended
