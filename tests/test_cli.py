@@ -19,6 +19,7 @@ from rich.console import Console
 
 from lit_memory import cli
 from lit_memory.cli import main
+from lit_memory.plan.measured import x_values
 from lit_memory.registry import model_size
 from lit_memory.run.display import LiveLines, duration
 from lit_memory.run.journal import Journal, read
@@ -357,6 +358,16 @@ def test_a_state_that_grows_is_reported_as_it_is_at_the_chosen_x(write, tmp_path
     assert [run.get("segments") for run in plan.runs if run["arm"] == "a"] == [segments] * len(sweep.experiment.seeds)
     assert plan.state_x == segments and plan.state_size("a") == (16 + segments * 32 if segments else None)
     assert not any("segments" in run for run in plan.runs if run["arm"] == "b")
+
+
+def test_the_axis_of_a_report_is_made_once(write, tmp_path, monkeypatch):
+    """Not anew for every run."""
+    arms = {"a": {"model": {"name": "rmt_r", "width": 16, "heads": 2, "memory_tokens": 1}}}
+    report = {"x": "test_pairs", "state_x": "last"}
+    sweep = prepare(write(arms=arms, expect=[], seeds=[0, 1, 2], report=report), "--root", tmp_path)
+    seen = []
+    monkeypatch.setattr("lit_memory.run.sweep.x_values", lambda *arguments: seen.append(1) or x_values(*arguments))
+    assert report_plan(known(sweep), sweep.specs).x_values == [2, 4] and seen == [1]
 
 
 @pytest.mark.parametrize(

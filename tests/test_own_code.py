@@ -4,6 +4,7 @@ Every command has a process of its own, a fork where that will do: what is regis
 behind.
 """
 
+import ast
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import yaml
 
 from lit_memory.cli import main
 from lit_memory.plan.experiment import load
-from lit_memory.registry import RegistrationError, discover, load_class
+from lit_memory.registry import RegistrationError, discover, import_file, load_class
 from lit_memory.util.code import digest, sources
 
 pytestmark = [
@@ -139,6 +140,21 @@ def test_the_key_has_the_file(folder, tmp_path_factory):
     for path in folder.glob("*.*"):
         (moved / path.name).write_bytes(path.read_bytes())
     assert keys(moved) == changed
+
+
+def count_imports():
+    """Prints how often a plan of eight runs imports and parses the two files of the user."""
+    seen, parse = [], ast.parse
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_memory.plan.imports.import_file", lambda path: seen.append(path.name) or import_file(path))
+        patch.setattr("ast.parse", lambda text, *rest, **more: seen.append("parsed") or parse(text, *rest, **more))
+        specs = load("mine.yaml").at().plan(["train.lr=1e-3,2e-3,3e-3,4e-3"])
+    print(len(specs), *sorted(seen))
+    return 0
+
+
+def test_a_plan_imports_a_file_once(folder):
+    assert forked(folder, count_imports) == (0, "8 my_model.py my_task.py parsed parsed\n")
 
 
 def a_child(spec, folder):

@@ -9,7 +9,7 @@ import yaml
 
 from lit_memory.plan.sections import ReportConfig
 from lit_memory.run import checkpoint
-from lit_memory.run.frame import results_frame
+from lit_memory.run.frame import results_frame, validations
 from lit_memory.run.journal import Journal
 from lit_memory.run.outbox import Outbox
 from lit_memory.run.search import pages
@@ -212,6 +212,19 @@ def test_a_frame_holds_the_finished_runs_of_a_plan(tracker, start):
         set(results_frame(tracker, specs[1:], runs, report).seed) == {1}
         and results_frame(tracker, specs, {}, report).empty
     )
+
+
+def test_curves_are_read_ahead(tracker, start, monkeypatch):
+    """In one call per metric, not one per run."""
+    opened = [start(seed) for seed in range(2)]
+    for _, run_id in opened:
+        records.log(tracker, run_id, {"valid/exact_match": 0.5}, 3)
+        records.finish(tracker, run_id, [("exact_match", 2, 0.5)], {"steps": 6})
+    specs = [spec for spec, _ in opened]
+    runs = {spec.key: tracker.find(spec.key) for spec in specs}
+    monkeypatch.setattr(tracker.client, "get_metric_history", lambda *arguments: pytest.fail("one call more"))
+    found = validations(tracker, specs, runs, ReportConfig(x="test_pairs", y="exact_match"))
+    assert found == {("a", "exact_match", 3.0, seed): 0.5 for seed in range(2)}
 
 
 def test_tags_and_artifacts(tracker, root, start, tmp_path):

@@ -136,6 +136,7 @@ class ScaledExperiment(Shared):
         if count > MOST_RUNS:
             key = "grid" if self.grid else "seeds"
             raise ConfigError(self.file, key, f"{count:.4g} runs; expected at most {MOST_RUNS}")
+        import_files(self.file, self.imports)
         specs = []
         for arm in self.arms:
             self.check_axes(arm, changes)
@@ -195,7 +196,6 @@ class ScaledExperiment(Shared):
 
         above: the arms that start from this one.
         """
-        import_files(self.file, self.imports)
         run, name = self.resolve(arm, settings, changes), f"{self.experiment}/{arm}"
         where = f"{self.file} (arm {arm})"
         brought = {"code": user_code(where, run), "files": user_files(where, run)}
@@ -246,7 +246,8 @@ class ScaledExperiment(Shared):
     def beside(self, name: str) -> "ScaledExperiment":
         """Another experiment of the same folder or of the project, at the same scale. Raises ConfigError."""
         if name not in self.others:
-            self.others[name] = load(beside(Path(self.file), name, "train.init")).at(self.scale)
+            self.others[name] = other = load(beside(Path(self.file), name, "train.init")).at(self.scale)
+            import_files(other.file, other.imports)
         return self.others[name]
 
     def resolve(self, arm: str, point: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

@@ -24,12 +24,9 @@ def results_frame(tracker: "Tracker", specs: Sequence[RunSpec], runs: Mapping[st
     from pandas import DataFrame
 
     rows = []
-    finished = [runs[spec.key] for spec in specs if spec.key in runs and runs[spec.key].status == "FINISHED"]
-    tracker.read_ahead(finished, ("valid/", "test/") if report.x == STEP else ("test/", "time/"))
-    for spec in specs:
-        run = runs.get(spec.key)
-        if run is None or run.status != "FINISHED":
-            continue
+    done = finished(specs, runs)
+    tracker.read_ahead([run for _, run in done], ("valid/", "test/") if report.x == STEP else ("test/", "time/"))
+    for spec, run in done:
         of_run = curve_rows(tracker, spec, run, report) if report.x == STEP else result_rows(tracker, run)
         rows += [(spec.arm, spec.point, spec.seed, x, metric, value) for metric, x, value in of_run]
     return DataFrame(rows, columns=list(COLUMNS))
@@ -41,14 +38,20 @@ def validations(
     """(arm, metric, step, seed) -> the values of FINISHED runs along their training, for ``report.curves``: of the
     figure's metric, or of the first of the task if that one is not validated."""
     found: dict[Cell, float] = {}
-    for spec in specs:
-        run = runs.get(spec.key)
-        if run is not None and run.status == "FINISHED":
-            rows = tracker.results(run, "valid/")
-            validated, first = {metric for metric, _, _ in rows}, load_class("task", spec.task["name"]).metrics[0]
-            metric = report.y if report.y in validated else first
-            found |= {(spec.arm, metric, float(x), spec.seed): value for name, x, value in rows if name == metric}
+    done = finished(specs, runs)
+    tracker.read_ahead([run for _, run in done], ("valid/",))
+    for spec, run in done:
+        rows = tracker.results(run, "valid/")
+        validated, first = {metric for metric, _, _ in rows}, load_class("task", spec.task["name"]).metrics[0]
+        metric = report.y if report.y in validated else first
+        found |= {(spec.arm, metric, float(x), spec.seed): value for name, x, value in rows if name == metric}
     return found
+
+
+def finished(specs: Sequence[RunSpec], runs: Mapping[str, "Run"]) -> list[tuple[RunSpec, "Run"]]:
+    """The FINISHED runs of a plan."""
+    found = [(spec, runs[spec.key]) for spec in specs if spec.key in runs]
+    return [(spec, run) for spec, run in found if run.status == "FINISHED"]
 
 
 def stage_steps(run: "Run") -> list[int]:

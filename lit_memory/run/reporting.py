@@ -104,7 +104,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
     """
     sweep, e = work.sweep, work.sweep.experiment
     settings = {arm: own | split_arm(e.settings, arm)[1] | e.axes(arm) for arm, own in e.arms.items()}
-    selection, values = Selection.of(e, sweep.specs), x_values(e, sweep.specs)
+    selection, values = Selection.of(e, sweep.specs), sweep.x_values
     return ReportPlan(
         experiment=e.experiment,
         evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
@@ -285,7 +285,7 @@ def growth_facts(sweep: Sweep, spec: RunSpec) -> dict[str, Any]:
     """What a growing state grows by, and how often in the test at the report's ``state_x``."""
     experiment = sweep.experiment
     facts = {"growth_unit": load_class("model", spec.model["name"]).growth_unit}
-    x = experiment.report.state_value(x_values(experiment, sweep.specs))
+    x = experiment.report.state_value(sweep.x_values)
     if x is not None:
         field = experiment.report.x.removeprefix("test_")
         facts["segments"] = build("task", {**spec.task, field: x}).written

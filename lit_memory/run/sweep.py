@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_memory.plan.errors import ConfigError, naming_changes
 from lit_memory.plan.experiment import Experiment, ScaledExperiment, load
-from lit_memory.plan.measured import answerable, check_report, sizes
+from lit_memory.plan.measured import answerable, check_report, sizes, x_values
 from lit_memory.plan.runspec import RunSpec
 from lit_memory.registry import build
 from lit_memory.run.folders import (
@@ -114,6 +114,11 @@ class Sweep:
     @property
     def report_folders(self) -> ReportFolders:
         return report_folders(self.root, self.name, self.scale, self.options.changes, self.is_default_scale)
+
+    @cached_property
+    def x_values(self) -> list:
+        """The x axis of its report."""
+        return x_values(self.experiment, self.specs)
 
     @cached_property
     def paper_specs(self) -> list[RunSpec]:

@@ -11,6 +11,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,28 +95,32 @@ def sources(path: Path) -> list[Path]:
 
 def beside(path: Path) -> Iterator[Path]:
     """The files that one imports from its own package or folder."""
-    try:
-        tree = ast.parse(read_text(path))
-    except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno}: not Python: {error.msg}") from None
     top = top_folder(path)
     package = path.relative_to(top).parts[:-1]
-    for parts in imported(tree, package):
+    try:
+        names = imported(read_text(path), package)
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: not Python: {error.msg}") from None
+    for parts in names:
         own = parts[0] == package[0] if package else "site-packages" not in top.parts and parts[0] != OURS
         for length in range(1, len(parts) + 1) if own else ():
             place = top.joinpath(*parts[:length])
             yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file())
 
 
-def imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The dotted names that a file imports, as their parts: of ``from a import b`` a.b, which may be a module.
+@lru_cache(maxsize=256)
+def imported(text: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The dotted names that a file imports, as their parts: of ``from a import b`` a.b, which may be a module. The same
+    text is parsed once: every run of a plan asks for it.
 
-    package: of the file, where relative imports begin.
+    package: of the file, where relative imports begin. Raises SyntaxError.
     """
-    for node in ast.walk(tree):
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (tuple(alias.name.split(".")) for alias in node.names)
+            found += (tuple(alias.name.split(".")) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             start = (*above, *(node.module.split(".") if node.module else ()))
-            yield from ((*start, alias.name) for alias in node.names)
+            found += ((*start, alias.name) for alias in node.names)
+    return found
