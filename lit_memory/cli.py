@@ -112,7 +112,7 @@ def run(sweep: Sweep, inputs: str, console: Console, errors: Console) -> int:
         sweep.check_machine(todo)
     console.print(display.headline(work, todo), highlight=False, soft_wrap=True)
     if options.dry_run:
-        console.print(display.plan_table(work, console.width), soft_wrap=True)
+        console.print(display.plan_table(work, console.width if console.is_terminal else None), soft_wrap=True)
     if note := display.note_on_stages(sweep):
         say(console, note)
     if options.dry_run:

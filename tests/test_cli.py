@@ -1,6 +1,7 @@
 """The command: flags, exit codes, plans, report folders, and whole sweeps with real processes."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from lit_memory import cli
 from lit_memory.cli import main
 from lit_memory.plan.measured import x_values
 from lit_memory.registry import model_size
-from lit_memory.run.display import LiveLines, duration
+from lit_memory.run.display import LiveLines, duration, plan_table
 from lit_memory.run.journal import Journal, read
 from lit_memory.run.launchers import base
 from lit_memory.run.launchers import local as launch
@@ -36,6 +37,7 @@ from lit_memory.util.provenance import cache_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 RUN = Path(__file__).parents[1] / "run.py"
+COLUMNS = ["arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"]
 REPORT = [
     *["README.md", "figure.pdf", "figure.png", "figure_column.pdf", "report.json", "scores.npz", "sheet.md"],
     *["table.csv", "table.md", "table.tex", "verdict.json"],
@@ -188,15 +190,22 @@ def test_a_dry_run_shows_how_a_state_grows(write, tmp_path, capsys, no_training)
 @pytest.mark.parametrize(
     ("width", "left_out"), [(90, ()), (70, ("state floats",)), (60, ("state floats", "parameters"))]
 )
-def test_a_plan_shows_whole_words_in_a_narrow_terminal(width, left_out, write, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_a_plan_shows_whole_words_in_a_narrow_terminal(width, left_out, write, tmp_path):
+    file = write(arms={"a": {}}, grid={"train.weight_decay": [0.125, 0.25]}, expect=["a[2] >= 0"])
+    sized = Console(file=io.StringIO(), width=width)
+    sized.print(plan_table(WorkList(prepare(file, "--root", tmp_path / "root")), width), soft_wrap=True)
+    rows = sized.file.getvalue().splitlines()
+    header, first, *_ = (re.split(" {2,}", row.strip()) for row in rows)
+    assert header == [name for name in COLUMNS if name not in left_out]
+    assert "…" not in "".join(rows) and first[0] == "a weight_decay0.125"
+
+
+def test_a_plan_in_a_file_has_all_columns(write, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     file = write(arms={"a": {}}, grid={"train.weight_decay": [0.125, 0.25]}, expect=["a[2] >= 0"])
     assert call(file, "--root", tmp_path / "root", "--dry-run") == 0
-    _, *rows = capsys.readouterr().out.splitlines()
-    header, first, *_ = (re.split(" {2,}", row.strip()) for row in rows)
-    names = ["arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"]
-    assert header == [name for name in names if name not in left_out]
-    assert "…" not in "".join(rows) and first[0] == "a weight_decay0.125"
+    _, header, first, _ = (re.split(" {2,}", row.strip()) for row in capsys.readouterr().out.splitlines())
+    assert header == COLUMNS and first[0] == "a weight_decay0.125" and len(first) == len(COLUMNS)
 
 
 def test_what_a_state_grows_by(write, tmp_path, capsys, no_training):

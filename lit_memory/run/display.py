@@ -89,19 +89,20 @@ def list_table() -> Table:
     return table
 
 
-def plan_table(work: WorkList, width: int) -> Table | Text:
+def plan_table(work: WorkList, width: int | None) -> Table | Text:
     """The selected runs: arm, seed, sizes, steps, key, status, time. Of ``MANY`` lines as plain ones.
 
-    A terminal too narrow for them gets no floats of state, then no parameters, then no steps.
+    width: of the terminal; one too narrow gets no floats of state, then no parameters, then no steps. None is a file,
+    which gets all in plain lines.
     """
     names, rows = ("arm", "seed", "parameters", "state floats", "steps", "key", "status", "time"), list[list[str]]()
     for spec in work.selected:
         seconds = work.seconds(spec)
         last = (steps_shown(spec), spec.key[:8], work.status(spec), duration(seconds) if seconds else "?")
         rows.append([f"{spec.arm} {spec.point}".strip(), str(spec.seed), *sizes_shown(work.sweep, spec), *last])
-    if len(rows) >= MANY:
+    if width is None or len(rows) >= MANY:
         widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (names, *rows)]
+        lines = [f" {'  '.join(map(str.ljust, row, widths))}".rstrip() for row in (names, *rows)]
         return Text("\n".join(lines))
     table = Table(box=None, header_style="bold")
     header, *shown = fitting([names, *rows], width, spare=(3, 2, 4))
