@@ -157,6 +157,17 @@ BROKEN = {
 }
 
 
+def test_who_looks_at_a_lock_stands_in_nobodys_way(root, make_root, packed, file):
+    """It is held for a moment, while another command takes the run over."""
+    there = make_root("there")
+    spec = Sweep.prepare(parse_options([str(file), "--root", str(root)])).specs[0]
+    spec.folder(there).mkdir(parents=True)
+    looking = (spec.folder(there) / "lock").open("wb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.05, looking.close).start()
+    assert bundle.unpack([spec], there, packed) == [spec]
+
+
 def rewrite(path, name, content):
     """Replace a member of the first run, or leave it out."""
     found = members(path)

@@ -95,7 +95,7 @@ def unpack(specs: Iterable[RunSpec], root: Path, path: Path) -> list[RunSpec]:
     for spec in specs:
         folder = spec.folder(root)
         if spec.key in found and not begun(folder):
-            with contextlib.suppress(Timeout), checkpoint.lock(folder).acquire(blocking=False):
+            with contextlib.suppress(Timeout), checkpoint.acquired(folder):
                 own = dict(found[spec.key])
                 own[journal.NAME] = own.pop(journal.NAME)  # is written last: with it the run is complete
                 files.write_all(folder, own)

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,6 +23,10 @@ KEEP = 2
 """Checkpoints that are kept: an older one serves where the newest is damaged."""
 
 
+BRIEFLY = 0.2
+"""Seconds in which a lock that is in use may become free: who asks for it (``locked``) has it for a moment."""
+
+
 class CheckpointError(Exception):
     """A checkpoint that must not be read."""
 
@@ -30,6 +35,11 @@ def lock(folder: Path) -> FileLock:
     """The lock of a run, held by the process that trains it. The operating system frees it with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / "lock")
+
+
+def acquired(folder: Path) -> AbstractContextManager[object]:
+    """Hold the lock of a run in a block. Raises Timeout where another process trains it."""
+    return lock(folder).acquire(timeout=BRIEFLY, poll_interval=BRIEFLY / 20)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ def deliver(specs: Iterable[RunSpec], root: Path, tracker: "Tracker", status: st
         folder, group = spec.folder(root), (spec.experiment, spec.scale)
         outbox = Outbox(spec, root, lambda: tracker, parents.get(group, ""))
         try:
-            with checkpoint.lock(folder).acquire(blocking=False):
+            with checkpoint.acquired(folder):
                 send_rest(outbox, tracker, status)
             parents[group] = outbox.parent  # is looked up once
         except Timeout:

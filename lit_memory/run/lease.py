@@ -225,7 +225,7 @@ def release_dead(register: "Register", key: str, folder: Path) -> bool:
     """Give back the lease of a process of ``folder`` that has died. False if the key has a living owner, as far as can
     be known."""
     try:
-        with checkpoint.lock(folder).acquire(blocking=False) if folder.is_dir() else contextlib.nullcontext():
+        with checkpoint.acquired(folder) if folder.is_dir() else contextlib.nullcontext():
             claim = newest(*register.page(key)).get(key)
             if claim is None or claim.free:
                 return True
