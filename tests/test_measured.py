@@ -125,12 +125,15 @@ def test_what_a_test_reads(name, settings, material):
         ("papers", False, "noise", "toy"),
     ],
 )
-def test_the_level_of_evidence(make_spec, scale, modified, source, level):
+def test_the_level_of_evidence(make_spec, tree, scale, modified, source, level):
     """A change of a setting cannot claim more than what is tested; one arm on synthetic text makes a toy."""
     spec = make_spec(f"task={{name: language_modeling, source: {source}, test_segments: [2, 4]}}")
-    assert evidence(scale, [spec], modified) == level
+    named = parse(tree | {"scales": {scale: {}}}, "tiny.yaml").at()
+    assert evidence(named, [spec], modified) == level
     if "paper" not in level:
-        assert evidence(scale, [spec, make_spec()], modified) == "toy"
+        assert evidence(named, [spec, make_spec()], modified) == "toy"
+    del tree["paper"]
+    assert "paper" not in evidence(parse(tree | {"scales": {scale: {}}}, "tiny.yaml").at(), [spec], modified)
 
 
 @pytest.mark.parametrize(

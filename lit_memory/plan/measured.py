@@ -256,13 +256,14 @@ def check_select(experiment: ScaledExperiment, specs: Sequence[RunSpec]) -> None
         raise ConfigError(experiment.file, "tune_seeds", "there is nothing to choose; expected a grid, or none")
 
 
-def evidence(scale: str, specs: Sequence[RunSpec], modified: bool) -> str:
-    """How far results carry: "paper scale" (a paper's own settings, unchanged), "real text" or "real data" (what every
-    arm is tested on was not made by a program), or "toy". Derived, so that no change of a setting can overstate it.
+def evidence(experiment: ScaledExperiment, specs: Sequence[RunSpec], modified: bool) -> str:
+    """How far results carry: "paper scale" (a paper's own settings, unchanged, of an experiment that names it), "real
+    text" or "real data" (what every arm is tested on was not made by a program), or "toy". Derived, so that no change
+    of a setting can overstate it.
 
     modified: whether the command line changed settings.
     """
-    if not modified and (scale == PAPER or scale.startswith(f"{PAPER}_")):
+    if experiment.paper.title and f"{experiment.scale}_".startswith(f"{PAPER}_") and not modified:
         return "paper scale"
     tasks = {json.dumps(spec.task): spec.task for spec in specs}
     materials = {build("task", task).material for task in tasks.values()}

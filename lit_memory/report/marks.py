@@ -252,7 +252,7 @@ class Summary:
     @cached_property
     def evidence(self) -> str:
         """The least of the levels of evidence of the experiments."""
-        levels = {evidence(s.experiment.scale, _of_one_arm(s.experiment), False) for s in self.read}
+        levels = {evidence(s.experiment, _of_one_arm(s.experiment), False) for s in self.read}
         return TOY if TOY in levels else ", ".join(sorted(levels))
 
 

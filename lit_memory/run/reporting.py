@@ -107,7 +107,7 @@ def report_plan(work: WorkList, shown: Sequence[RunSpec], rows: Any = None) -> R
     selection, values = Selection.of(e, sweep.specs), sweep.x_values
     return ReportPlan(
         experiment=e.experiment,
-        evidence=evidence(sweep.scale, sweep.specs, bool(sweep.options.overrides)),
+        evidence=evidence(e, sweep.specs, bool(sweep.options.overrides)),
         scale=sweep.scale,
         modified=list(sweep.options.overrides),
         train_x=train_x(e.report.x, sweep.specs),
