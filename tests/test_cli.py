@@ -627,6 +627,9 @@ def test_what_goes_on_is_said_truly(flags, again, make_launch, capsys):
     [
         (["--list", "--jobs", "0"], "--list: shows all experiments, so leave --jobs out"),
         (["--new", "foo", "--fresh"], "--new: writes a template, so leave --fresh out"),
+        (["--new", "foo", "--root", "x"], "--new: writes a template, so leave --root out"),
+        (["--list", "--root", "x"], "--list: shows all experiments, so leave --root out"),
+        (["--new", ""], "--new: '': expected a name"),
         (["armt_abilities", "--jobs", "0", "--dry-run"], "--jobs: .*armt_abilities.yaml reads the reports of others?"),
         (["armt_abilities", "--launcher", "slurm"], "--launcher: .*reads the reports of other"),
         (

@@ -164,6 +164,20 @@ def test_an_extra_that_is_not_installed_is_named(launcher, tmp_path, monkeypatch
         Choice.of(Options(launcher=launcher), tmp_path, StoreURI(""))
 
 
+def test_a_launch_file_is_utf_8_in_every_locale(tmp_path):
+    (tmp_path / "launch.yaml").write_text("slurm: {partition: größer}", encoding="utf-8")
+    code = "from lit_memory.run.launchers.choice import settings_of; from lit_memory.run.options import Options; "
+    code += "print(ascii(settings_of(Options(launch='launch.yaml', launcher='slurm'))))"
+    environment = os.environ | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONPATH": str(PROJECT),
+    }
+    read = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert read.stdout == "{'partition': 'gr\\xf6\\xdfer'}\n", read.stderr
+
+
 def test_sqlite_on_a_network_file_system_is_refused(tmp_path):
     table = tmp_path / "mounts"
     table.write_text(f"/dev/a / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")

@@ -176,15 +176,17 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     given = vars(parser().parse_intermixed_args(argv))
     if given["new"] is not None:
         _check_alone(given, "new", "writes a template")
+        if given["new"] == "":
+            raise ConfigError("command line", "--new", "'': expected a name")
         return Options(new=given["new"])
     if given["list"]:
         _check_alone(given, "list", "shows all experiments", "experiment")
         return Options(list=True)
     if given["gallery"]:
-        _check_alone(given, "gallery", "shows all reports")
+        _check_alone(given, "gallery", "shows all reports", "root")
         return Options(gallery=True, root=given["root"])
     if given["redraw"]:
-        _check_alone(given, "redraw", "draws the reports of all scales again", "experiment", "overrides")
+        _check_alone(given, "redraw", "draws the reports of all scales again", "experiment", "overrides", "root")
         names = [given["experiment"], *given["overrides"]] if given["experiment"] else []
         return Options(redraw=tuple(map(find_experiment, names)), root=given["root"])
     if given["experiment"] is None:
@@ -211,9 +213,9 @@ def _is_said(flag: str, value: Any) -> bool:
 
 
 def _check_alone(given: Mapping[str, Any], flag: str, does: str, *beside: str) -> None:
-    """Raise ConfigError for what a command line has beside a flag that stands alone, but for ``--root``."""
+    """Raise ConfigError for what a command line has beside a flag that stands alone. beside: what it goes with."""
     for name, value in given.items():
-        if name not in (flag, "root", *beside) and _is_said(name, value):
+        if name not in (flag, *beside) and _is_said(name, value):
             what = str(value) if name == "experiment" else f"--{name.replace('_', '-')}"
             raise ConfigError("command line", f"--{flag}", f"{does}, so leave {what} out")
 

@@ -31,7 +31,7 @@ def settings_of(options: Options) -> dict[str, Any]:
         return {}
     path = Path(options.launch)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
         raise ConfigError(str(path), "", f"{reason}; expected a YAML file like 'slurm: {{partition: gpu}}'") from None
