@@ -79,7 +79,7 @@ def line_figure(results: Results, width: float = WIDTH) -> Any:
     if single:
         row = 0.3 if width > COLUMN else 0.4
         return _figure(_draw_rows, results, [words], width, 1.0 + row * len(plan.arms))
-    return _figure(_draw_lines, results, [words], width)
+    return _figure(partial(_draw_lines, wide=wide), results, [words], width)
 
 
 def state_figure(results: Results, x: float) -> Any:
@@ -165,12 +165,13 @@ def saved(figures: Mapping[str, Any], suffixes: Collection[str] | None = None) -
     return contents
 
 
-def _draw_lines(axes: Any, results: Results) -> Drawn:
-    """Mean over seeds against x, with every seed as a faint line, or a band of confidence where there are enough."""
+def _draw_lines(axes: Any, results: Results, wide: bool) -> Drawn:
+    """Mean over seeds against x, with every seed as a faint line, or a band of confidence where there are enough. wide:
+    see ``has_bands``."""
     plan, config, xs = results.plan, results.plan.config, sorted(results.plan.x_values)
     train_x, own = train_x_on_axis(plan, xs), points(plan)
     axis = Axis.of([*xs, *([] if train_x is None else [train_x])], config.log_x)
-    drawn, wide = Drawn([], [], [], bool(own)), are_wide(results, xs)
+    drawn = Drawn([], [], [], bool(own))
     for series in series_of(results, xs):
         draw_spread(axes, axis, config.y, xs, series, len(plan.arms), wide=wide)
         drawn.handles.extend(axes.plot(*axis.curve(xs, series.means), **series.look, label=series.name))

@@ -118,13 +118,13 @@ def draw_spread(
     marker: str = SEED_LINE["marker"],
     wide: bool = False,
 ) -> None:
-    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands`` that are not ``wide``, else a faint
-    line for each; bars of one standard deviation where the seeds were not kept."""
+    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands``, else a faint line for each; bars of
+    one standard deviation where the seeds were not kept. wide: see ``has_bands``."""
     color = series.look["color"]
     if any(series.told):
         spread = axis.curve(xs, [told[1] if told else math.nan for told in series.told])[1]
         axes.errorbar(*axis.curve(xs, series.means), yerr=spread, color=color, ls="", elinewidth=1.2, capsize=3)
-    elif has_bands(len(series.seeds), arms) and not wide:
+    elif has_bands(len(series.seeds), arms, wide):
         low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
         axes.fill_between(
             axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0

@@ -105,16 +105,16 @@ def text_color(color: str) -> str:
     return darker(color, 0.65)
 
 
-def has_bands(seeds: int, arms: int) -> bool:
-    """Whether a figure of so many seeds and arms shows intervals."""
-    return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS
+def has_bands(seeds: int, arms: int, wide: bool = False) -> bool:
+    """Whether a figure of so many seeds and arms shows intervals. wide: they would hide its lines."""
+    return seeds >= LEAST_FOR_BAND and arms <= MOST_BANDS and not wide
 
 
 def spread_words(seeds: int, lines: int, wide: bool = False) -> str:
-    """What a figure shows of so many seeds; lines: those of its arms, 0 where it shows points with bars. wide: its
-    intervals would hide the lines."""
+    """What a figure shows of so many seeds; lines: those of its arms, 0 where it shows points with bars. wide: see
+    ``has_bands``."""
     if seeds == 1:
         return "1 seed"
     interval = f"{'band' if lines else 'bar'}: 95 % interval of the mean"
-    shown = interval if has_bands(seeds, lines) and not wide else "faint: every seed"
+    shown = interval if has_bands(seeds, lines, wide) else "faint: every seed"
     return f"mean of {seeds} seeds, {shown}"
