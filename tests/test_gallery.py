@@ -185,10 +185,6 @@ def test_the_figure_is_that_of_the_picture():
     assert [guide["name"] for guide in figure["guides"]] == names
     assert figure["guides"][1]["points"] == [[x, x] for x in XS] and len(time["guides"]) == 0
     assert time["log"] and time["series"][0]["points"][-1][1] == 500 and time["name"] == "Time"
-    told = {("no_gamma", "seconds", 50.0): (2.0, 0.5)}
-    assert charts(results(kept, cells=cells, summaries=told))[2]["series"][1]["points"] == [
-        [50, 2, 0.5, None, None, f"{figure['x']}: 50"]
-    ]
     (run,) = training["series"]
     assert (run["name"], run["group"], [point[:2] for point in run["points"]]) == (
         "gamma, seed 0",

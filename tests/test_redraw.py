@@ -11,19 +11,15 @@ import pytest
 import yaml
 from report_data import make_frame, make_plan
 
-from lit_memory import report
 from lit_memory.cli import main
 from lit_memory.plan.sections import ReportConfig
-from lit_memory.report.figures import time_figure
 from lit_memory.report.latex import best_arm, escaped, latex_table
-from lit_memory.report.margins import Margin
 from lit_memory.report.redraw import redraw_all
 from lit_memory.report.render import render
 from lit_memory.report.results import Results
-from lit_memory.report.saved import plan_json, scores_npz
+from lit_memory.report.saved import scores_npz
 from lit_memory.report.statistics import Draws
 from lit_memory.report.tables import ranking
-from lit_memory.report.verdict import judge
 
 pytestmark = [
     pytest.mark.usefixtures("unsaved_figures"),
@@ -214,50 +210,6 @@ def test_nothing_to_redraw(root, capsys):
     assert "no report of a project experiment; expected one to redraw" in capsys.readouterr().err
     assert main(["--redraw", "nothing", "--root", str(root)]) == 2
     assert "nothing: no such file" in capsys.readouterr().err
-
-
-# Times whose seeds were not kept
-
-TOLD = {(arm, "seconds", float(x)): (x * factor, 0.1) for arm, factor in (("a", 1.0), ("b", 3.0)) for x in (2, 4)}
-
-
-def told(expect, **config):
-    plan = make_plan(["a", "b"], xs=[2, 4], expect=expect, config=ReportConfig(time="seconds", **config))
-    cells = Results.from_frame(plan, make_frame(["a", "b"], xs=[2, 4], value=lambda *args: 0.5)).cells
-    return Results(plan, cells, summaries=TOLD)
-
-
-def test_a_mean_and_a_deviation_serve_in_the_place_of_seeds():
-    """The interval is Student's, from the deviation over seeds; arms count as independent."""
-    results = told(["b.seconds[4] > 2 * a.seconds[4]", "std(a.seconds[2]) < 0.2", "a.seconds[4] > a.seconds[2] + 1.9"])
-    drawn = Draws(results.evidence)
-    gap = drawn.mean("b", "seconds", 4) - 2 * drawn.mean("a", "seconds", 4)
-    margin = Margin(float(gap[0]), gap[1:], 3)
-    assert margin.estimate == pytest.approx(4.0)
-    assert margin.errors[0] == pytest.approx((0.1**2 + 0.2**2) ** 0.5 / 3**0.5, rel=0.02)
-    claims = judge(results.plan.lines, results.evidence)
-    assert [claim.verdict for claim in claims] == ["REPRODUCED", "REPRODUCED", "INCONCLUSIVE"]
-    assert claims[0].resampled == "seeds of which mean and standard deviation alone were kept"
-    assert claims[0] == judge(results.plan.lines, results.evidence)[0]
-
-
-def test_they_are_saved_and_shown(tmp_path):
-    """In the table of times, and in the figure as means with bars of one standard deviation."""
-    results = told(["b.seconds[4] > a.seconds[4]"])
-    (tmp_path / "state.png").write_bytes(b"of another report")
-    from lit_memory.report.render import write
-
-    write(results, tmp_path)
-    assert report.load(tmp_path).summaries == TOLD and "summaries" in plan_json(results)
-    assert "12 ± 0.1" in (tmp_path / "README.md").read_text()
-    assert (tmp_path / "figure.png").is_file() and not (tmp_path / "state.png").exists()
-    assert not (tmp_path / "time.png").exists()  # the figure shows them
-    axes = time_figure(results).axes[0]
-    assert "scale cpu · mean ± standard deviation of 3 seeds" in [text.get_text() for text in axes.texts]
-    lines = [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"]
-    bars = [path.vertices[:, 1].tolist() for bars in axes.collections for path in bars.get_paths()]
-    assert lines == [[2.0, 4.0], [6.0, 12.0]]
-    assert bars == [pytest.approx([mean - 0.1, mean + 0.1]) for line in lines for mean in line]
 
 
 # For papers

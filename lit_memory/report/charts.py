@@ -54,14 +54,12 @@ def shown_look(look: Mapping[str, Any]) -> Chart:
 def shown_series(plan: ReportPlan, series: Series, at: At) -> Chart:
     """One arm; what is no number is left out."""
     found, rows = [], []
-    of_x = zip(at, series.groups, zip(*series.seeds, strict=True), series.told, strict=True)
-    for (position, text), group, row, told in of_x:
-        average, spread = told or (mean(group), std(group))
-        if not math.isfinite(average):
+    for (position, text), group, row in zip(at, series.groups, zip(*series.seeds, strict=True), strict=True):
+        if not math.isfinite(mean(group)):
             continue
         interval = mean_interval(plan.config.y, group) if len(group) >= LEAST_FOR_BAND else (math.nan, math.nan)
-        found.append([*map(rounded, (position, average, spread, *interval)), text])
-        rows.extend([] if told else [[*map(rounded, row)]])
+        found.append([*map(rounded, (position, mean(group), std(group), *interval)), text])
+        rows.append([*map(rounded, row)])
     seeds = [list(column) for column in zip(*rows, strict=True)]
     shown = {"name": series.name, "group": series.name, "look": shown_look(series.look), "line": len(at) > 1}
     return shown | {"points": found, "seeds": seeds, "paper": []}
@@ -135,9 +133,9 @@ def state_ticks(axis: StateAxis, states: Sequence[float]) -> list[list[Any]]:
 
 
 def _times(results: Results, xs: list[float]) -> Iterator[Chart]:
-    """The times against x; of old reports mean and std alone. Nothing where none are known."""
+    """The times against x; nothing where none are known."""
     name = results.plan.config.time
-    if not name or name not in {metric for _, metric, *_ in [*results.cells, *results.summaries]}:
+    if not name or name not in {metric for _, metric, _, _ in results.cells}:
         return
     yield {**_figure(results.of_time(name), xs), "id": "time", "name": "Time"}
 

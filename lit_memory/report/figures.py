@@ -74,8 +74,6 @@ def line_figure(results: Results, width: float = WIDTH) -> Any:
     single = len(plan.x_values) == 1
     wide = not single and are_wide(results, sorted(plan.x_values))
     words = spread_words(len(plan.seeds), 0 if single else len(plan.arms), wide)
-    if results.summaries:
-        words = f"mean ± standard deviation of {len(plan.seeds)} seeds"
     if single:
         row = 0.3 if width > COLUMN else 0.4
         return _figure(_draw_rows, results, [words], width, 1.0 + row * len(plan.arms))
@@ -135,7 +133,7 @@ def _figure(
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     drawn = draw_data(axes, results)
-    if not (results.cells or results.summaries):
+    if not results.cells:
         axes.text(0.5, 0.5, "no finished runs yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     # a paper has a caption
     top = 0.0 if width == COLUMN else head(figure, results.plan.heading, below_title(results, *words))

@@ -14,8 +14,6 @@ from lit_memory.report.verdict import Claim
 
 Cell = tuple[str, str, float, int]
 """(arm, metric, x, seed)."""
-Column = tuple[str, str, float]
-"""(arm, metric, x)."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,6 @@ class Results:
     """One metric along the training, for ``report.curves``: the x of a cell is the step."""
     memory: Mapping[tuple[str, str, str, int], Any] = field(default_factory=dict)
     """What ``report.memory`` shows: (view, name, arm, seed) -> an array of ``lit.views``."""
-    summaries: Mapping[Column, tuple[float, float]] = field(default_factory=dict)
-    """Mean and standard deviation over seeds where the seeds were not kept: times of reports before report.json."""
 
     @classmethod
     def from_frame(cls, plan: ReportPlan, frame: Any, scores: Mapping[Cell, Any] | None = None) -> "Results":
@@ -107,10 +103,10 @@ class Results:
         return {c: v for c, v in self.cells.items() if c[1] == config.y} if config.x == STEP else self.validations
 
     def of_time(self, metric: str) -> "Results":
-        """The values of one of ``TIMES``, or what is told of them, as the metric of a figure."""
+        """The values of one of ``TIMES`` as the metric of a figure."""
         config = replace(self.plan.config, y=metric, y_label="", log_y=True, chance=None, identity=False, floors={})
         cells = {cell: value for cell, value in self.cells.items() if cell[1] == metric}
-        return Results(replace(self.plan, config=config, train_x=None), cells, summaries=self.summaries)
+        return Results(replace(self.plan, config=config, train_x=None), cells)
 
     def by_seed(self, arm: str, metric: str | None, x: float) -> list[float | None]:
         """One value per planned seed, None if it is missing; metric None is that of the figure."""
@@ -123,8 +119,10 @@ class Results:
     @property
     def evidence(self) -> Evidence:
         """What the lines are judged by."""
-        plan, told = self.plan, (self.scores_at, self.summary, self.samples)
-        return Evidence(self.values, plan.x_values, len(plan.seeds), plan.config.y, *told)
+        plan = self.plan
+        return Evidence(
+            self.values, plan.x_values, len(plan.seeds), plan.config.y, scores=self.scores_at, samples=self.samples
+        )
 
     def samples(self, arm: str, metric: str | None, x: float) -> int:
         """How many samples of the test have measured a share; 0 where that is not known, and of what is no share."""
@@ -132,10 +130,6 @@ class Results:
         if not is_share(metric or self.plan.config.y) or len(xs) != len(samples):
             return 0
         return dict(zip(xs, samples, strict=True)).get(x, 0)
-
-    def summary(self, arm: str, metric: str | None, x: float) -> tuple[float, float] | None:
-        """What is known of seeds that were not kept."""
-        return self.summaries.get((arm, metric or self.plan.config.y, float(x)))
 
     def scores_at(self, x: float) -> dict[tuple[str, str], list[Any]]:
         """(arm, metric) -> the scores of every planned seed, where all are known."""
@@ -161,7 +155,7 @@ class Results:
         """What is missing of a seed of an arm: "" for all of it, None for nothing."""
         tested = self.plan.tested(arm)
         cells = {x: (arm, self.plan.config.y, float(x), seed) for x in tested}
-        absent = [x for x, cell in cells.items() if cell not in self.cells and not self.summary(arm, None, x)]
+        absent = [x for x, cell in cells.items() if cell not in self.cells]
         of_seed = [run for run in self.plan.grid if (run["arm"], run["seed"]) == (arm, seed)]
         left = [run["status"] for run in of_seed if run["status"] not in ("finished", "broke down")]
         if not absent:

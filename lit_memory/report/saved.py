@@ -20,7 +20,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.sections import TIMES, ReportConfig
 from lit_memory.report.labels import rounded
 from lit_memory.report.plan import ReportPlan
-from lit_memory.report.results import Cell, Column, Results
+from lit_memory.report.results import Cell, Results
 from lit_memory.report.scores import NAME as SCORES
 from lit_memory.report.scores import pack, unpack
 from lit_memory.util.checks import first_line, nearest
@@ -39,8 +39,7 @@ def plan_json(results: Results) -> str:
     exact = [(cell, value) for cell, value in cells if cell[1] not in TIMES and rounded(value) != value]
     times = [(cell, value) for cell, value in cells if cell[1] in TIMES]
     values = {_name(cell): value for cell, value in exact + times if math.isfinite(value)}
-    summaries = {f"{arm}/{metric}/{x:.17g}": told for (arm, metric, x), told in results.summaries.items()}
-    content = asdict(results.plan) | {"values": values} | ({"summaries": summaries} if summaries else {})
+    content = asdict(results.plan) | {"values": values}
     for name in ("unchecked", "stops", "minimized"):
         if not content[name]:
             del content[name]
@@ -77,13 +76,13 @@ def load(report: str | Path) -> Results:
     if not (folder / PLAN).is_file():
         expected = "expected a report that has one; run.py EXPERIMENT --report writes it anew"
         raise ConfigError(str(folder / PLAN), "", f"no such file; {expected}")
-    plan, exact, summaries = _read(folder / PLAN, _plan)
+    plan, exact = _read(folder / PLAN, _plan)
     cells = _read(folder / TABLE, _cells) | exact
     scores = _read(folder / SCORES, _scores) if (folder / SCORES).is_file() else {}
     validations = _read(folder / VALIDATIONS, _validations) if (folder / VALIDATIONS).is_file() else {}
     memory = _read(folder / MEMORY, _memory) if (folder / MEMORY).is_file() else {}
     try:
-        return replace(Results.of(plan, cells, scores, validations), summaries=summaries, memory=memory)
+        return replace(Results.of(plan, cells, scores, validations), memory=memory)
     except ValueError as error:
         raise ConfigError(str(folder / SCORES), "", first_line(error)) from None
 
@@ -114,15 +113,11 @@ def _read(path: Path, parse: Any) -> Any:
         raise ConfigError(str(path), "", f"{reason}; expected the file as a report wrote it") from None
 
 
-def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float], dict[Column, tuple[float, float]]]:
-    """The plan, the values and the summaries of report.json."""
+def _plan(content: bytes) -> tuple[ReportPlan, dict[Cell, float]]:
+    """The plan and the values of report.json."""
     plan = json.loads(content)
     values = {_cell(name): float(value) for name, value in plan.pop("values").items()}
-    told = {
-        tuple(name.split("/")): (float(mean), float(std)) for name, (mean, std) in plan.pop("summaries", {}).items()
-    }
-    summaries = {(arm, metric, float(x)): both for (arm, metric, x), both in told.items()}
-    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values, summaries
+    return ReportPlan(**plan | {"config": ReportConfig(**plan["config"])}), values
 
 
 def _cells(content: bytes) -> dict[Cell, float]:

@@ -25,8 +25,6 @@ class Series(NamedTuple):
     """Arguments of ``Axes.plot``; they do not depend on which runs are finished."""
     seeds: list[list[float | None]]
     """For every seed, the values at every x; None where there is none, NaN where it is no number."""
-    told: list[tuple[float, float] | None]
-    """For every x, mean and standard deviation where the seeds were not kept."""
 
     @property
     def groups(self) -> list[list[float]]:
@@ -35,7 +33,7 @@ class Series(NamedTuple):
 
     @property
     def means(self) -> list[float]:
-        return [told[0] if told else mean(group) for told, group in zip(self.told, self.groups, strict=True)]
+        return [mean(group) for group in self.groups]
 
 
 def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
@@ -44,13 +42,11 @@ def series_of(results: Results, xs: list[float]) -> Iterator[Series]:
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         by_x = [results.by_seed(arm, None, x) for x in xs]
         seeds = [list(own) for own in zip(*by_x, strict=True)]
-        told = [results.summary(arm, None, x) for x in xs]
-        counts = [len(own) if kept else len(own) - own.count(None) for own, kept in zip(by_x, told, strict=True)]
-        wanted = [count for x, count in zip(xs, counts, strict=True) if x in plan.tested(arm)]
+        wanted = [len(own) - own.count(None) for x, own in zip(xs, by_x, strict=True) if x in plan.tested(arm)]
         finished = min(wanted, default=len(plan.seeds))  # of an arm that is not asked for any, none is missing
         name = plan.shown(arm)
         name = name if finished == len(plan.seeds) else f"{name} ({finished} of {len(plan.seeds)} seeds)"
-        yield Series(arm, name, look, seeds, told)
+        yield Series(arm, name, look, seeds)
 
 
 def floors(results: Results, xs: list[float]) -> Iterator[tuple[str, list[float]]]:
@@ -118,13 +114,10 @@ def draw_spread(
     marker: str = SEED_LINE["marker"],
     wide: bool = False,
 ) -> None:
-    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands``, else a faint line for each; bars of
-    one standard deviation where the seeds were not kept. wide: see ``has_bands``."""
+    """The seeds of a line, in a figure of so many arms: a band if it ``has_bands``, which explains ``wide``, else a
+    faint line for each."""
     color = series.look["color"]
-    if any(series.told):
-        spread = axis.curve(xs, [told[1] if told else math.nan for told in series.told])[1]
-        axes.errorbar(*axis.curve(xs, series.means), yerr=spread, color=color, ls="", elinewidth=1.2, capsize=3)
-    elif has_bands(len(series.seeds), arms, wide):
+    if has_bands(len(series.seeds), arms, wide):
         low, high = zip(*(mean_interval(metric, group) for group in series.groups), strict=True)
         axes.fill_between(
             axis.curve(xs, low)[0], axis.curve(xs, low)[1], axis.curve(xs, high)[1], color=color, alpha=0.16, lw=0

@@ -5,8 +5,7 @@ arms are compared within seeds. It picks the samples of a test, with replacement
 seeds, as all of them read the same test: what its samples leave open, more seeds do not settle. Where the scores of the
 samples are not known it picks seeds alone, and where all of them are the same there is nothing to pick: a share then
 varies as one that so many samples have measured, with half a success and half a failure added to them (Jeffreys), by a
-normal number that all seeds have in common, as if arms were not paired. Of old times even the seeds are not known, but
-their mean and standard deviation: a draw takes a normal one.
+normal number that all seeds have in common, as if arms were not paired.
 
 Draws take turns in reading the picks of samples, ``Draws.turns`` of them: those of one turn differ by their seeds
 alone, by which ``margins`` tells what is left open by seeds from what is left open by samples.
@@ -44,14 +43,8 @@ class Evidence:
     """That of the figure."""
     scores: Callable[[float], Mapping[Column, Sequence[Any]]] = lambda x: {}
     """x -> the scores of the test samples, of all that are known: one 1-D array per seed."""
-    summary: Callable[[str, str | None, float], tuple[float, float] | None] = lambda arm, metric, x: None
-    """(arm, metric, x) -> mean and standard deviation over all planned seeds, where the seeds were not kept."""
     samples: Callable[[str, str | None, float], int] = lambda arm, metric, x: 0
     """(arm, metric, x) -> how many samples have measured a share; 0 where that is not known, and of what is none."""
-
-    def finished(self, arm: str, metric: str | None, x: float) -> int:
-        """How many seeds a result has."""
-        return self.seeds if self.summary(arm, metric, x) else len(self.values(arm, metric, x))
 
 
 class Draws:
@@ -96,15 +89,15 @@ class Draws:
 
         if not (samples := self.evidence.samples(arm, metric, x)) or not 0 <= mean <= 1:
             return 0.0
-        where = ndtr(self._standard(arm, metric, x, self.turns, "/samples"))
+        where = ndtr(self._standard(arm, metric, x))
         return betaincinv(mean * samples + 0.5, (1 - mean) * samples + 0.5, where)[self._turn] - mean
 
-    def _standard(self, arm: str, metric: str | None, x: float, count: int, what: str = "") -> Any:
-        """(count,): standard normal numbers of a result."""
+    def _standard(self, arm: str, metric: str | None, x: float) -> Any:
+        """(turns,): standard normal numbers of a result."""
         from numpy.random import PCG64, Generator
 
-        name = f"{arm}/{metric or self.evidence.metric}/{x:.17g}{what}"
-        return Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(count)
+        name = f"{arm}/{metric or self.evidence.metric}/{x:.17g}/samples"
+        return Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(self.turns)
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): means over seeds, drawn once, as the conditions of a line name the same results."""
@@ -114,25 +107,11 @@ class Draws:
 
     def _mean(self, arm: str, metric: str | None, x: float) -> Any:
         """One seed after the other, so that equal values have equal means."""
-        if told := self.evidence.summary(arm, metric, x):
-            return self._normal(*told, self._standard(arm, metric, x, self.count))
         values = self.seeds(arm, metric, x)
         return sum(values) / len(values)
 
-    def _normal(self, mean: float, std: float, drawn: Any) -> Any:
-        """(1 + count,): means of seeds that were not kept, drawn from a normal distribution of their own. They spread
-        as those of picked seeds do, with a variance of (n - 1) / n of what the seeds say."""
-        import numpy as np
-
-        n = self.evidence.seeds
-        return mean + std * (n - 1) ** 0.5 / n * np.concatenate([[0.0], drawn])
-
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""
-        import numpy as np
-
-        if told := self.evidence.summary(arm, metric, x):
-            return np.full(1 + self.count, told[1])
         values = self.seeds(arm, metric, x)
         center = sum(values) / len(values)
         return (sum((values - center) ** 2) / (len(values) - 1)) ** 0.5

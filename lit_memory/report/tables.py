@@ -112,12 +112,6 @@ def time_table(results: Results) -> str:
     """The times of the report, one arm per row and one tested value per column."""
     plan, rows = results.plan, []
     for arm in plan.arms:
-        rows.append([plan.shown(arm), *(_time(results, arm, x) for x in plan.x_values)])
+        times = [results.values(arm, plan.config.time, x) for x in plan.x_values]
+        rows.append([plan.shown(arm), *(mean_std(of_x, ".3g", ".2g") for of_x in times)])
     return markdown(["arm", *map(short, plan.x_values)], rows)
-
-
-def _time(results: Results, arm: str, x: float) -> str:
-    told = results.summary(arm, results.plan.config.time, x)
-    if told:
-        return f"{told[0]:.3g} ± {told[1]:.2g}"
-    return mean_std(results.values(arm, results.plan.config.time, x), ".3g", ".2g")

@@ -132,7 +132,7 @@ def measure(line: str, section: str, evidence: Evidence) -> Claim:
     """Whether a line holds by the mean over seeds. INCOMPLETE while one of its results lacks a seed, or if it takes the
     std of one seed."""
     kind, tree, fold = KINDS[section], parse(line), Fold(Draws(evidence, 0))
-    finished = {str(ref): evidence.finished(*fold.at(ref)) for ref in used(tree, fold)}
+    finished = {str(ref): len(evidence.values(*fold.at(ref))) for ref in used(tree, fold)}
     if absent := [name for name, n in finished.items() if not n]:
         return Claim(line, INCOMPLETE, f"no result of {', '.join(absent)}", kind)
     if any(finished[str(ref)] < 2 for call in calls(tree, "std") for ref in refs(call)):
@@ -240,8 +240,6 @@ def _decided(claim: Claim, margin: LineMargin, level: float, drawn: Draws) -> Cl
 def _resampled(results: Iterable[Ref], fold: Fold) -> str:
     """What was drawn for the interval of a line."""
     places, evidence = [fold.at(ref) for ref in results], fold.drawn.evidence
-    if any(evidence.summary(*place) for place in places):
-        return "seeds of which mean and standard deviation alone were kept"
     known = [fold.drawn.table(*place) is not None for place in places]
     if all(known):
         return "seeds and samples"

@@ -93,7 +93,7 @@ def depth(results: Results, view: str) -> Any:
     for arm, look in zip(plan.arms, looks(plan.architectures), strict=True):
         seeds = [means for seed in plan.seeds if (means := by_depth(results, arm, seed))]
         if seeds:
-            series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds, [None] * 5)
+            series = Series(arm, plan.shown(arm) + few_seeds(len(seeds), plan.seeds), look, seeds)
             draw_spread(axes, Axis(log=False), plan.config.y, DEPTHS, series, len(plan.arms))
             handles += axes.plot(DEPTHS, series.means, **look, label=series.name)
     words = [spread_words(len(plan.seeds), len(plan.arms))]
@@ -182,7 +182,7 @@ def draw_layer(axes: Any, results: Results, view: str, name: str, layer_of: Call
         if not places:
             continue
         xs, seeds = [xs[i] for i in places], [[seed[i] for i in places] for seed in seeds]
-        series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds, [None] * len(xs))
+        series = Series(arm, plan.shown(arm) + few_seeds(len(runs), plan.seeds), look, seeds)
         draw_spread(axes, Axis(log=False), name, xs, series, len(plan.arms), marker="")
         handles[arm] = axes.plot(xs, series.means, **look, label=series.name, markevery=marked(xs))[0]
     return handles

@@ -121,7 +121,6 @@ function tooltip(chart) {
         if (i < 0 || series.small) return lines;
         if (p[LOW] !== null) lines.push(`  95 % interval of the mean: ${digits(p[LOW])} to ${digits(p[HIGH])}`);
         const seeds = series.seeds.map((own) => own[i]).filter((value) => value !== null);
-        if (!seeds.length) return [...lines, "  its seeds were not kept"];
         return [...lines, `  ${seeds.length} seed${seeds.length > 1 ? "s" : ""}: ${seeds.map(digits).join(", ")}`];
       },
     },
