@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_other_code(make_spec, make_root, monkeypatch, name):
     assert found.tags["lit.commit"] == {"commit": "aaaaaaaaaaaa; bbbbbbbbbbbb"}.get(name, "bbbbbbbbbbbb")
     warnings = [message["message"] for message in messages if message["event"] == "warning"]
     expected = f"a seed 0 goes on with other code than it began with ({told}); its numbers may differ from those of "
-    assert warnings == ([expected + "either; --fresh trains it anew"] if told else [])
+    assert warnings == ([expected + "either; --fresh trains anew"] if told else [])
     whole = make_root("whole")
     run(spec, whole)
     assert identical(checkpoint(spec, root)["state_dict"], checkpoint(spec, whole)["state_dict"])
@@ -114,7 +114,7 @@ def test_code_that_changes_while_a_command_trains(make_spec, root, monkeypatch):
     told = f"commit aaaaaaaaaaaa -> bbbbbbbbbbbb; code cccccccccccc -> {NOW['code']}"
     line = f"the command goes on with other code than it began with ({told}); the numbers of its later runs may differ "
     warnings = [message["message"] for message in messages if message["event"] == "warning"]
-    assert warnings == [f"{line}from those of either; --fresh trains them anew"]
+    assert warnings == [f"{line}from those of either; --fresh trains anew"]
 
 
 def test_a_run_that_has_nothing_yet_warns_of_nothing(make_spec, root):

@@ -83,7 +83,7 @@ def line_figure(results: Results, width: float = WIDTH) -> Any:
 def state_figure(results: Results, x: float) -> Any:
     """The ``Figure`` of y at one tested x against the floats of state."""
     words = [f"{results.plan.x_label}: {short(x)}", spread_words(len(results.plan.seeds), 0)]
-    words += ["equal states side by side"] * has_equal(results.plan)
+    words += ["equal states side by side"] * has_equal(results, x)
     return _figure(partial(draw_states, x=x), results, words)
 
 

@@ -1,7 +1,7 @@
 """The figure of y against the floats of state."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from lit_memory.report.axes import draw_break
@@ -58,17 +58,22 @@ class StateAxis(NamedTuple):
         axes.set_xlim(start - 0.04 * (self.high - start), self.high + 0.04 * (self.high - start))
 
 
-def has_equal(plan: ReportPlan) -> bool:
-    """Whether arms have states of one size."""
-    sizes = [size for arm in plan.arms if (size := plan.state_size(arm)) is not None]
+def has_equal(results: Results, x: float) -> bool:
+    """Whether the figure of states at ``x`` has arms with states of one size."""
+    sizes = states_shown(results.plan, series_of(results, [x])).values()
     return len({*sizes}) < len(sizes)
+
+
+def states_shown(plan: ReportPlan, all_series: Iterable[Series]) -> dict[str, float]:
+    """The floats of state of every arm that has a point."""
+    return {series.arm: plan.state_size(series.arm) or 0.0 for series in all_series if _has_point(plan, series)}
 
 
 def draw_states(axes: Any, results: Results, x: float) -> Drawn:
     """y at the tested ``x`` against the floats of state per sample there; the legend also names arms without a
     point."""
     plan, all_series = results.plan, list(series_of(results, [x]))
-    states = {series.arm: plan.state_size(series.arm) or 0.0 for series in all_series if _has_point(plan, series)}
+    states = states_shown(plan, all_series)
     sizes = list(states.values())
     axis = StateAxis.around(sizes)
     axis.show(axes, sizes)

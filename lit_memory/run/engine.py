@@ -123,16 +123,14 @@ def record_stages(journal: Journal, curriculum: Curriculum) -> None:
 def tell_changes(outbox: Outbox, tags: Mapping[str, str], own: Mapping[str, str], send: Send) -> None:
     """Warn of code or libraries that are others than those with which an interrupted run has come so far, or than those
     with which the command began. tags: of the command. own: of this process."""
-    if changes := code_changes(outbox.origin(), own):
-        spec = outbox.spec
-        name = f"{spec.arm} {spec.point}".strip()
-        problem = f"{name} seed {spec.seed} goes on with other code than it began with ({changes})"
-        advice = "its numbers may differ from those of either; --fresh trains it anew"
-        send({"event": "warning", "message": f"{problem}; {advice}"})
-    if changes := code_changes(tags, own):
-        problem = f"the command goes on with other code than it began with ({changes})"
-        advice = "the numbers of its later runs may differ from those of either; --fresh trains them anew"
-        send({"event": "warning", "message": f"{problem}; {advice}"})
+    spec = outbox.spec
+    run = f"{f'{spec.arm} {spec.point}'.strip()} seed {spec.seed}"
+    begun = [(run, "its numbers", outbox.origin()), ("the command", "the numbers of its later runs", tags)]
+    for who, what, before in begun:
+        if changes := code_changes(before, own):
+            problem = f"{who} goes on with other code than it began with ({changes})"
+            advice = f"{what} may differ from those of either; --fresh trains anew"
+            send({"event": "warning", "message": f"{problem}; {advice}"})
 
 
 def parameters(spec: RunSpec) -> dict[str, Any]:
