@@ -1065,10 +1065,24 @@ def test_ids_and_states_that_do_not_fit(build, tokens):
     model = build("armt")
     with pytest.raises(ValueError, match=r"ids_BT=\(5,\): expected a batch of sequences, \(B, T\)"):
         unroll(model, tokens(1, N)[0])
-    with pytest.raises(ValueError, match="state=2: its samples are more than the 1 of ids_BT"):
-        unroll(model, tokens(1, N), N, state=model.init_state(2))
     with pytest.raises(TypeError, match=r"a state has a dict; expected tensors in \(named\) tuples, samples first"):
         model.state_floats({"memory": model.init_state(1)})
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda model, ids, **options: unroll(model, ids[:1], N, **options), id="ids"),
+        pytest.param(lambda model, ids, **options: unroll(model, iter([ids[:1]] * 3), **options), id="iterator"),
+        pytest.param(lambda model, ids, **options: unroll(model, (ids, ids[:1], ids), **options), id="between"),
+        pytest.param(lambda model, ids, **options: unroll(model, ids[:1], N, read_only=1, **options), id="reading"),
+        pytest.param(lambda model, ids, **options: generate(model, ids[:1], 2, segment_len=N, **options), id="generate"),
+    ],
+)
+def test_a_state_of_more_samples(model, tokens, read):
+    """It belongs to others, whatever reads it and wherever the samples get fewer."""
+    with torch.no_grad(), pytest.raises(ValueError, match="state=2: its samples are more than the 1 of ids_BT"):
+        read(model, tokens(2, N), state=model.init_state(2))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_memory.recurrence.protocol import GrowingState, SegmentRecurrent, SeparateWrite
 from lit_memory.recurrence.state import State, append_samples, batch_size, select_state
+from lit_memory.util.checks import FieldError
 
 
 class Segment(NamedTuple):
@@ -55,9 +56,12 @@ def select_samples(model: SegmentRecurrent, live_B: Tensor, new: State, old: Sta
 
 
 def with_new_samples(model: SegmentRecurrent, state: State, ids_BT: Tensor) -> State:
-    """The state of all samples of a segment. Those that ``state`` does not have begin there, behind the others."""
+    """The state of all samples of a segment. Those that ``state`` does not have begin there, behind the others. Raises
+    FieldError for a state of more samples."""
     count = ids_BT.shape[0] - batch_size(state)
-    if count <= 0:
+    if count < 0:
+        raise FieldError("state", batch_size(state), f"its samples are more than the {ids_BT.shape[0]} of ids_BT")
+    if not count:
         return state
     fresh = model.init_state(count, ids_BT.device)
     return model.append_samples(state, fresh) if isinstance(model, GrowingState) else append_samples(state, fresh)

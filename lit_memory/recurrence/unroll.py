@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T tokens, D width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -88,12 +88,6 @@ def check_options(
     check_schedule(schedule)
 
 
-def check_samples(segments: Sequence[Segment], state: State | None) -> None:
-    """Raise FieldError for a state of more samples than the segments have."""
-    if segments and state is not None and batch_size(state) > (samples := len(segments[-1].ids_BT)):
-        raise FieldError("state", batch_size(state), f"its samples are more than the {samples} of ids_BT")
-
-
 def check_state(state: State | None) -> None:
     """Raise FieldError if there is no state, where there was no segment."""
     if state is None:
@@ -157,7 +151,6 @@ def write_then_read(
     reading = segments[len(segments) - (read_only if keep is None else min(read_only, keep)) :]
     if not segments:
         check_state(state)
-    check_samples(segments, state)
     if state is None:
         state = model.init_state(segments[0].ids_BT.shape[0], segments[0].ids_BT.device)
     elif order.bptt is not None and order.bptt <= len(writing) + (read_only > 0):
