@@ -334,7 +334,9 @@ BUILT: set[str] = set()
 def beginnings(*args: Any) -> Corpus:
     """A corpus with the first 100,000 characters of each of its first hundred texts."""
     whole = load_corpus(*args)
-    return Corpus(whole.key + "-beginnings", lambda: (text[:100_000] for text in islice(whole.texts(), 100)), whole.name)
+    return Corpus(
+        whole.key + "-beginnings", lambda: (text[:100_000] for text in islice(whole.texts(), 100)), whole.name
+    )
 
 
 LARGER = [(path, scale) for path, scale in SCALES if scale in ("real", "gpu")]

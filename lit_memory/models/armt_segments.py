@@ -55,7 +55,8 @@ class Segments(torch.autograd.Function):
             ctx.save_for_backward(*tensors)
         heads = shape.heads + 2 * shape.kv_heads, -1
         rows = cell.rows_SBAD[:, :, : cell.tokens], cell.qkv_SBRE[:, :, : cell.tokens].unflatten(-1, heads)
-        return *(part.detach() for part in (*rows, cell.left_SBMD)), *cell.memory.state()
+        # detached: an output that the cell itself holds would lead back to it, and nobody would free either
+        return tuple(part.detach() for part in (*rows, cell.left_SBMD, *cell.memory.state()))
 
     @staticmethod
     @once_differentiable
