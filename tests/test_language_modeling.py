@@ -24,6 +24,7 @@ from lit_memory.plan.errors import ConfigError
 from lit_memory.plan.experiment import parse
 from lit_memory.plan.measured import check_report, x_values
 from lit_memory.recurrence import SegmentRecurrent
+from lit_memory.recurrence import loss as recurrence_loss
 from lit_memory.run.build import build
 from lit_memory.run.engine import run_one
 from lit_memory.run.reporting import train_x
@@ -260,7 +261,7 @@ def test_a_loss_in_parts(monkeypatch, reduction):
     """Equal to that of all logits at once, and so is its gradient; so are predictions."""
     results, targets_N = [], torch.arange(11)
     for most in (2**25, 259 * 4):
-        monkeypatch.setattr(losses, "MAX_LOGITS", most)
+        monkeypatch.setattr(recurrence_loss, "MAX_LOGITS", most)
         model = bigram(requires_grad=True)
         hidden_ND = torch.randn(
             11, 259, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True
@@ -274,7 +275,7 @@ def test_a_loss_in_parts(monkeypatch, reduction):
     assert results[0][0].shape == (() if reduction == "mean" else (11,))
     for whole, parts in zip(*results, strict=True):
         torch.testing.assert_close(whole, parts, atol=1e-12, rtol=1e-12)
-    monkeypatch.setattr(losses, "MAX_LOGITS", 3)
+    monkeypatch.setattr(recurrence_loss, "MAX_LOGITS", 3)
     calls = []
     monkeypatch.setattr(model, "logits", lambda hidden: calls.append(len(hidden)) or hidden @ model.table_VV)
     with torch.no_grad():

@@ -1,12 +1,14 @@
-"""The weighted cross-entropy of a plain head, block by block, against logits of all tokens at once."""
+"""The cross-entropy of a plain head, block by block, against logits of all tokens at once."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lit_memory.recurrence import cross_entropy, logits_loss, weighted_cross_entropy
 from lit_memory.recurrence import loss as module
-from lit_memory.recurrence import weighted_cross_entropy
 from lit_memory.recurrence.loss import BlockedLoss, plain_table
 from lit_memory.recurrence.protocol import SegmentRecurrent
 
@@ -18,6 +20,7 @@ class Model(SegmentRecurrent):
 
     def __init__(self, head: nn.Module | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
+        self.config = SimpleNamespace(vocab_size=VOCAB)
         self.decoder = nn.Module()
         self.decoder.head = (head or nn.Linear(WIDTH, VOCAB, bias=False)).to(dtype)
 
@@ -30,7 +33,9 @@ def inputs(count, dtype=torch.float64):
 
 
 def at_once(model, hidden_ND, targets_N, weight_N):
-    return (F.cross_entropy(model.logits(hidden_ND), targets_N, reduction="none") * weight_N).sum()
+    logits_NV = model.logits(hidden_ND)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    return (F.cross_entropy(logits_NV, targets_N, reduction="none") * weight_N).sum()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -52,8 +57,50 @@ def test_gradients_are_right():
     hidden_ND, targets_N, weight_N = inputs(5)
     table_VD = Model().decoder.head.weight
     assert torch.autograd.gradcheck(
-        lambda *given: BlockedLoss.apply(*given, targets_N, weight_N), (hidden_ND, table_VD)
+        lambda *given: BlockedLoss.apply(*given, targets_N, weight_N, True), (hidden_ND, table_VD)
     )
+
+
+@pytest.mark.parametrize("block", [100, 40 * VOCAB])
+def test_a_mean_by_blocks(block, monkeypatch):
+    """Of more logits than a block."""
+    monkeypatch.setattr(module, "BLOCK", block)
+    model, (hidden_ND, targets_N, _) = Model(), inputs(40)
+    found = cross_entropy(model, hidden_ND, targets_N)
+    torch.testing.assert_close(found, F.cross_entropy(model.logits(hidden_ND), targets_N))
+    assert ("Div" in type(found.grad_fn).__name__) == (block == 100)
+
+
+def test_the_mean_of_nothing_is_nothing():
+    """A part of a batch may have no scored position; its gradients are 0, of the head as well."""
+    model, (hidden_ND, targets_N, _) = Model(), inputs(0)
+    loss = cross_entropy(model, hidden_ND, targets_N)
+    loss.backward()
+    assert loss == 0 and (model.decoder.head.weight.grad == 0).all() and hidden_ND.grad is not None
+
+
+def test_half_precision_is_that_of_the_logits_alone():
+    logits_NV = 8 * torch.randn(4096, VOCAB, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    targets_N = torch.zeros(4096, dtype=torch.long)
+    for reduction in ("mean", "sum", "none"):
+        wanted = F.cross_entropy(logits_NV.float(), targets_N, reduction=reduction)
+        assert torch.equal(logits_loss(logits_NV, targets_N, reduction), wanted)
+
+
+def test_without_gradients_none_are_computed(monkeypatch):
+    model, given, products = Model(), inputs(5), []
+    monkeypatch.setattr(torch, "mm", lambda *args, mm=torch.mm, **options: products.append(1) or mm(*args, **options))
+    with torch.no_grad():
+        weighted_cross_entropy(model, *given)
+    assert len(products) == 1
+
+
+def test_a_transformed_program():
+    """torch.func differentiates the logits of all tokens."""
+    model, (hidden_ND, *rest) = Model(), inputs(7)
+    found = torch.func.grad(lambda hidden: weighted_cross_entropy(model, hidden, *rest))(hidden_ND)
+    (wanted,) = torch.autograd.grad(weighted_cross_entropy(model, hidden_ND, *rest), hidden_ND)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_only_what_is_wanted_gets_a_gradient():

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from lit_memory.models.attention import attention_mask
 from lit_memory.models.relative import blend, by_distance, score, sinusoids, weight_first
 from lit_memory.models.xl import XL, XLState
-from lit_memory.recurrence import cross_entropy, logits_per_token, state_tensors, unroll
+from lit_memory.recurrence import cross_entropy, state_tensors, unroll
+from lit_memory.recurrence.loss import logits_per_token
 
 N = 5  # tokens per segment
 

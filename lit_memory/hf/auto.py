@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -20,7 +19,7 @@ from lit_memory.hf.adapters import MemoryTokens
 from lit_memory.hf.cache import CACHE, SegmentCache, the_cache
 from lit_memory.hf.card import write_card
 from lit_memory.hf.pretrained import AUTO_CODE, AUTO_FILE, AUTO_MAP, MODEL_TYPE, read_settings, shared_weights
-from lit_memory.recurrence import Prompts, pack, read_on, read_prompts, reorder, unroll
+from lit_memory.recurrence import Prompts, logits_loss, pack, read_on, read_prompts, reorder, unroll
 from lit_memory.registry import MODELS, load_class
 from lit_memory.util import files
 from lit_memory.util.checks import preview
@@ -259,13 +258,10 @@ def unpacked(hidden_BTD: Tensor, prompts: Prompts) -> Tensor:
 def token_loss(logits_BTV: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
     """Cross-entropy of predicting label t+1 at token t: the mean over labels but -100, or the sum over ``count``.
 
-    It is computed in at least single precision: a sum of many in half precision overflows.
+    See ``logits_loss`` for its precision.
     """
     logits_NV, labels_N = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten()
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    if count is None:
-        return F.cross_entropy(logits_NV, labels_N)
-    return F.cross_entropy(logits_NV, labels_N, reduction="sum") / count
+    return logits_loss(logits_NV, labels_N) if count is None else logits_loss(logits_NV, labels_N, "sum") / count
 
 
 def check_options(input_ids: Tensor | None, inputs_embeds: Any, output_attentions: Any) -> None:

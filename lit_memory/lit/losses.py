@@ -1,4 +1,4 @@
-"""Losses and predictions at the scored positions, in parts where there are many logits.
+"""Losses and predictions at the scored positions.
 
 Shape suffixes: N scored positions, D width, V vocabulary, H numbers of a forecast.
 """
@@ -8,17 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from lit_memory.recurrence import cross_entropy, logits_per_token
-
-MAX_LOGITS = 2**25
-"""Logits that are held at a time where only losses or predictions are wanted: 128 MB of fp32."""
-
-
-def rows_at_once(model: Any) -> int:
-    """Hidden states whose logits are held at a time."""
-    return max(1, MAX_LOGITS // logits_per_token(model))
+from lit_memory.recurrence import cross_entropy, logits_loss, rows_at_once
 
 
 def predictions(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
@@ -39,29 +30,19 @@ def losses_and_predictions(model: Any, hidden_ND: Tensor, targets_N: Tensor) -> 
 
 
 def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of ids (N,), or squared error of numbers (N, H); ``reduction`` as in torch."""
-    if targets_N.is_floating_point():
-        return F.mse_loss(outputs_NV[:, : targets_N.shape[1]], targets_N.to(outputs_NV.dtype), reduction=reduction)
-    return F.cross_entropy(outputs_NV, targets_N, reduction=reduction)
+    """Cross-entropy of ids (N,), or squared error of numbers (N, H), in at least single precision; ``reduction`` as in
+    torch, but that the mean of none is 0."""
+    if not targets_N.is_floating_point():
+        return logits_loss(outputs_NV, targets_N, reduction)
+    found = outputs_NV[:, : targets_N.shape[1]]
+    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    reduction = reduction if len(targets_N) else reduction.replace("mean", "sum")
+    return F.mse_loss(found, targets_N.to(found.dtype), reduction=reduction)
 
 
 def hidden_loss(model: Any, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
-    """``loss_of`` from hidden states: the mean, or every loss (N,) for ``reduction`` "none".
-
-    More than ``MAX_LOGITS`` logits are computed in parts, and once more in the backward pass.
-    """
-
-    def loss(hidden_ND: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
-        if targets_N.is_floating_point():
-            return loss_of(model.logits(hidden_ND), targets_N, reduction)
-        return cross_entropy(model, hidden_ND, targets_N, reduction)
-
-    rows = rows_at_once(model)
-    if len(targets_N) <= rows:
-        return loss(hidden_ND, targets_N, reduction)
-    of_part = "sum" if reduction == "mean" else "none"
-    losses = [
-        checkpoint(loss, hidden, targets, of_part, use_reentrant=False, preserve_rng_state=False)
-        for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-    ]
-    return torch.stack(losses).sum() / targets_N.numel() if reduction == "mean" else torch.cat(losses)
+    """``loss_of`` from hidden states: the mean, or every loss (N,) for ``reduction`` "none". Where there are many
+    logits, not all of them are held."""
+    if targets_N.is_floating_point():
+        return loss_of(model.logits(hidden_ND), targets_N, reduction)
+    return cross_entropy(model, hidden_ND, targets_N, reduction)

@@ -16,7 +16,7 @@ from lit_memory.recurrence.generate import (
 )
 from lit_memory.recurrence.layer_major import LayerMajor
 from lit_memory.recurrence.looking import looks
-from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_per_token, weighted_cross_entropy
+from lit_memory.recurrence.loss import LossHead, cross_entropy, logits_loss, rows_at_once, weighted_cross_entropy
 from lit_memory.recurrence.protocol import (
     Compiled,
     Diagnosed,
@@ -83,7 +83,7 @@ __all__ = [
     "full_precision",
     "generate",
     "hooked",
-    "logits_per_token",
+    "logits_loss",
     "looks",
     "map_state",
     "pack",
@@ -91,6 +91,7 @@ __all__ = [
     "read_prompts",
     "reader",
     "reorder",
+    "rows_at_once",
     "sample_token",
     "segment_lengths",
     "select_samples",
