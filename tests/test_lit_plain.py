@@ -85,6 +85,61 @@ def test_the_loss_of_a_dictionary_is_that_of_a_batch():
     assert not torch.equal(loss, module.training_step(item, 0))
 
 
+@pytest.mark.parametrize("read_only", [0, 1])
+def test_a_target_that_nothing_predicts(read_only):
+    """Before it lies another sample, or a token that is not read with it."""
+    module = lit_memory.LitARMT(**small(lit_memory.LitARMT), vocab_size=V, segment_len=S)
+    first = T - S if read_only else 0
+    batch = Batch(torch.zeros(2, T, dtype=torch.long), torch.full((2, T), -100), S, read_only)
+    for place in (first, first + 1):
+        batch.targets_BT[1] = -100
+        batch.targets_BT[1, place] = 3
+        if place > first:
+            assert module.loss(batch).isfinite()
+            continue
+        with pytest.raises(
+            ValueError, match=f"targets_BT: a target at token {first}, where those behind token {first} "
+        ):
+            module.loss(batch)
+
+
+def test_a_part_without_targets():
+    """Its loss is 0, and so is its share in that of its batch."""
+    module = lit_memory.LitARMT(**small(lit_memory.LitARMT), vocab_size=V, segment_len=S)
+    module.log = lambda *args, **kwargs: None
+    ids_BT = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
+    whole = Batch(ids_BT, ids_BT.masked_fill(torch.tensor([[False], [True]]), -100), S)
+    whole.targets_BT[:, 0] = -100
+    losses = [module.training_step(part, 0) for part in (whole.part(0, 2), whole.part(1, 2))]
+    torch.testing.assert_close(losses[0] / 2, module.training_step(whole, 0))
+    assert losses[1] == 0
+    (grad,) = torch.autograd.grad(losses[1], module.model.decoder.head.weight)
+    assert (grad == 0).all()
+
+
+def test_a_context_that_is_generated(monkeypatch):
+    """It is read in the order that was asked for; training refuses what needs its length."""
+    order: list[dict] = []
+    read = lambda *args, **options: order.append(options) or unroll(*args, **options)  # noqa: E731
+    monkeypatch.setattr("lit_memory.lit.reads.unroll", read)
+    ids_BT = torch.zeros(2, S, dtype=torch.long)
+
+    def loss(train: bool, **options):
+        torch.manual_seed(0)
+        module = lit_memory.LitARMT(**small(lit_memory.LitARMT), vocab_size=V, segment_len=S, **options).train(train)
+        targets_BT = torch.full_like(ids_BT, -100).index_fill_(1, torch.tensor([S - 1]), 1)
+        return module.loss(Batch(ids_BT, targets_BT, S, context=iter([ids_BT] * 3)))
+
+    for schedule in ("auto", "sequential"):
+        order.clear()
+        assert loss(True, unroll_schedule=schedule) == loss(False, unroll_schedule=schedule)
+        assert [options["schedule"] for options in order] == [schedule] * 4
+    for options in ({"bptt": 2}, {"checkpoint_segments": 1}, {"unroll_schedule": "diagonal"}):
+        assert loss(False, **options).isfinite()
+        with pytest.raises(ValueError, match="an iterator of segments allows neither"):
+            loss(True, **options)
+
+
 def test_several_dataloaders_have_a_condition_each():
     module = lit_memory.LitRMT(**small(lit_memory.LitRMT), vocab_size=V, segment_len=S).eval()
     parts = [samples(3), samples(5, seed=1)]

@@ -79,6 +79,10 @@ WRONG_TASKS = {
         ("cat([unscored, words]", "cat([unscored, words + 1]"),
         "a target is not the id",
     ),
+    "a target that nothing predicts": (
+        ("cat([unscored, words]", "cat([unscored[:, 1:], mark, words]"),
+        "the first token of the read-only segments is scored",
+    ),
     "small vocabulary": (("vocab_size = 17", "vocab_size = 16"), "ids 0 to 16, vocab_size 16"),
     "another metric": (('{"exact_match": exact', '{"em": exact'), "metrics names exact_match, which neither score nor"),
     "no score": (

@@ -323,6 +323,17 @@ def test_adaptive_losses_take_fewer_scores(build):
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cutoffs_under_autocast(build, tokens, dtype):
+    """The head keeps the precision of its weights."""
+    model, ids = build("xl", tie_embeddings=False, cutoffs=[5, 11]).float(), tokens(2, N)
+    with torch.autocast("cpu", dtype):
+        hidden_ND = unroll(model, ids).hidden_BTD.flatten(0, 1)
+        loss, logits_NV = cross_entropy(model, hidden_ND, ids.flatten()), model.logits(hidden_ND)
+    assert loss.dtype == logits_NV.dtype == torch.float32
+    torch.testing.assert_close(loss, cross_entropy(model, hidden_ND.float(), ids.flatten()))
+
+
 @pytest.mark.parametrize(
     ("cutoffs", "message"),
     [

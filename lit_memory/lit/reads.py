@@ -23,9 +23,12 @@ def replayable(batch: Batch) -> bool:
 
 def scored_rows(batch: Batch, read: slice) -> tuple[Tensor, Tensor]:
     """Where the scored positions of a batch are predicted, as rows of the hidden states (B * T, D) of the tokens
-    ``read``, and their targets (N,)."""
+    ``read``, and their targets (N,). Raises ValueError for a target that nothing read predicts."""
     sample_N, place_N = batch.scored_BT.nonzero(as_tuple=True)
     first, end, _ = read.indices(batch.ids_BT.shape[1])
+    if len(place_N) and (place := int(place_N.min())) <= first:
+        reason = f"a target at token {place}, where those behind token {first} alone are predicted"
+        raise ValueError(f"targets_BT: {reason}; expected -100 up to there")
     return sample_N * (end - first) + place_N - 1 - first, batch.targets_BT[sample_N, place_N]
 
 
@@ -69,8 +72,9 @@ class Reads(L.LightningModule):
         """The state after the batch's context, or the carried one of a stream; None without both."""
         if batch.context == ():
             return self.carried_state(batch)
-        if not isinstance(batch.context, tuple):
-            return unroll(self.model, batch.context, keep=0).state
+        if not isinstance(batch.context, tuple) and not self.training:  # in constant memory, without gradients
+            schedule = "sequential" if self.hparams["unroll_schedule"] == "sequential" else "auto"
+            return unroll(self.model, batch.context, keep=0, schedule=schedule).state
         bptt = self.hparams["bptt"] and max(self.hparams["bptt"] - 1, 1)  # what follows is one segment more
         return unroll(self.model, batch.context, keep=0, bptt=bptt, **self.order()).state
 

@@ -42,7 +42,7 @@ from lit_memory.models.decoder import embedding
 from lit_memory.models.parts import Dropout, newest
 from lit_memory.models.plain import is_plain
 from lit_memory.models.relative import blend, by_distance, probabilities, score, sinusoids, weight_first
-from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, state_options
+from lit_memory.recurrence import LayerMajor, LossHead, SeparateWrite, full_precision, state_options
 from lit_memory.recurrence.calls import no_graph
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
@@ -155,7 +155,8 @@ class XLLayer(nn.Module):
 
 
 class AdaptiveHead(LossHead, nn.AdaptiveLogSoftmaxWithLoss):
-    """Adaptive softmax: clusters of rare tokens, which have the highest ids, behind one logit each.
+    """Adaptive softmax: clusters of rare tokens, which have the highest ids, behind one logit each. In the precision of
+    its weights, as torch's own mixes types under autocast.
 
     The loss needs the logits of the frequent tokens and, for a rare one, those of its cluster. Called with hidden
     states (..., D), the head returns the log-probabilities (..., V) of all tokens. Source: Grave et al. 2017, arXiv
@@ -169,10 +170,12 @@ class AdaptiveHead(LossHead, nn.AdaptiveLogSoftmaxWithLoss):
         self.logits_per_token = self.head_size
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        return self.log_prob(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
+        with full_precision(hidden.device):
+            return self.log_prob(hidden.flatten(0, -2).to(self.head.weight.dtype)).unflatten(0, hidden.shape[:-1])
 
     def losses(self, hidden_ND, targets_N):
-        return -super().forward(hidden_ND, targets_N).output
+        with full_precision(hidden_ND.device):
+            return -super().forward(hidden_ND.to(self.head.weight.dtype), targets_N).output
 
 
 class XLDecoder(nn.Module):
@@ -247,11 +250,8 @@ class XL(SeparateWrite, LayerMajor):
             if self.cutoffs != sorted({*self.cutoffs} - {0}):
                 raise FieldError("cutoffs", self.cutoffs, "expected ids that rise")
             if self.cutoffs and self.tie_embeddings:
-                raise FieldError(
-                    "cutoffs",
-                    self.cutoffs,
-                    "an adaptive softmax has weights of its own; expected tie_embeddings: false",
-                )
+                expected = "an adaptive softmax has weights of its own; expected tie_embeddings: false"
+                raise FieldError("cutoffs", self.cutoffs, expected)
             if self.width % 2:
                 raise FieldError("width", self.width, "expected an even number, for pairs of sine and cosine")
             if not 0 <= self.dropout < 1:

@@ -57,7 +57,9 @@ def batches_are_well_formed(task: Task) -> None:
         scored = batch.scored_BT
         require(len(batch.ids_BT) == 16 and all(len(v) == 16 for v in batch.meta.values()), f"{split}: not 16 samples")
         require(bool(scored.any(1).all()), f"{split}: a sample has no target")
-        require(not scored[:, 0].any(), f"{split}: position 0 is scored, and nothing comes before it")
+        read = batch.read_only * (batch.segment_len or 0)
+        place = f"the first token of the {'read-only segments' if read else 'sample'}"
+        require(not scored[:, -read].any(), f"{split}: {place} is scored, and nothing predicts it")
         if isinstance(task, ContinuousTokens):
             sizes = batch.ids_BT.shape[2], batch.targets_BT.shape[2], batch.segment_len
             require(sizes == (task.input_dim, task.vocab_size, task.segment_len), f"{split}: wrong sizes {sizes}")
@@ -69,7 +71,6 @@ def batches_are_well_formed(task: Task) -> None:
         length = batch.segment_len
         shorter = split != "test" and batch.read_only and length and task.segment_len and length < task.segment_len
         require(length == task.segment_len or bool(shorter), f"{split}: segment_len {length}, not {task.segment_len}")
-        read = batch.read_only * (length or 0)
         require(not read or not scored[:, :-read].any(), f"{split}: a target before the read-only segments")
 
 
