@@ -9,6 +9,7 @@ from conftest import CASES, _params, build_model, row
 
 from lit_memory.models.key_values import GROWTH
 from lit_memory.recurrence import (
+    GrowingState,
     Incremental,
     Rereading,
     generate,
@@ -35,13 +36,16 @@ FLAGS = {
     "mac-long": ("mac", {"long_tokens": 2, "causal_read": False}),
     "mac-prefix": ("mac", {"write_prefix": True}),
     "lmm-gates": ("lmm", {"per_chunk_gates": True}),
+    "larimar-lines": ("larimar", {"line_tokens": 2}),
+    "memreasoner-lines": ("memreasoner", {"line_tokens": 2}),
+    "memreasoner-alone": ("memreasoner", {"memory": False, "line_tokens": 2}),
 }
 
 
 def keeps(model):
-    """Whether the model reads less than the whole segment again."""
+    """Whether the model reads less than the whole segment, or the whole memory, again."""
     found = reader(model)
-    return isinstance(found, Incremental) or bool(found.grain)
+    return isinstance(found, Incremental) or bool(found.grain) or isinstance(model, GrowingState)
 
 
 FAST = [(case, extra) for case, extra in CASES if keeps(build_model(case, extra))]
@@ -56,9 +60,9 @@ def fast(request):
 
 
 def from_scratch(model):
-    """The slow twin: reads the whole open segment with every piece."""
+    """The slow twin: reads the whole open segment, and the memory, with every piece."""
     twin = Rereading(model)
-    twin.grain = 0
+    twin.grain, twin.inner = 0, lambda state: ()
     return twin
 
 

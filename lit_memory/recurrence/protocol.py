@@ -175,6 +175,10 @@ class GrowingState(SegmentRecurrent):
         """``append_samples`` of ``others`` that have just begun, and so are smaller."""
         raise NotImplementedError
 
+    def read_once(self, state: State) -> State | None:
+        """A state of what every segment reads of ``state`` alike; None where that depends on the segment."""
+        return None
+
 
 class SharedRead(SegmentRecurrent):
     """A model whose ``step`` without ``write`` accepts one state for several samples in a row, uncopied.

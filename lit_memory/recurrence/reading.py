@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_memory.recurrence.protocol import Divisible, Incremental, SegmentRecurrent
+from lit_memory.recurrence.protocol import Divisible, GrowingState, Incremental, SegmentRecurrent
 from lit_memory.recurrence.segment import advance, without_ended
 from lit_memory.recurrence.state import State, batch_size, select_state, state_tensors
 
 
 class Tail(NamedTuple):
-    """What ``Rereading`` keeps: the tokens that it reads again, how many of them are real, and the memory before them
-    if that is not the one before the segment."""
+    """What ``Rereading`` keeps: the tokens that it reads again, how many of them are real, and the memory that they
+    read, () if that is the one before the segment."""
 
     ids_BS: Tensor
     count_B: Tensor
@@ -36,9 +36,16 @@ class Rereading:
         if opened is None or live_B is None:
             device, batch = next(state_tensors(state)).device, batch_size(state)
             count_B = torch.zeros(batch, dtype=torch.long, device=device)
-            return Tail(count_B.new_zeros(batch, 0), count_B, state if self.grain else ())
-        inner = select_state(live_B, state, opened.state) if self.grain else ()
+            return Tail(count_B.new_zeros(batch, 0), count_B, self.inner(state))
+        inner = self.inner(state)
+        inner = select_state(live_B, inner, opened.state) if inner else ()
         return Tail(opened.ids_BS, opened.count_B.masked_fill(live_B, 0), inner)
+
+    def inner(self, state: State) -> State:
+        """``Tail.state`` of segments that begin; () for the memory before them."""
+        if self.grain:
+            return state
+        return (self.model.read_once(state) if isinstance(self.model, GrowingState) else None) or ()
 
     def extend(
         self, state: State, opened: Tail, ids_BT: Tensor, lengths_B: Tensor | None = None
@@ -56,7 +63,7 @@ class Rereading:
         """Hidden states (B, S, D) of all tokens of the segment."""
         longest = int(tail.count_B.max())
         mask = prefix_mask(tail.count_B, longest)
-        return self.model.step(state, tail.ids_BS[:, :longest], mask, write=False)[0]
+        return self.model.step(tail.state or state, tail.ids_BS[:, :longest], mask, write=False)[0]
 
     def read_tail(self, tail: Tail) -> tuple[Tensor, Tail]:
         """Hidden states (B, S, D) of the tokens of a tail, and the tail behind the last cut."""

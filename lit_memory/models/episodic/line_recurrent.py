@@ -106,6 +106,9 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
         """The state that reads these latents: that of questions with no line before them."""
         return self.single_line_state(latents_BC.unsqueeze(1), real=True)
 
+    def read_once(self, state):
+        return self.state_from_latents(self.read(state))
+
     def select_state(self, live_B, new, old):
         if bool(live_B.all()):  # a copy of the whole episode for every segment would take time quadratic in the lines
             return new

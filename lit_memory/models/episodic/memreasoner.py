@@ -126,6 +126,9 @@ class MemReasoner(LineRecurrent):
             else None
         )
 
+    def read_once(self, state):
+        return super().read_once(state) if self.config.memory else None
+
     def read(self, state):
         if self.config.memory:  # an episode of one line is what is decoded after a read: nothing has to be read
             return self.readouts(state).latents_BHC[:, -1] if state.real_BN.shape[1] > 1 else state.lines_BNE[:, -1]
