@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lit_memory.memory import compiled
 from lit_memory.memory.associative_compiled import CompiledChunk
-from lit_memory.models import armt_cell, armt_segments
+from lit_memory.models import armt_cell, armt_segments, by_hand
 from lit_memory.models.decoder import Decoder
 from lit_memory.models.episodic.line_recurrent import LineRecurrent
 from lit_memory.models.token_recurrent import ReadsAhead, TokenRecurrent
@@ -841,6 +841,21 @@ def test_rmt_by_hand_refused(build, tokens):
         for s in ("auto", "sequential")
     ]
     assert same(*grads)
+
+
+@pytest.mark.parametrize("name", ["rmt", "armt"])
+def test_frozen_weights_by_hand(build, tokens, name, monkeypatch):
+    """The others get the gradients that they have without them, and no product is computed for the frozen ones."""
+    products: list[int] = []
+    monkeypatch.setattr(by_hand, "learns", lambda weight, f=by_hand.learns: f(weight) and (products.append(1) or True))
+    model, ids, found = build(name), tokens(2, 3 * N), []
+    for trained in (True, False):
+        model.decoder.layers.requires_grad_(trained)
+        others = [p for name, p in model.named_parameters() if "layers" not in name]
+        products.clear()
+        found.append(torch.autograd.grad(unroll(model, ids, N).hidden_BTD.square().sum(), others, allow_unused=True))
+        assert bool(products) == trained
+    assert all(a is b is None or same(a, b) for a, b in zip(*found, strict=True))
 
 
 # --- segment checkpointing

@@ -1,6 +1,8 @@
 """Our models in the hands of torch's own tools: export, ``functional_call``, transforms; and with layers put in place
 of ours."""
 
+import copy
+
 import pytest
 import torch
 from conftest import TEXT_ONLY, build_model
@@ -45,12 +47,13 @@ def test_export_leaves_nothing_behind(name, tokens):
 
 
 class Adapted(nn.Module):
-    """A linear layer and what an adapter adds to it."""
+    """A linear layer, or a convolution, and what an adapter adds to it."""
 
     def __init__(self, base):
         super().__init__()
-        self.base, self.in_features = base, base.in_features
-        self.added = nn.Linear(base.in_features, base.out_features, bias=False).to(base.weight.dtype)
+        self.base, self.in_features = base, getattr(base, "in_features", None)
+        self.added = copy.deepcopy(base)
+        self.added.bias = None
         nn.init.normal_(self.added.weight, std=0.1)
 
     @property
@@ -66,9 +69,10 @@ class Adapted(nn.Module):
 
 
 def adapt(model):
-    """Put an adapter in the place of every linear layer; returns the weights of a model that has it merged in."""
+    """Put an adapter in the place of every linear layer and convolution; returns the weights of a model that has it
+    merged in."""
     merged = model.state_dict()
-    for path, linear in [(path, part) for path, part in model.named_modules() if type(part) is nn.Linear]:
+    for path, linear in [(path, part) for path, part in model.named_modules() if type(part) in (nn.Linear, nn.Conv1d)]:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Adapted(linear))
         merged[f"{path}.weight"] = linear.weight + model.get_submodule(path).added.weight
@@ -78,7 +82,7 @@ def adapt(model):
 @pytest.mark.parametrize("schedule", ["sequential", "auto"])
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_are_used_everywhere(name, tokens, schedule):
-    """A model whose linear layers another library has replaced computes what one with the merged weights does, and
+    """A model whose layers another library has replaced computes what one with the merged weights does, and
     trains what was added."""
     model, merged = (build_model(name, {"tie_embeddings": False}).eval() for _ in range(2))
     merged.load_state_dict(adapt(model))

@@ -1,8 +1,8 @@
 """Parts of a ``Block`` with backward passes by hand, for a loop over segments.
 
-``Linear`` and ``Norm`` keep nothing: the caller has what their gradients need. Their ``Summed`` forms, and what is
-built of these, have ``forward`` and ``backward`` per segment, which share a tape, and ``weight_grads`` for all segments
-together.
+``Linear`` and ``Norm`` keep nothing: the caller has what their gradients need; frozen weights get none. Their
+``Summed`` forms, and what is built of these, have ``forward`` and ``backward`` per segment, which share a tape, and
+``weight_grads`` for all segments together.
 
 Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width, C
 last rows that have an output, E channels of queries, keys and values together, D width.
@@ -20,6 +20,10 @@ from lit_memory.models.attention import rotary_table
 
 Weights = tuple[Tensor | None, ...]
 Tape = list[tuple[Tensor, ...]]
+
+
+def learns(weight: Tensor | None) -> bool:
+    return weight is not None and weight.requires_grad
 
 
 class Linear:
@@ -48,7 +52,7 @@ class Linear:
 
     def grads(self, dy: Tensor, x: Tensor) -> Weights:
         dy, x = dy.flatten(0, -2), x.flatten(0, -2)
-        return dy.mT @ x, None if self.bias is None else dy.sum(0)
+        return dy.mT @ x if learns(self.weight) else None, dy.sum(0) if learns(self.bias) else None
 
 
 class Norm:
@@ -107,8 +111,9 @@ class SummedLinear(Summed, Linear):
     def collect(self, dy: Tensor, x: Tensor) -> None:
         dy, x = dy.flatten(0, -2), x.flatten(0, -2)
         weight, bias = self.sums
-        weight = dy.mT @ x if weight is None else weight.addmm_(dy.mT, x)
-        if self.bias is not None:
+        if learns(self.weight):
+            weight = dy.mT @ x if weight is None else weight.addmm_(dy.mT, x)
+        if learns(self.bias):
             bias = dy.sum(0) if bias is None else bias.add_(dy.sum(0))
         self.sums = weight, bias
 

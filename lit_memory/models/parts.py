@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_memory.models.plain import is_plain
+
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys."""
 
@@ -91,9 +93,12 @@ def causal_conv(conv: nn.Conv1d, x_BTC: Tensor, kept_BJC: Tensor, mask_BT: Tenso
     kept_BJC: the last inputs before, one less than the taps.
     """
     window_BSC = torch.cat([kept_BJC.to(x_BTC.dtype), x_BTC], dim=1)
-    weight, bias = conv.weight, conv.bias
-    out_BC1T = F.conv2d(window_BSC.mT.unsqueeze(2), weight.unsqueeze(2), bias, groups=len(weight))  # conv1d would copy
-    return out_BC1T.squeeze(2).mT, last_rows(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)
+    if is_plain(conv):  # a convolution in one dimension would copy
+        out_BC1T = F.conv2d(window_BSC.mT.unsqueeze(2), conv.weight.unsqueeze(2), conv.bias, groups=conv.groups)
+        out_BCT = out_BC1T.squeeze(2)
+    else:
+        out_BCT = conv(window_BSC.mT)
+    return out_BCT.mT, last_rows(window_BSC, kept_BJC.shape[1], mask_BT).to(kept_BJC.dtype)
 
 
 def last_rows(window_BSC: Tensor, count: int, mask_BT: Tensor | None) -> Tensor:

@@ -7,8 +7,8 @@ from torch import nn
 
 from lit_memory.recurrence import hooked
 
-PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
-"""Modules that have a backward pass by hand; what derives from them may compute something else."""
+PLAIN = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv1d)
+"""Modules whose weights say all; what derives from them may compute something else."""
 
 
 def modules_of(block: nn.Module) -> list[nn.Module]:
