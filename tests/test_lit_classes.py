@@ -133,6 +133,15 @@ def test_a_subclass_has_a_signature_of_its_own():
         assert any(p.kind is p.VAR_KEYWORD for p in inspect.signature(base).parameters.values())
 
 
+@pytest.mark.parametrize("cls", LIT_MODULES.values(), ids=LIT_MODULES)
+def test_replay_is_refused_where_it_could_not_be_heeded(cls):
+    if cls(replay=False).model_class.looks_at_numbers:
+        with pytest.raises(ValueError, match=r"replay=True: .+ looks at numbers of a batch"):
+            cls(replay=True)
+    else:
+        cls(replay=True)
+
+
 def test_importing_them_imports_no_model_and_no_task():
     code = "import sys, json, lit_memory.lit; print(json.dumps([m for m in sys.modules if m.startswith('lit_memory')]))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -73,11 +73,14 @@ class LitMemory(Reads, Optimized, OnDevices):
         **model: Any,
     ) -> None:
         super().__init__()
-        self.model_class: type = load_class("model", self.model_name)
+        self.model_class: Any = load_class("model", self.model_name)
         build_config(self.model_class.Config, model)  # a wrong name fails here, not in fit()
         check_least(0, lr=lr, weight_decay=weight_decay, warmup=warmup, final_lr=final_lr)
         if schedule not in SCHEDULES:
             raise FieldError("schedule", schedule, f"expected one of {', '.join(SCHEDULES)}")
+        if replay and self.model_class.looks_at_numbers:
+            reason = f"{self.model_class.__name__} looks at numbers of a batch on the CPU; expected False"
+            raise FieldError("replay", replay, reason)
         self.save_hyperparameters()
         self.model: Any = None
         self.diagnostics: Diagnostics | None = None

@@ -52,6 +52,7 @@ from lit_memory.recurrence import (
     state_options,
     weighted_cross_entropy,
 )
+from lit_memory.util.checks import FieldError
 
 
 class ConditionedLayer(nn.Module):
@@ -137,8 +138,9 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
         return map_state(lambda a, b: torch.cat([a, b], dim=1), shift_ages(state, real_BN), new)
 
     def cut(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The lines of a segment and their masks, (B, N, T)."""
-        length = self.config.line_tokens or ids_BT.shape[1]
+        """The lines of a segment and their masks, (B, N, T). Raises FieldError for a segment that is an empty line."""
+        if not (length := self.config.line_tokens or ids_BT.shape[1]):
+            raise FieldError("ids_BT", tuple(ids_BT.shape), "a segment is a line; expected at least one token")
         mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
         ids_BNT, mask_BNT = (F.pad(t, (0, -t.shape[1] % length)).unflatten(1, (-1, length)) for t in (ids_BT, mask_BT))
         return ids_BNT, mask_BNT
