@@ -82,7 +82,7 @@ and one model whose recurrence lies in its layers and one whose does not have al
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("row") and not any(
-            case in [(name, {}) for name in ROW] for case in item.callspec.params.values()
+            case in [*ROW, *((name, {}) for name in ROW)] for case in item.callspec.params.values()
         ):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow"):

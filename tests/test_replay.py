@@ -181,6 +181,7 @@ def test_training_steps_slow_twin(name, calls):
     assert all(same(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.row
 @pytest.mark.parametrize("name", REPLAYED)
 def test_samples_that_begin_at_different_segments_slow_twin(name, calls):
     """All are in every segment then, and batches with other lengths or other numbers of scored tokens share a
