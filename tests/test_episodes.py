@@ -361,11 +361,12 @@ def test_auxiliary_lines(name, config):
 def test_full_lines_have_the_type_of_other_ids():
     """Rows without padding come from the haystack, whose tokens are of a smaller type that torch can hardly compute
     with."""
-    task = make("memreasoner", apart=1, line_tokens=4, vocab_size=256)
-    batch = task.batch(0, "train", 0, 4)
-    ids_BNL, mask_BNL = batch.auxiliary_lines
-    assert mask_BNL.all() and ids_BNL.dtype == torch.int64
-    assert torch.cat([batch.context[0][0].view(4, -1, 4), ids_BNL], dim=1).dtype == torch.int64
+    task = make("memreasoner", apart=1, line_tokens=8, vocab_size=256)
+    batches = (task.batch(0, "train", step, 1) for step in range(50))
+    batch = next(batch for batch in batches if batch.auxiliary_lines[1].all())
+    ids_BNL, _ = batch.auxiliary_lines
+    assert ids_BNL.dtype == torch.int64
+    assert torch.cat([batch.context[0][0].view(1, -1, 8), ids_BNL], dim=1).dtype == torch.int64
 
 
 def test_segments_that_are_written():

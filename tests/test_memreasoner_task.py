@@ -348,6 +348,7 @@ def test_every_knob_matters(field, other, tmp_path):
     given |= {"tokens": 150} if field in ("noise", "haystack", "books", "vocab_size", "vocabulary") else {}
     given |= {"layout": "text", "tokens": 150} if field == "margin" else {}
     given |= {"layout": "text"} if field == "mentioned" else {}
+    given |= {"line_tokens": 32} if field == "tokenizer" else {}
     split = "test" if field.startswith("eval_") else "train"
     a, b = (
         make(**{**given, **c}).batch(0, split, 1, 4)
@@ -396,7 +397,7 @@ def test_wrong_settings(config, message):
         ),
         ({"layout": "text", "margin": 5}, "margin=5: expected at least 6"),
         ({"layout": "text", "margin": 7, "mentioned": ["the attic"]}, "margin=7: expected at least"),
-        ({"line_tokens": 3}, "line_tokens=3: expected at least 4, the tokens of a question"),
+        ({"line_tokens": 3}, "line_tokens=3: expected at least 6, the tokens of a question or a supporting fact"),
         (
             {"tokens": 9},
             "tokens=9: no question among 50 has facts that fit into it; raise it, or 0 for the facts alone",

@@ -235,7 +235,14 @@ def test_what_a_batch_tells(tmp_path):
             {"segment_len": 8},
             "segment_len=8: expected at least 10, the tokens of a question or prompt, its answer and EOS",
         ),
-        ({"needle": "san_francisco", "line_tokens": 8}, "line_tokens=8: expected at least 9, the tokens of a question"),
+        (
+            {"needle": "san_francisco", "line_tokens": 8},
+            "line_tokens=8: expected at least 2\\d, the tokens of a question or a supporting fact",
+        ),
+        (
+            {"digits": 8, "line_tokens": 8},
+            "line_tokens=8: expected at least 13, the tokens of a question or a supporting fact",
+        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             make(**config).batch(0, "train", 0, 2)

@@ -55,7 +55,7 @@ class EpisodeConfig(TextConfig):
     tokens: int = 0
     """Tokens of a context, facts included; 0: facts without noise."""
     line_tokens: int = 64
-    """Columns of a line (L); longer sentences are cut there."""
+    """Columns of a line (L); longer sentences are cut there. Facts that support an answer have to fit."""
     segment_lines: int = 16
     """Lines per segment."""
     supporting: float = 0.0
@@ -209,15 +209,15 @@ class EpisodeTask(Extras):
         spell.
         """
         c, supervised = self.config, self.is_supervised(split, key)
+        supporting = [placement.facts[i] for i in support]
         lengths = np.array([len(fact) for fact in placement.facts], np.int64)
         context_len = placement.room + int(lengths.sum())
         if c.layout == "lines":
             questions = self.line_questions(texts)
         else:
-            facts = [placement.facts[i] for i in support] if supervised else None
-            questions = self.text_questions(texts, facts, split)
+            questions = self.text_questions(texts, supporting if supervised else None, split)
         (line,) = encode_texts(self.tokenizer, [texts.line], leading_space=True)
-        self.check_fit(questions, line, texts.answers)
+        self.check_fit(questions, [line, *supporting], texts.answers)
         return EpisodeSample(
             placement.noise,
             placement.position,
@@ -233,12 +233,16 @@ class EpisodeTask(Extras):
             supervised=supervised,
         )
 
-    def check_fit(self, questions: Sequence[QuestionAnswer], line: np.ndarray, answers: Sequence[str]) -> None:
-        """Raise FieldError if a tail or the question's line is too long, or an answer has a word without an id."""
+    def check_fit(
+        self, questions: Sequence[QuestionAnswer], lines: Sequence[np.ndarray], answers: Sequence[str]
+    ) -> None:
+        """Raise FieldError if a tail is too long, or one of the lines that must not be cut: that of the question and
+        those of the supporting facts; or if an answer has a word without an id."""
         c = self.config
         self.check_room(questions)
-        if c.layout == "lines" and len(line) > c.line_tokens:
-            raise FieldError("line_tokens", c.line_tokens, f"expected at least {len(line)}, the tokens of a question")
+        if c.layout == "lines" and (needed := max(map(len, lines))) > c.line_tokens:
+            least = f"expected at least {needed}, the tokens of a question or a supporting fact"
+            raise FieldError("line_tokens", c.line_tokens, least)
         for _, answer_T in questions[: len(answers)]:
             self.check_words(answer_T, ", ".join(answers))
 
