@@ -50,6 +50,8 @@ BOOKS = {"noise": 50, "pg19": 100, "fineweb-edu": 100_000, "fineweb-edu-100bt": 
 """Default number of books per split: about 2 million words of noise, 10 million of PG19."""
 LACKING = {"pg19": ("valid",), "fineweb-edu": ("valid", "test"), "fineweb-edu-100bt": ("valid", "test")}
 """Splits that a source lacks; they get the first of its training texts."""
+BLANK = " \n"
+"""A blank line of WikiText's files, which on the hub is a row without text."""
 NEAR = 1000
 """Characters within which a word begins."""
 HELD_OUT = 10
@@ -128,7 +130,7 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
         key = content_key(noise_key(), split, books)
         return Corpus(key, lambda: (noise(split, i) for i in range(books or 0)), name)
     if source in HUB:
-        key = content_key(HUB[source], revision, split, books)
+        key = content_key(HUB[source], revision, split, books, *[BLANK] * source.startswith("wikitext"))
         return Corpus(key, lambda: _fetch(source, split, books, revision), name)
     folder = folder_of(source)
     if not folder.is_dir():
@@ -219,7 +221,8 @@ def _fetch(source: str, split: str, books: int | None, revision: str | None) -> 
     stop = None if books is None else start + books
     try:
         rows = (row["text"] for row in load_dataset(name, config, split=part, revision=revision, streaming=True))
-        yield from islice(_articles(rows) if name.endswith("wikitext") else rows, start, stop)
+        texts = _articles(row or BLANK for row in rows) if source.startswith("wikitext") else rows
+        yield from islice(texts, start, stop)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each
         kind = type(error).__name__
         raise FileNotFoundError(
