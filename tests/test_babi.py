@@ -14,6 +14,7 @@ from collections import Counter
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -833,6 +834,25 @@ def test_every_question_of_a_folder_is_asked_once(folder, data_class):
     assert (
         len(loader) > 1 and len(asked) == size and sorted(asked) == sorted(tuple(ids.tolist()) for ids in whole.ids_BT)
     )
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("data_class", [BABILongData, MemReasonerData])
+def test_every_device_has_a_part_of_every_batch_in_order(folder, data_class, split):
+    """100 samples in equal batches of at most 3 are batches of 2, of which a third device would have none."""
+    small = {"segments": 0} if data_class is BABILongData else {"layout": "text"}
+    sizes = {"valid_size": 99, "test_size": 99, "eval_batch_size": 3, f"{split}_size": 100}
+    data = data_class(task="qa1", stories=str(folder), books=1, **small, **sizes)
+    loaders = {"valid": data.val_dataloader, "test": data.test_dataloader}
+    for devices, rank in ((2, 1), (3, 2)):
+        data.trainer = SimpleNamespace(world_size=devices, global_rank=rank)
+        for name, loader in loaders.items():
+            if devices == 2 or name != split:
+                loader()
+                continue
+            told = f"{split}_size=100: read in order, in equal batches of at most eval_batch_size=3: of 2, for 3"
+            with pytest.raises(ValueError, match=f"{told} devices; expected a multiple of 3"):
+                loader()
 
 
 def test_questions_of_a_folder(folder):

@@ -158,6 +158,19 @@ BROKEN = {
         {"base/train/test_size": [8]},
         "FILE (arm a): train.test_size: test_size=[8]: expected one number, or 2 of them, one for each of",
     ),
+    **{
+        f"{name} of samples in order": (
+            {
+                "base/task": {"name": "babilong", "stories": "shipped-babi", "test_segments": [1, 2]},
+                "base/train": {"batch_size": 6, "eval_batch_size": 3, "trainer": {"devices": 3}, **sizes},
+            },
+            f"FILE (arm a): train.{name}: {name}=100: read in order, … of 2, for 3 devices; expected a multiple of 3",
+        )
+        for name, sizes in {
+            "test_size": {"valid_size": 9, "test_size": [9, 100]},
+            "valid_size": {"valid_size": 100, "test_size": 9},
+        }.items()
+    },
     "segments of the test": (
         {"base/train/test_cuts": [0, 1]},
         "FILE (arm a): train.test_cuts: test_cuts=[0, 1]: expected numbers of tokens",

@@ -131,7 +131,8 @@ class LitData(L.LightningDataModule):
     valid_size: Most contexts per validation; of a stream in whole batches.
     test_size: Most contexts per condition of the test, or a list with a number for each.
     eval_batch_size: Contexts per batch of a validation and a test, on all devices. What a task draws anew for every
-        batch, it draws otherwise for batches of another size.
+        batch, it draws otherwise for batches of another size. Samples that a task reads in order are in batches of
+        the largest divisor of their number up to it: of one sample, where that is a larger prime.
     cuts: Tokens of the segments in which contexts are written (``Batch.recut``); (): those of the task.
     test_cuts: Those of the test alone; (): ``cuts``.
     workers: Processes that draw training batches, 0: the main one; the bits are the same for any number.
@@ -267,8 +268,8 @@ class LitData(L.LightningDataModule):
     def _steps(self, task: Task, split: str, samples: int, size: int = 0, **options: Any) -> Steps:
         """The batches of an evaluation, of ``size`` samples; 0: of ``eval_batch_size``."""
         size = size or self.eval_batch_size
-        if isinstance(task, ReadInOrder) and task.in_order(split):  # all batches need the same size
-            size = max(n for n in range(1, size + 1) if samples % n == 0)
+        if isinstance(task, ReadInOrder) and task.in_order(split):
+            size = task.equal_batches(split, samples, size, options.get("reader", WHOLE).world)
         if isinstance(task, Streamed) and task.stream:  # whole batches up to the end of the text
             samples = size * min(max(1, samples // size), task.stream_steps(split, size))
         count = task.count(split) if isinstance(task, FiniteSplits) else None

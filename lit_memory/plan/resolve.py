@@ -59,6 +59,7 @@ class Resolver:
         self.check_stream(train, sampler)
         self.check_parts(train, sampler)
         self.check_test(train, model, sampler)
+        self.check_in_order(train, sampler)
         self.check_frozen(train, {"name": tree["model"]["name"], **asdict(model)})
         for i, stage in enumerate(train.stages):
             self.check_stage(f"stages[{i}]", stage, task_class.metrics)
@@ -238,6 +239,16 @@ class Resolver:
                     model.check_segment(length or longest_context(sampler))
                 except ValueError as error:
                     raise self.error("train", name, f"{cuts}: {error}") from None
+
+    def check_in_order(self, train: TrainConfig, sampler: Any) -> None:
+        """Check that batches of samples that are read in order have a part for every device."""
+        sizes = {"valid": [train.valid_size], "test": sampler.test_sizes(train.test_size)}
+        for split in filter(getattr(sampler, "in_order", lambda split: False), sizes):
+            for samples in sizes[split]:
+                try:
+                    sampler.equal_batches(split, samples, train.eval_batch_size, devices_of(train.trainer))
+                except FieldError as error:
+                    raise self.error("train", error.name, str(error)) from None
 
     def check_cuts(self, name: str, cuts: Sequence[int], sampler: Any) -> None:
         """Check that the contexts of a task, as it is or in a stage, may be cut where they are to be."""

@@ -93,7 +93,8 @@ class TrainConfig:
     """Contexts of the test: one number for all values of x, or a list with one for each."""
     eval_batch_size: int = 250
     """Contexts of a batch of a validation and a test. Samples that are drawn are others for batches of another size, so
-    that arms with the same number are compared on the same questions."""
+    that arms with the same number are compared on the same questions. Those that are read in order are in batches of
+    the largest divisor of their number up to it: of one, where that is a larger prime."""
     cuts: list[int] = added([])
     """Segment lengths in tokens; default: those of the task. The last one repeats, and 0 is all that is left: [0] reads
     a context in one pass, [200, 1] token by token after the first 200."""

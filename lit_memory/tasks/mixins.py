@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_memory.tasks.base import Task, generator
 from lit_memory.tasks.batch import Batch
+from lit_memory.util.checks import FieldError
 
 
 class FiniteSplits(Task):
@@ -43,6 +44,17 @@ class ReadInOrder(Task):
     def in_order(self, split: str) -> bool:
         """Whether these settings read the split in order."""
         raise NotImplementedError
+
+    def equal_batches(self, split: str, samples: int, most: int, devices: int) -> int:
+        """Size of the batches of ``samples`` samples: the largest divisor of that number, at most ``most``.
+
+        Raises FieldError if ``devices`` devices, each of which reads a part of every batch, are more than that.
+        """
+        size = max(n for n in range(1, most + 1) if samples % n == 0)
+        if size < devices:
+            few = f"in equal batches of at most eval_batch_size={most}: of {size}, for {devices} devices"
+            raise FieldError(f"{split}_size", samples, f"read in order, {few}; expected a multiple of {most}")
+        return size
 
 
 class Streamed(Task):
