@@ -295,9 +295,9 @@ def test_what_a_test_varies(name):
     )
     for other in {"variable_tracking": ["statements"], "passkey": ["digits", "depth"]}.get(name, []):
         task = make(name, **{f"test_{other}": [2, 4]})
-        assert task.test_axis() == (other, [2, 4]) and [
+        assert task.test_axis() == (other, [2, 4]) and all(
             (t.batch(0, "test", 0, 3).meta[other] == x).all() for x, t in task.test_conditions()
-        ]
+        )
         with pytest.raises(
             ValueError, match=rf"test_{other}=\[2\]: a test varies one field; expected none where test_tokens is given"
         ):
