@@ -4,6 +4,7 @@ told."""
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -11,9 +12,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lit_memory import BABILongData, LitARMT
 from lit_memory.recurrence import unroll
+from lit_memory.tasks import babilong_sets
 from lit_memory.tasks.babilong import BABILong
 from lit_memory.tasks.babilong_sets import load_set, part_name
 
@@ -41,7 +44,7 @@ def written(folder, rows=ROWS, name="1k/qa1.jsonl"):
     """A set with one part; returns the folder."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
     return str(folder)
 
 
@@ -202,11 +205,16 @@ def test_forms_of_a_set(tmp_path):
 def test_a_set_of_the_hub(monkeypatch):
     asked, rows = [], datasets.Dataset.from_list(ROWS)
 
-    def load_dataset(name, config, *, split, revision, cache_dir):
-        asked.append((name, config, split, revision))
-        return rows
+    def load_dataset_builder(name, config, *, revision, cache_dir):
+        asked.append((name, config, revision, Path(cache_dir).name))
+        return SimpleNamespace(
+            config=SimpleNamespace(data_files=None),
+            download_and_prepare=lambda **_: None,
+            as_dataset=lambda split: asked.append(split) or rows,
+        )
 
-    hub = SimpleNamespace(load_dataset=load_dataset, load_from_disk=None, disable_progress_bars=lambda: None)
+    hub = SimpleNamespace(load_dataset_builder=load_dataset_builder, load_dataset=None, load_from_disk=None)
+    hub.disable_progress_bars = lambda: None
     monkeypatch.setitem(sys.modules, "datasets", hub)
     task = make(
         eval_set="RMT-team/babilong",
@@ -217,7 +225,34 @@ def test_a_set_of_the_hub(monkeypatch):
     )
     for _, condition in task.test_conditions():
         assert condition.rows(5, 1)[0]["target"] == "garden"
-    assert asked == [("RMT-team/babilong", part, "qa2", "abc") for part in ("0k", "64k", "10M")]
+    assert asked == [
+        part for name in ("0k", "64k", "10M") for part in (("RMT-team/babilong", name, "abc", "qa2"), "qa2")
+    ]
+
+
+def test_of_a_set_of_the_hub_one_task_is_read(tmp_path, monkeypatch):
+    """As ``datasets`` finds it: of a folder with the same page as the repositories. The files of other tasks, which may
+    be gigabytes, stay where they are; what was read once is there without a network."""
+    folder, cache = tmp_path / "set", str(tmp_path / "cache")
+    for task in ("qa1", "qa2"):
+        written(folder, [ROWS[0] | {"target": task}], f"data/{task}/1k.json")
+    written(folder, "{", "data/qa3/1k.json")
+    splits = [{"split": task, "path": f"data/{task}/1k.json"} for task in ("qa1", "qa2", "qa3")]
+    sizes = [{"name": task, "num_bytes": 9, "num_examples": 9} for task in ("qa1", "qa2", "qa3")]
+    columns = [{"name": column, "dtype": "string"} for column in ROWS[0]]
+    card = {
+        "configs": [{"config_name": "1k", "data_files": splits}],
+        "dataset_info": [{"config_name": "1k", "features": columns, "splits": sizes}],
+    }
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
+    for task in ("qa1", "qa2"):
+        rows = babilong_sets._read(str(folder), "1k", task, None, None, cache)
+        assert [row["target"] for row in rows] == [task] and rows.split == task
+    with pytest.raises(FileNotFoundError, match="no qa5; there are qa1, qa2, qa3"):
+        babilong_sets._read(str(folder), "1k", "qa5", None, None, cache)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    for task in ("qa1", "qa2"):
+        assert babilong_sets._read("set", "1k", task, None, None, cache)[0]["target"] == task
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,20 @@ def local_part(source: Path, length: int, task: str) -> Path | None:
 
 def _read(source: str, name: str, task: str, revision: str | None, part: Path | None, cache: str) -> Any:
     """``datasets.Dataset`` of a local part, or of the hub if it is None."""
-    from datasets import disable_progress_bars, load_dataset, load_from_disk
+    from datasets import disable_progress_bars, load_dataset, load_dataset_builder, load_from_disk
     from datasets.utils import logging
 
     disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)  # what it logs, it raises as well
     if part is None:
-        return load_dataset(source, name, split=task, revision=revision, cache_dir=cache)
+        # A folder of its own for every task: what is there once, ``datasets`` takes for all tasks of the length.
+        builder: Any = load_dataset_builder(source, name, revision=revision, cache_dir=str(Path(cache, task)))
+        if files := builder.config.data_files:  # none of a set that it finds in its cache alone, without a network
+            if task not in files:
+                raise FileNotFoundError(f"no {task}; there are {', '.join(files)}")
+            builder.config.data_files = {task: files[task]}
+        builder.download_and_prepare(verification_mode="no_checks")  # they ask for all tasks
+        return builder.as_dataset(split=task)
     if part.is_dir():
         return load_from_disk(str(part))
     with reading(part):
