@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lit_memory.text import noise as noise_module
-from lit_memory.text.corpus import HUB, SPLITS, Corpus, cached, content_key, joined, load_corpus, sentences
+from lit_memory.text.corpus import HUB, SPLITS, cached, content_key, load_corpus, sentences
 from lit_memory.text.shipped import folder_of
 from lit_memory.text.tokenizers import WORD
 from lit_memory.util.inputs import read_text
@@ -134,23 +134,12 @@ def test_keys_name_the_content(tmp_path, monkeypatch):
     folder(tmp_path, a="a text.", b="b text.", c="c text.")
     keys |= {load_corpus(str(source), split).key for split in SPLITS}
     keys |= {load_corpus("noise", split, books).key for split in SPLITS for books in (None, 7)}
-    keys |= {
-        load_corpus("pg19", split, books, revision).key
-        for split in SPLITS
-        for books in (None, 7)
-        for revision in (None, "abc")
-    }
+    keys |= {load_corpus("pg19", split, books).key for split in SPLITS for books in (None, 7)}
     keys |= {load_corpus(name, split).key for name in HUB for split in SPLITS if name != "pg19"}
-    assert len(keys) == 6 + 6 + 12 + 18
+    assert len(keys) == 6 + 6 + 6 + 18
     old = load_corpus("noise", "train").key
     monkeypatch.setattr(noise_module, "PARAGRAPHS", 3)
     assert load_corpus("noise", "train").key != old
-
-
-def test_joined():
-    a, b = Corpus("a", lambda: ["one", "two"]), Corpus("b", lambda: ["three"])
-    assert list(joined(a, b).texts()) == ["one", "two", "three"]
-    assert len({joined(a, b).key, joined(b, a).key, joined(a).key, joined(joined(a, b)).key}) == 4
 
 
 @pytest.fixture
@@ -158,8 +147,8 @@ def hub(monkeypatch):
     """A hub of books that contain their split and number, and lines of WikiText; returns the list of requests."""
     asked = []
 
-    def load_dataset(name, config, *, split, revision, streaming):
-        asked.append((name, config, split, revision, streaming))
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
         if config is None or "wikitext" not in config:
             return ({"short_book_title": "?", "text": f"{split} {i}"} for i in range(1000))
         lines = ["", " = A = \n", " text \n", " = = part = = \n", " text \n", " = B = \n", " text \n"]
@@ -170,13 +159,13 @@ def hub(monkeypatch):
 
 
 def test_pg19(hub):
-    train, valid, test = (texts("pg19", split, books=30, revision="v1") for split in SPLITS)
+    train, valid, test = (texts("pg19", split, books=30) for split in SPLITS)
     assert (
         valid == [f"train {i}" for i in range(3)]
         and train == [f"train {i}" for i in range(3, 33)]
         and test == [f"test {i}" for i in range(30)]
     )
-    assert hub == [("emozilla/pg19", None, part, "v1", True) for part in ("train", "train", "test")]
+    assert hub == [("emozilla/pg19", None, part, True) for part in ("train", "train", "test")]
     assert len(texts("pg19", "train")) == 100
 
 
@@ -185,8 +174,8 @@ def test_wikitext(hub):
     assert texts("wikitext-2-v1", "valid") == articles
     assert texts("wikitext-103-raw-v1", "test", books=1) == articles[:1]
     assert hub == [
-        ("Salesforce/wikitext", "wikitext-2-v1", "validation", None, True),
-        ("Salesforce/wikitext", "wikitext-103-raw-v1", "test", None, True),
+        ("Salesforce/wikitext", "wikitext-2-v1", "validation", True),
+        ("Salesforce/wikitext", "wikitext-103-raw-v1", "test", True),
     ]
 
 
@@ -198,18 +187,18 @@ def test_the_hub_has_the_articles_of_the_files(hub, monkeypatch):
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *args, **options: rows)
     found = texts("wikitext-2-v1", "test")
     assert found == texts("shipped-wikitext-2", "test") and "".join(found).count("\n") == 4358
-    assert load_corpus("wikitext-2-v1", "test").key != content_key(HUB["wikitext-2-v1"], None, "test", None)
+    assert load_corpus("wikitext-2-v1", "test").key != content_key(HUB["wikitext-2-v1"], "test", None)
 
 
 def test_fineweb(hub):
     """FineWeb-Edu has only a training split; its first pages become validation and test."""
-    parts = [texts("fineweb-edu", split, books=30, revision="v1") for split in ("valid", "test", "train")]
+    parts = [texts("fineweb-edu", split, books=30) for split in ("valid", "test", "train")]
     assert [text for part in parts for text in part] == [f"train {i}" for i in range(36)] and list(map(len, parts)) == [
         3,
         3,
         30,
     ]
-    assert hub == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "v1", True)] * 3
+    assert hub == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True)] * 3
     assert texts("fineweb-edu-100bt", "valid", books=10) == ["train 0"] and hub[-1][1] == "sample-100BT"
 
 

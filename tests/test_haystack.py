@@ -1,7 +1,6 @@
 """Haystacks: reads of a ring of sentences at once, in pieces and by loops; which sentences are kept; the cache."""
 
 import time
-from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -19,6 +18,11 @@ def rng(seed=0):
     return Generator(PCG64(seed))
 
 
+def read(position, length):
+    """Tokens of a context, and the offsets at which sentences start in it."""
+    return RING.tokens(position, length), RING.offset(position, np.arange(RING.sentences(position, length)))
+
+
 def slowly(position, length):
     """``read``, token by token."""
     tokens = [100 + p % 23 for p in range(position, position + length)]
@@ -28,9 +32,8 @@ def slowly(position, length):
 @pytest.mark.parametrize("position", [*range(25), 23 * 10**12 + 5])
 @pytest.mark.parametrize("length", [1, 2, 7, 22, 23, 24, 46, 70])
 def test_read(position, length):
-    tokens, starts = RING.read(position, length)
+    tokens, starts = read(position, length)
     assert (tokens.tolist(), starts.tolist()) == slowly(position, length) and tokens.dtype == np.uint16
-    assert RING.sentences(position, length) == len(starts)
     assert [RING.offset(position, k) for k in range(len(starts))] == starts.tolist()
     assert RING.offset(position, len(starts)) >= length
     assert np.shares_memory(tokens, RING.tokens_N) == (
@@ -39,28 +42,23 @@ def test_read(position, length):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 23, 24, 60])
-def test_stream_is_take(chunk):
-    """The same bits for the same random numbers, whatever the pieces."""
-    for seed in range(20):
-        tokens, starts = RING.take(120, rng(seed))
-        pieces = list(islice(RING.stream(rng(seed), chunk), 120 // chunk))
-        assert np.concatenate([piece for piece, _ in pieces]).tolist() == tokens.tolist()[: 120 // chunk * chunk]
-        joined = np.concatenate([begin + piece for begin, (_, piece) in zip(count(0, chunk), pieces, strict=False)])
-        assert joined.tolist() == [start for start in starts if start < 120 // chunk * chunk]
+def test_pieces_join(chunk):
+    """Read in pieces of any length, a context is the same."""
+    for start in STARTS:
+        pieces = [RING.tokens(start + done, min(chunk, 120 - done)) for done in range(0, 120, chunk)]
+        assert np.concatenate(pieces).tolist() == RING.tokens(start, 120).tolist()
 
 
-def test_take_starts_with_any_sentence():
-    drawn = Generator(PCG64(0))
-    found = [RING.take(4, drawn) for _ in range(3000)]
-    counts = np.unique([tokens[0] - 100 for tokens, _ in found], return_counts=True)
+def test_a_context_starts_with_any_sentence():
+    drawn = rng()
+    counts = np.unique([RING.random_start(drawn) for _ in range(3000)], return_counts=True)
     assert counts[0].tolist() == STARTS and counts[1].min() > 400
-    assert all(len(tokens) == 4 and starts[0] == 0 for tokens, starts in found)
 
 
 def test_a_context_is_known_before_it_is_read():
     """Gaps drawn from the number of sentences alone are where the sentences of the whole context start, or its end."""
     place, draw = RING.random_start(rng(1)), rng(2)
-    tokens, starts = RING.read(place, 100)
+    tokens, starts = slowly(place, 100)
     gaps = np.sort(draw.integers(0, RING.sentences(place, 100) + 1, 50))
     offsets = np.minimum(RING.offset(place, gaps), len(tokens))
     assert offsets.tolist() == [[*starts, 100][gap] for gap in gaps]
@@ -72,13 +70,8 @@ def test_repeats():
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_lengths_below_one(length):
-    for call in (
-        lambda: RING.read(0, length),
-        lambda: RING.take(length, rng()),
-        lambda: next(RING.stream(rng(), length)),
-    ):
-        with pytest.raises(ValueError, match=f"^{length} tokens of a haystack: expected at least 1$"):
-            call()
+    with pytest.raises(ValueError, match=f"^{length} tokens of a haystack: expected at least 1$"):
+        RING.tokens(0, length)
 
 
 def test_offsets_cost_no_reading():
@@ -193,5 +186,5 @@ def test_slices_are_quick():
     haystack = Haystack(np.zeros(2_000_000, np.uint16), np.arange(0, 2_000_000, 20))
     draw, start = rng(), time.perf_counter()
     for _ in range(50):
-        haystack.take(2**17, draw)
+        haystack.tokens(haystack.random_start(draw), 2**17)
     assert 50 * 2**17 / (time.perf_counter() - start) > 1e7

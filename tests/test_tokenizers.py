@@ -236,8 +236,9 @@ def test_wrong_names(build, save, monkeypatch, tmp_path):
         build,
         "wrod",
     )
-    refused(FileNotFoundError, "tokenizer 'org/name': expected word", build, "org/name", revision="v1")
-    assert asked == [("wrod", None), ("org/name", "v1")]
+    commit = "a1" * 20
+    refused(FileNotFoundError, f"tokenizer 'org/name@{commit}': expected word", build, f"org/name@{commit}")
+    assert asked == [("wrod", None), ("org/name", commit)]
     (tmp_path / "empty").mkdir()
     refused(FileNotFoundError, f"tokenizer '{tmp_path / 'empty'}': expected", build, str(tmp_path / "empty"))
     refused(ValueError, "names its end of text (eos_token)", build, str(save(pad_token="<pad>")))

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from lit_memory.text.noise import noise, noise_key
@@ -69,15 +69,6 @@ class Corpus:
     """For messages."""
 
 
-def joined(*corpora: Corpus) -> Corpus:
-    """The corpora, one after the other, as one."""
-    return Corpus(
-        content_key(*(c.key for c in corpora)),
-        lambda: chain.from_iterable(c.texts() for c in corpora),
-        " + ".join(c.name for c in corpora),
-    )
-
-
 def content_key(*parts: object) -> str:
     """A hash, 32 hexadecimal digits, of values whose ``repr`` is exact and short."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -104,7 +95,7 @@ def check_texts(source: str, splits: Sequence[str], books: int | None = None) ->
             raise ValueError(f"{corpus.name}: expected text, found none")
 
 
-def load_corpus(source: str, split: str, books: int | None = None, revision: str | None = None) -> Corpus:
+def load_corpus(source: str, split: str, books: int | None = None) -> Corpus:
     """The books of one split. No text is in two splits.
 
     source: "noise", which needs no download; "shipped-books" or "shipped-wikitext-2", folders of the repository's
@@ -115,7 +106,6 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
         may be packed (``.txt.xz``). A folder without ``valid`` gives a part of its training books to it.
     books: maximum number of books in the split. Default: all of a folder and of WikiText, 50 of noise, 100 of PG19,
         100,000 of FineWeb-Edu.
-    revision: branch, tag or commit on the hub.
     Raises FieldError for an unknown source or split and FileNotFoundError for a folder without text, or one of the
     repository where there is none. ``texts`` raises
     FileNotFoundError for a name that is not in reach on the hub, ValueError for a file that is not UTF-8.
@@ -130,8 +120,8 @@ def load_corpus(source: str, split: str, books: int | None = None, revision: str
         key = content_key(noise_key(), split, books)
         return Corpus(key, lambda: (noise(split, i) for i in range(books or 0)), name)
     if source in HUB:
-        key = content_key(HUB[source], revision, split, books, *[BLANK] * source.startswith("wikitext"))
-        return Corpus(key, lambda: _fetch(source, split, books, revision), name)
+        key = content_key(HUB[source], split, books, *[BLANK] * source.startswith("wikitext"))
+        return Corpus(key, lambda: _fetch(source, split, books), name)
     folder = folder_of(source)
     if not folder.is_dir():
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(source, SOURCES, 1))
@@ -207,7 +197,7 @@ def _word_start(text: str, fraction: float) -> int:
     return next((i + 1 for space in " \n" if (i := text.rfind(space, max(0, at - NEAR), at)) >= 0), at)
 
 
-def _fetch(source: str, split: str, books: int | None, revision: str | None) -> Iterator[str]:
+def _fetch(source: str, split: str, books: int | None) -> Iterator[str]:
     """Books of PG19, articles of WikiText or pages of FineWeb-Edu, streamed from the Hugging Face hub."""
     from datasets import load_dataset
 
@@ -220,7 +210,7 @@ def _fetch(source: str, split: str, books: int | None, revision: str | None) -> 
         books = held if split in lacking else books
     stop = None if books is None else start + books
     try:
-        rows = (row["text"] for row in load_dataset(name, config, split=part, revision=revision, streaming=True))
+        rows = (row["text"] for row in load_dataset(name, config, split=part, streaming=True))
         texts = _articles(row or BLANK for row in rows) if source.startswith("wikitext") else rows
         yield from islice(texts, start, stop)
     except Exception as error:  # no network, no such name, no permission: the library has a class for each

@@ -12,12 +12,12 @@ Deviations
 4. Every sentence starts with a space, which matters to subword tokenizers, as in newer versions of BABILong; the
    reference has none.
 
-Shape suffixes: N tokens of the haystack, T tokens of a context, S sentences of the haystack, K sentences of a context.
+Shape suffixes: N tokens of the haystack, T tokens of a context, S sentences of the haystack.
 """
 
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -63,22 +63,6 @@ class Haystack:
     def random_start(self, rng: np.random.Generator) -> int:
         """The position of a uniformly drawn sentence, the only random thing about a context."""
         return int(self.starts_S[rng.integers(len(self.starts_S))])
-
-    def take(self, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A context of exactly ``budget`` tokens, from a random sentence on; see ``read``."""
-        return self.read(self.random_start(rng), budget)
-
-    def stream(self, rng: np.random.Generator, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """An endless context in reads of ``chunk`` tokens. Joined, they equal what ``take`` returns for the same
-        ``rng``."""
-        position = self.random_start(rng)
-        while True:
-            yield self.read(position, chunk)
-            position += chunk
-
-    def read(self, position: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` tokens from ``position`` on, (T,), and the offsets in them at which sentences start, (K,)."""
-        return self.tokens(position, count), self.offset(position, np.arange(self.sentences(position, count)))
 
     def tokens(self, position: int, count: int) -> np.ndarray:
         """``count`` tokens from ``position`` on, (T,); a view unless they go beyond the last token of the array."""

@@ -150,18 +150,13 @@ class SubwordTokenizer:
 
 
 def build_tokenizer(
-    name: str,
-    corpus: Corpus,
-    cache: Path,
-    vocab_size: int = VOCAB_SIZE,
-    words: Iterable[str] = (),
-    revision: str | None = None,
+    name: str, corpus: Corpus, cache: Path, vocab_size: int = VOCAB_SIZE, words: Iterable[str] = ()
 ) -> Tokenizer:
     """The tokenizer ``name``.
 
     name: "word": the words of the texts ``words``, then the most frequent ones of ``corpus``, ties in alphabetical
         order; "wikitext": the same with words split at white space, line by line; "char": bytes; "bpe": byte-level BPE
-        trained on ``corpus``; otherwise a folder or a name on the Hugging Face hub, such as "gpt2", at ``revision``.
+        trained on ``corpus``; otherwise a folder, or a name on the Hugging Face hub such as "gpt2", or "gpt2@commit".
     cache: folder for trained vocabularies.
     vocab_size: maximum number of ids of "word", "wikitext" and "bpe", special tokens included.
     Raises FieldError for a vocabulary that is too small, ValueError for a pretrained tokenizer without an end token and
@@ -176,7 +171,7 @@ def build_tokenizer(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name == "bpe":
         return _build_bpe(corpus, cache, vocab_size)
-    found = pretrained_tokenizer(name, revision)
+    found = pretrained_tokenizer(name)
     if found.eos_token_id is None:
         raise ValueError(f"tokenizer {name!r}: {FORMAT} that names its end of text (eos_token)")
     pad_id = found.eos_token_id if found.pad_token_id is None else found.pad_token_id
@@ -274,14 +269,14 @@ def vocabulary_size(name: str, wanted: int) -> int:
     return wanted if own is None else own
 
 
-def pretrained_tokenizer(name: str, revision: str | None = None) -> Any:
+def pretrained_tokenizer(name: str) -> Any:
     """The ``transformers`` tokenizer in a folder, or of a name on the Hugging Face hub. Raises FileNotFoundError for an
     unknown name and ValueError for a tokenizer that is not in the format of the tokenizers package, as one whose folder
     brings Python code, which is never run."""
     from transformers import AutoTokenizer
 
     try:
-        folder = Path(name) if Path(name).is_dir() else hub.snapshot(name, FETCHED, revision)
+        folder = Path(name) if Path(name).is_dir() else hub.snapshot(name, FETCHED)
         if not any(path for pattern in ("tokenizer.*", "vocab*", "*.model") for path in folder.glob(pattern)):
             raise FileNotFoundError("tokenizer.json")  # for some models transformers would make one without words
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
