@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 
 import lit_memory
 from lit_memory.hf.reading import read_config
+from lit_memory.text import tokenizers
 from lit_memory.text.corpus import Corpus, content_key, load_corpus
 from lit_memory.text.stream import build_stream
 from lit_memory.text.tokenizers import (
     SubwordTokenizer,
+    WikiTextTokenizer,
+    WordTokenizer,
     build_tokenizer,
     pretrained_tokenizer,
     train_bpe,
@@ -125,6 +129,20 @@ def test_cached_is_uncached(tmp_path, name):
     file.write_bytes(file.read_bytes().replace(b"cat", b"dog"))
     tokenizers.append(build_tokenizer(name, counted, tmp_path, **options))
     assert len(reads) == 2 and len({t.key for t in tokenizers}) == 1
+
+
+@pytest.mark.parametrize("name", ["word", "wikitext", "bpe"])
+def test_caches_have_what_a_vocabulary_comes_from(tmp_path, monkeypatch, name):
+    """Another algorithm, and another way to split words, build it again; ids of words follow from how they are
+    split."""
+    found = [build_tokenizer(name, corpus(*TEXTS), tmp_path, 300)]
+    monkeypatch.setattr(tokenizers, "FORMAT", 10)
+    found.append(build_tokenizer(name, corpus(*TEXTS), tmp_path, 300))
+    for kind in (WordTokenizer, WikiTextTokenizer):
+        monkeypatch.setattr(kind, "pattern", re.compile(kind.pattern.pattern + "|@"))
+    found.append(build_tokenizer(name, corpus(*TEXTS), tmp_path, 300))
+    of_words = name != "bpe"
+    assert len(list(tmp_path.iterdir())) == 2 + of_words and len({found.key for found in found}) == 1 + of_words
 
 
 CHILD = """

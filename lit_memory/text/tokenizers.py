@@ -37,7 +37,9 @@ FETCHED += ["chat_template*"]
 FILE = "tokenizer.json"
 VOCAB_SIZE = 4096
 """Token ids of a task that names no number."""
-FORMAT = "expected one in the format of the tokenizers package (tokenizer.json)"
+WANTED = "expected one in the format of the tokenizers package (tokenizer.json)"
+FORMAT = 1
+"""Version of trained vocabularies; to be raised when the same corpus and settings give other ones."""
 UNKNOWN = len(SPECIALS)
 """Id of ``<unk>``, which only tokenizers of words have."""
 
@@ -78,7 +80,7 @@ class WordTokenizer:
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.words = [*SPECIALS, "<unk>", *vocabulary]
         self.vocab_size = len(self.words)
-        self.key = content_key(self.name, *self.words)
+        self.key = content_key(self.name, self.pattern.pattern, *self.words)
         self._ids = {word: i for i, word in enumerate(self.words) if i > UNKNOWN}
 
     def encode(self, text: str) -> np.ndarray:
@@ -173,7 +175,7 @@ def build_tokenizer(
         return _build_bpe(corpus, cache, vocab_size)
     found = pretrained_tokenizer(name)
     if found.eos_token_id is None:
-        raise ValueError(f"tokenizer {name!r}: {FORMAT} that names its end of text (eos_token)")
+        raise ValueError(f"tokenizer {name!r}: {WANTED} that names its end of text (eos_token)")
     pad_id = found.eos_token_id if found.pad_token_id is None else found.pad_token_id
     return SubwordTokenizer(found.backend_tokenizer, pad_id, found.eos_token_id)
 
@@ -190,7 +192,7 @@ def _build_words(
     def build() -> list[bytes]:
         return [json.dumps(vocabulary(corpus, vocab_size, closed, kind.pattern)).encode()]
 
-    folder = cache / f"{kind.name}-{content_key(corpus.key, vocab_size, closed)}"
+    folder = cache / f"{kind.name}-{content_key(FORMAT, kind.pattern.pattern, corpus.key, vocab_size, closed)}"
     (path,) = cached(folder, ["vocabulary.json"], build)
     return kind(json.loads(path.read_bytes()))
 
@@ -200,7 +202,7 @@ def _build_bpe(corpus: Corpus, cache: Path, vocab_size: int) -> SubwordTokenizer
     from tokenizers import Tokenizer as Backend
 
     _check_size(vocab_size, ByteTokenizer.vocab_size, f"256 bytes and {len(SPECIALS)} special tokens")
-    folder = cache / f"bpe-{content_key(corpus.key, vocab_size)}"
+    folder = cache / f"bpe-{content_key(FORMAT, corpus.key, vocab_size)}"
     (path,) = cached(folder, ["tokenizer.json"], lambda: [train_bpe(corpus, vocab_size)])
     return SubwordTokenizer(Backend.from_file(str(path)), *range(len(SPECIALS)))
 
@@ -283,12 +285,12 @@ def pretrained_tokenizer(name: str) -> Any:
     # no network, no such name, no permission, a folder of something else: the libraries have a class for each
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise ValueError(f"tokenizer {name!r}: Python code in its folder (none of it was run); {FORMAT}") from error
+            raise ValueError(f"tokenizer {name!r}: Python code in its folder (none of it was run); {WANTED}") from error
         hint = "".join(f"; did you mean {known!r}?" for known in difflib.get_close_matches(name, BUILT_IN, 1))
         raise FileNotFoundError(
             f"tokenizer {name!r}: expected {', '.join(BUILT_IN)}, a folder with a tokenizer, "
             f"or a name in reach on the Hugging Face hub ({type(error).__name__}){hint}"
         ) from error
     if getattr(found, "backend_tokenizer", None) is None:
-        raise ValueError(f"tokenizer {name!r}: {FORMAT}")
+        raise ValueError(f"tokenizer {name!r}: {WANTED}")
     return found
