@@ -1,6 +1,7 @@
 """What changes between the interruption of a run and its end: code, libraries, the file."""
 
 import shutil
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -56,7 +57,9 @@ def test_changes_of_the_code(name):
 def test_provenance_has_what_is_compared(monkeypatch):
     for changed in (" M run.py", ""):
         monkeypatch.setattr("lit_memory.util.provenance.git", lambda *arguments, changed=changed: changed)
-        assert {"commit", "dirty", "versions", "code"} <= provenance().keys()
+        found = provenance()
+        assert {"commit", "dirty", "versions", "code"} <= found.keys()
+        assert all(f" {name} {version(name)}" in found["versions"] for name in ("torch", "numpy", "tokenizers"))
 
 
 def test_code_that_no_commit_has_is_told_apart(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def git(*arguments: str) -> str:
 
 def provenance() -> dict[str, str]:
     """Commit, code, versions and hardware of this process, as tags of its runs."""
-    names = ["torch", "lightning", "mlflow", *(["numba"] if find_spec("numba") else [])]
+    names = ["torch", "lightning", "mlflow", "numpy", "tokenizers", *(["numba"] if find_spec("numba") else [])]
     packages = " ".join(f"{name} {version(name)}" for name in names)
     changed = git("status", "--porcelain", "--", "lit_memory", "experiments", "data", "run.py")
     return {
