@@ -135,7 +135,9 @@ class LitData(L.LightningDataModule):
         the largest divisor of their number up to it: of one sample, where that is a larger prime.
     cuts: Tokens of the segments in which contexts are written (``Batch.recut``); (): those of the task.
     test_cuts: Those of the test alone; (): ``cuts``.
-    workers: Processes that draw training batches, 0: the main one; the bits are the same for any number.
+    workers: Processes that draw training batches, 0: the main one; the bits are the same for any number. The parts of a
+        batch that is accumulated go to the workers in turn, and each draws the whole batch for its own: only more
+        workers than parts are faster than one.
     """
 
     task_name: ClassVar[str]

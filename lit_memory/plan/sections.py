@@ -106,6 +106,8 @@ class TrainConfig:
     """Contexts of a timed step, the same number at every value of the test; 0: as many as have the tokens of a training
     batch."""
     workers: int = 0
+    """Processes that draw training batches; 0: the run's own. With ``trainer.accumulate_grad_batches`` only more than
+    that many are faster than one, as each draws the whole batch for the parts that it gets."""
     threads: int = 1
     """CPU threads of a run. Part of the key, as the last bits of a sum depend on them."""
     precision: Literal["32-true", "64-true", "bf16-mixed"] = "32-true"
