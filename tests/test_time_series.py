@@ -3,7 +3,9 @@ are in test_tasks.py."""
 
 import io
 import math
+import re
 from datetime import datetime, timedelta
+from http.client import IncompleteRead
 from pathlib import Path
 
 import numpy as np
@@ -253,22 +255,57 @@ def test_horizons_of_the_test():
         make(test_horizon=[24, 97]).test_conditions()
 
 
-def test_ett_is_downloaded_once(monkeypatch, tmp_path, table):
-    asked, content = [], Path(table(100)).read_bytes()
-    monkeypatch.setattr(time_series_sets, "cache_folder", lambda: tmp_path / "cache")
+ETT_COLUMNS = "date,HUFL,HULL,MUFL,MULL,LUFL,LULL"
+
+
+def answered(monkeypatch, folder, content):
+    """The cache in ``folder``, and a network that answers all with ``content``; returns what is asked for."""
+    asked = []
+    monkeypatch.setattr(time_series_sets, "cache_folder", lambda: folder)
     monkeypatch.setattr(time_series_sets, "urlopen", lambda url, timeout: asked.append(url) or io.BytesIO(content))
+    return asked
+
+
+def test_ett_is_downloaded_once(monkeypatch, tmp_path):
+    rows = 600 * 24
+    content = "".join(f"{line}\n" for line in (f"{ETT_COLUMNS},OT", *["2016-07-01,1,2,3,4,5,6,7"] * rows))
+    asked = answered(monkeypatch, tmp_path / "cache", content.encode())
     for _ in range(2):
-        assert read_csv(time_series_sets.fetch("ETTm1")).shape == (2, 100)
-    assert asked == ["https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/ETTm1.csv"]
+        assert read_csv(time_series_sets.fetch("ETTh2")).shape == (7, rows)
+    assert asked == ["https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/ETTh2.csv"]
 
+
+@pytest.mark.parametrize("error", [OSError("no route"), IncompleteRead(b"date", 99)], ids=repr)
+def test_ett_out_of_reach(monkeypatch, tmp_path, error):
     def unreachable(url, timeout):
-        raise OSError("no route")
+        raise error
 
+    monkeypatch.setattr(time_series_sets, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(time_series_sets, "urlopen", unreachable)
-    with pytest.raises(
-        FileNotFoundError, match=r"ETTh1: .* is not in reach \(no route\); check the network, or name a CSV file"
-    ):
+    told = rf"^ETTh1: .* is not in reach \({re.escape(str(error))}\); check the network, or name a CSV file$"
+    with pytest.raises(FileNotFoundError, match=told):
         time_series_sets.fetch("ETTh1")
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        ("<html>\nSign in\n</html>", r"b'<html>\nSign in\n</html>' and has 2 lines"),
+        (
+            f"{ETT_COLUMNS},OT\n2016-07-01,1,2,3,4,5,6,7\n",
+            r"b'date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n20' and has 2 lines",
+        ),
+        ("", r"b'' and has 0 lines"),
+    ],
+)
+def test_what_is_no_ett_is_not_kept(monkeypatch, tmp_path, content, got):
+    """A page to sign in, and a file that was cut short."""
+    answered(monkeypatch, tmp_path, content.encode())
+    with pytest.raises(FileNotFoundError) as caught:
+        time_series_sets.fetch("ETTh1")
+    expected = f"expected {ETT_COLUMNS} and more than 14400 lines; check the network, or name a CSV file"
+    url = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/ETTh1.csv"
+    assert str(caught.value) == f"ETTh1: {url} begins with {got}; {expected}" and not any(tmp_path.iterdir())
 
 
 def test_which_columns_are_channels(tmp_path):

@@ -8,6 +8,7 @@ Shape suffixes: R rows, C channels.
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
@@ -23,6 +24,10 @@ from lit_memory.util.provenance import cache_folder
 URL = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{}.csv"
 ETT = {"ETTh1": 24, "ETTh2": 24, "ETTm1": 96, "ETTm2": 96}
 """Source -> rows per day."""
+COLUMNS = b"date,HUFL,HULL,MUFL,MULL,LUFL,LULL"
+"""The names of all columns but the last, with which every file of ETT begins."""
+DAYS = 600
+"""Days of ETT that are read."""
 ROWS, CHANNELS, LAG = 17_420, 7, 300
 """Rows and channels of the stand-in, as in ETTh1, and the rows after which its last channel repeats itself."""
 
@@ -40,7 +45,7 @@ def borders(name: str, rows: int) -> dict[str, tuple[int, int]]:
     12, 4 and 4 months of 30 days for ETT and the stand-in, else 7:1:2 of the rows.
     """
     if day := ETT.get(name, 24 if name == "seasons" else 0):
-        train, valid, end = 360 * day, 480 * day, 600 * day
+        train, valid, end = 360 * day, 480 * day, DAYS * day
         if rows >= end:
             return {"train": (0, train), "valid": (train, valid), "test": (valid, end)}
     train, test = int(rows * 0.7), int(rows * 0.2)
@@ -66,17 +71,29 @@ def load_series(source: str) -> Series:
 
 
 def fetch(name: str) -> Path:
-    """Path of a CSV file of ETT, downloaded once. Raises FileNotFoundError if the network does not answer."""
+    """Path of a CSV file of ETT, downloaded once. Raises FileNotFoundError as ``download`` does."""
     path = cache_folder() / f"{name}.csv"
     if not path.is_file():
-        try:
-            with urlopen(URL.format(name), timeout=30) as answer:
-                files.write(path, answer.read())
-        except OSError as error:
-            raise FileNotFoundError(
-                f"{name}: {URL.format(name)} is not in reach ({error}); check the network, or name a CSV file"
-            ) from error
+        files.write(path, download(name))
     return path
+
+
+def download(name: str) -> bytes:
+    """A CSV file of ETT. Raises FileNotFoundError if the network does not answer, or answers something else, such as a
+    page to sign in."""
+    url, advice = URL.format(name), "check the network, or name a CSV file"
+    try:
+        with urlopen(url, timeout=30) as answer:
+            content: bytes = answer.read()
+    except (OSError, HTTPException) as error:
+        raise FileNotFoundError(f"{name}: {url} is not in reach ({error}); {advice}") from error
+    lines, least = content.count(b"\n"), DAYS * ETT[name]
+    if not content.startswith(COLUMNS) or lines <= least:
+        expected = f"expected {COLUMNS.decode()} and more than {least} lines"
+        raise FileNotFoundError(
+            f"{name}: {url} begins with {content[:40]!r} and has {lines} lines; {expected}; {advice}"
+        )
+    return content
 
 
 def read_csv(path: Path) -> np.ndarray:
