@@ -396,6 +396,14 @@ def test_what_stands_together(together, written):
     assert (batch.read_only, task.any_segments) == (0 if together == "all" else 2, together == "nothing")
 
 
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("together", ["nothing", "pairs", "all"])
+def test_tokens_are_those_of_a_sample(together, queries):
+    task = make(pairs=50, queries=queries, together=together)
+    batch = task.batch(0, "test", 0, 1)
+    assert task.tokens == batch.ids_BT.shape[1] + sum(part.shape[1] for part in batch.context)
+
+
 @pytest.mark.parametrize("key_size", [1, 2])
 def test_remember_keys_are_unique(key_size):
     """Remember draws keys without replacement, up to all 16 of them, and every key is drawn."""

@@ -106,6 +106,10 @@ class AssociativeRetrieval(FreeSegments):
     def written(self) -> int:
         return self.config.pairs
 
+    @property
+    def tokens(self) -> int:
+        return (self.config.pairs + self.config.queries) * self.pair_len
+
     def batch(self, seed: int, split: str, step: int, size: int) -> Batch:
         c, rng = self.config, generator(seed, split, step)
         keys_BN = self._keys(size, rng)
