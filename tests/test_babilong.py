@@ -445,3 +445,13 @@ def test_too_few_stories_are_told(tmp_path):
     assert task.batch(0, "valid", 0, 2).ids_BT.shape[0] == 2
     with pytest.raises(ValueError, match="no story of qa1 for split 'train'; expected more than one for training"):
         task.batch(0, "train", 0, 2)
+
+
+def test_short_tests_ask_other_questions_of_qa3():
+    """Deviation 9: its stories are longer than eight short segments; those of the other tasks are not."""
+    for name, found in {"qa1": (6, 6, 10), "qa2": (16, 16, 54), "qa3": (41, 52, 232), "qa5": (19, 19, 66)}.items():
+        short, long = (
+            [len(sample.facts) for sample in make(task=name, segments=n).samples(0, "test", 0, 200)] for n in (8, 32)
+        )
+        assert (round(np.mean(short)), round(np.mean(long)), max(long)) == found
+        assert (short == long) == (name != "qa3")
