@@ -31,12 +31,12 @@ def losses_and_predictions(model: Any, hidden_ND: Tensor, targets_N: Tensor) -> 
 
 def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of ids (N,), or squared error of numbers (N, H), in at least single precision; ``reduction`` as in
-    torch, but that the mean of none is 0."""
+    torch, but that the mean of no numbers is 0."""
     if not targets_N.is_floating_point():
         return logits_loss(outputs_NV, targets_N, reduction)
     found = outputs_NV[:, : targets_N.shape[1]]
     found = found.to(torch.promote_types(found.dtype, torch.float32))
-    reduction = reduction if len(targets_N) else reduction.replace("mean", "sum")
+    reduction = "sum" if reduction == "mean" and not len(targets_N) else reduction
     return F.mse_loss(found, targets_N.to(found.dtype), reduction=reduction)
 
 
