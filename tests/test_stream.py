@@ -208,6 +208,14 @@ def test_a_checkpoint_holds_the_memory(name):
         assert not torch.equal(fresh.training_step(second, 0), module.training_step(second, 0))
     fresh.on_load_checkpoint({})  # of another version, or of windows
     assert fresh.carried == {True: []}
+    of_two = {"carried": [saved["carried"]] * 2}
+    fresh.on_load_checkpoint(of_two)  # to be asked, not to be trained further
+    assert fresh.carried == {True: []}
+    fresh._trainer = SimpleNamespace(world_size=1)
+    with pytest.raises(ValueError, match="the memory of its stream is that of 2 devices; expected those of 1"):
+        fresh.on_load_checkpoint(of_two)
+    fresh.on_load_checkpoint({"carried": [[], []]})
+    assert fresh.carried == {True: []}
 
 
 # Killed

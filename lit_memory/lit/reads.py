@@ -58,7 +58,12 @@ class Reads(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = checkpoint.get("carried", [])
-        self.carried = {True: carried if self.devices == 1 else carried[self.global_rank]}
+        parts = carried if carried and isinstance(carried[0], list) else [carried]  # of several devices, or of one
+        fits = len(parts) == self.devices
+        if any(parts) and self._trainer and not fits:
+            reason = f"the memory of its stream is that of {len(parts)} devices"
+            raise ValueError(f"checkpoint: {reason}; expected those of {self.devices}, which train it here")
+        self.carried = {True: parts[self.global_rank] if fits else []}
 
     def carried_state(self, batch: Batch) -> Any:
         """The detached state after the last batch of the stream that ``batch`` continues; None where it begins one.
