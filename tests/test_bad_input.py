@@ -376,6 +376,7 @@ def test_data_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch, nam
         raise ConnectionError("offline\nand more")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
+    monkeypatch.setattr("datasets.load_dataset_builder", offline)
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     monkeypatch.setattr(babilong, "TRIES", 50)
     files, settings, says = DATA_FILES[name]
