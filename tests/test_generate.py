@@ -9,6 +9,7 @@ from conftest import CASES, _params, build_model, row
 
 from lit_memory.models.key_values import GROWTH
 from lit_memory.recurrence import (
+    Divisible,
     GrowingState,
     Incremental,
     Rereading,
@@ -85,6 +86,30 @@ def test_twin(fast, tokens, monkeypatch, segment_len):
     new, hidden = steps_of(fast, monkeypatch, reader, ids, 2 * N + 4, **options)
     slow, expected = steps_of(fast, monkeypatch, from_scratch, ids, 2 * N + 4, **options)
     assert torch.equal(new, slow) and torch.allclose(hidden, expected, rtol=1e-10, atol=1e-10)
+
+
+class Running(Divisible):
+    """A sum of all tokens: a state that is one tensor."""
+
+    grain = 2
+
+    def init_state(self, batch, device=None, dtype=None):
+        return torch.zeros(batch, 1, dtype=torch.float64)
+
+    def step(self, state, ids_BT, mask_BT=None, write=True):
+        rows_BT = ids_BT if mask_BT is None else ids_BT * mask_BT
+        hidden_BT1 = state[:, None] + rows_BT.double().cumsum(1).unsqueeze(-1)
+        return hidden_BT1, hidden_BT1[:, -1] if write else state
+
+
+def test_a_state_that_is_one_tensor(tokens):
+    """Samples begin a new segment while others go on."""
+    ids, live, model = tokens(2, 8), torch.tensor([True, False]), Running()
+    read, state = reader(model), model.init_state(2)
+    _, opened = read.extend(state, read.begin(state), ids[:, :3])
+    closed = read.close(state, opened, live)
+    hidden, _ = read.extend(closed, read.begin(closed, opened, live), ids[:, 3:5])
+    assert torch.equal(hidden, ids.double().cumsum(1)[:, 3:5].unsqueeze(-1))
 
 
 def test_twin_in_single_precision(fast, tokens, monkeypatch):

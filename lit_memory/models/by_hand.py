@@ -23,6 +23,7 @@ Tape = list[tuple[Tensor, ...]]
 
 
 def learns(weight: Tensor | None) -> bool:
+    """Whether there is a weight that is not frozen."""
     return weight is not None and weight.requires_grad
 
 

@@ -93,7 +93,7 @@ def causal_conv(conv: nn.Conv1d, x_BTC: Tensor, kept_BJC: Tensor, mask_BT: Tenso
     kept_BJC: the last inputs before, one less than the taps.
     """
     window_BSC = torch.cat([kept_BJC.to(x_BTC.dtype), x_BTC], dim=1)
-    if is_plain(conv):  # a convolution in one dimension would copy
+    if is_plain(conv):  # by conv2d, as conv1d would copy
         out_BC1T = F.conv2d(window_BSC.mT.unsqueeze(2), conv.weight.unsqueeze(2), conv.bias, groups=conv.groups)
         out_BCT = out_BC1T.squeeze(2)
     else:

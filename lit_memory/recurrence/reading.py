@@ -38,14 +38,15 @@ class Rereading:
             count_B = torch.zeros(batch, dtype=torch.long, device=device)
             return Tail(count_B.new_zeros(batch, 0), count_B, self.inner(state))
         inner = self.inner(state)
-        inner = select_state(live_B, inner, opened.state) if inner else ()
+        inner = inner if is_empty(inner) else select_state(live_B, inner, opened.state)
         return Tail(opened.ids_BS, opened.count_B.masked_fill(live_B, 0), inner)
 
     def inner(self, state: State) -> State:
         """``Tail.state`` of segments that begin; () for the memory before them."""
         if self.grain:
             return state
-        return (self.model.read_once(state) if isinstance(self.model, GrowingState) else None) or ()
+        found = self.model.read_once(state) if isinstance(self.model, GrowingState) else None
+        return () if found is None else found
 
     def extend(
         self, state: State, opened: Tail, ids_BT: Tensor, lengths_B: Tensor | None = None
@@ -63,7 +64,8 @@ class Rereading:
         """Hidden states (B, S, D) of all tokens of the segment."""
         longest = int(tail.count_B.max())
         mask = prefix_mask(tail.count_B, longest)
-        return self.model.step(tail.state or state, tail.ids_BS[:, :longest], mask, write=False)[0]
+        state = state if is_empty(tail.state) else tail.state
+        return self.model.step(state, tail.ids_BS[:, :longest], mask, write=False)[0]
 
     def read_tail(self, tail: Tail) -> tuple[Tensor, Tail]:
         """Hidden states (B, S, D) of the tokens of a tail, and the tail behind the last cut."""
@@ -91,6 +93,11 @@ class Rereading:
             mask = prefix_mask(count_B, longest)
             old = advance(self.model, old, opened.ids_BS[:, :longest], mask)
         return select_state(live_B, old, state) if self.grain else old
+
+
+def is_empty(state: State) -> bool:
+    """Whether a state has no tensor."""
+    return next(state_tensors(state), None) is None
 
 
 Reader = Incremental | Rereading
