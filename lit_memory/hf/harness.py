@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from lit_memory.hf.auto import LitMemoryForCausalLM
 from lit_memory.hf.pretrained import locate
-from lit_memory.recurrence import Position, pack, read_on, read_prompts, reorder
+from lit_memory.recurrence import Position, at_least_single, pack, read_on, read_prompts, reorder
 from lit_memory.text.tokenizers import pretrained_tokenizer
 from lit_memory.util.checks import FieldError
 
@@ -152,8 +152,7 @@ class LitMemoryLM(TemplateLM):
             for hidden_BTD, ids, real in zip(
                 before_BTD.split(COLUMNS, 1), piece_BT.split(COLUMNS, 1), real_BT.split(COLUMNS, 1), strict=True
             ):
-                logits_BTV = self.shell.model.logits(hidden_BTD)
-                logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+                logits_BTV = at_least_single(self.shell.model.logits(hidden_BTD))
                 scores_BT = F.log_softmax(logits_BTV, dim=-1).gather(2, ids[:, :, None])[:, :, 0]
                 sums_B += scores_BT.masked_fill(~real, 0).sum(1).cpu()
                 greedy_B &= ((logits_BTV.argmax(-1) == ids) | ~real).all(1).cpu()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_memory.recurrence import cross_entropy, logits_loss, rows_at_once
+from lit_memory.recurrence import at_least_single, cross_entropy, logits_loss, rows_at_once
 
 
 def predictions(outputs_NV: Tensor, targets_N: Tensor) -> Tensor:
@@ -34,8 +34,7 @@ def loss_of(outputs_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> T
     torch, but that the mean of no numbers is 0."""
     if not targets_N.is_floating_point():
         return logits_loss(outputs_NV, targets_N, reduction)
-    found = outputs_NV[:, : targets_N.shape[1]]
-    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    found = at_least_single(outputs_NV[:, : targets_N.shape[1]])
     reduction = "sum" if reduction == "mean" and not len(targets_N) else reduction
     return F.mse_loss(found, targets_N.to(found.dtype), reduction=reduction)
 

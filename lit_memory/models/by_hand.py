@@ -1,8 +1,8 @@
 """Parts of a ``Block`` with backward passes by hand, for a loop over segments.
 
-``Linear`` and ``Norm`` keep nothing: the caller has what their gradients need; frozen weights get none. Their
-``Summed`` forms, and what is built of these, have ``forward`` and ``backward`` per segment, which share a tape, and
-``weight_grads`` for all segments together.
+``Linear`` and ``Norm`` keep nothing: the caller has what their gradients need; a frozen weight of ``Linear`` gets none.
+Their ``Summed`` forms, and what is built of these, have ``forward`` and ``backward`` per segment, which share a tape,
+and ``weight_grads`` for all segments together.
 
 Shape suffixes: B batch, R rows, M memory rows (the last of R), H heads, G heads of keys and values, K head width, C
 last rows that have an output, E channels of queries, keys and values together, D width.

@@ -33,7 +33,7 @@ from lit_memory.memory import compiled
 from lit_memory.memory.scan import decayed_attention
 from lit_memory.models.parts import last_rows
 from lit_memory.models.token_recurrent import ReadsAhead, Stack, TokenRecurrentConfig
-from lit_memory.recurrence import Compiled, Visible, state_options
+from lit_memory.recurrence import Compiled, Visible, at_least_single, state_options
 from lit_memory.util.checks import FieldError, at_least
 
 DIVISOR = 8
@@ -188,8 +188,7 @@ class RWKV(Visible, Compiled, ReadsAhead):
         return tuple(RWKVState(last_B1D, last_B1D, memory_BHKV) for _ in self.layers)
 
     def embed(self, ids_BT, write=True):
-        rows_BTD = self.embed_norm(self.decoder.tokens(ids_BT))
-        return rows_BTD.to(torch.promote_types(rows_BTD.dtype, torch.float32))
+        return at_least_single(self.embed_norm(self.decoder.tokens(ids_BT)))
 
     def uncompiled(self):
         return compiled.missing()

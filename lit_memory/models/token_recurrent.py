@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_memory.models.decoder import embedding
-from lit_memory.recurrence import Divisible, LayerMajor, LayerRecurrent, detach
+from lit_memory.recurrence import Divisible, LayerMajor, LayerRecurrent, at_least_single, detach
 from lit_memory.util.checks import FieldError, at_least, check_layers
 from lit_memory.util.fields import added
 
@@ -83,8 +83,7 @@ class TokenRecurrent(Divisible, LayerRecurrent):
         return in_order(hidden_BTD, order_BT.argsort(1)), state
 
     def embed(self, ids_BT, write=True):
-        rows_BTD = self.decoder.tokens(ids_BT)
-        return rows_BTD.to(torch.promote_types(rows_BTD.dtype, torch.float32))  # the residual stream is at least fp32
+        return at_least_single(self.decoder.tokens(ids_BT))  # so is the residual stream
 
     def finish(self, rows_BTD, write=True):
         norm = self.decoder.norm

@@ -39,6 +39,7 @@ from lit_memory.recurrence.segment import advance, as_segment, select_samples
 from lit_memory.recurrence.state import (
     State,
     append_samples,
+    at_least_single,
     batch_size,
     detach,
     full_precision,
@@ -75,6 +76,7 @@ __all__ = [
     "advance",
     "append_samples",
     "as_segment",
+    "at_least_single",
     "batch_size",
     "can_record",
     "cross_entropy",

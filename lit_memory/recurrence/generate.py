@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_memory.recurrence.protocol import SegmentRecurrent
 from lit_memory.recurrence.reading import joined, prefix_mask, reader
 from lit_memory.recurrence.segment import with_new_samples
-from lit_memory.recurrence.state import State, map_state
+from lit_memory.recurrence.state import State, at_least_single, map_state
 from lit_memory.recurrence.unroll import unroll
 from lit_memory.util.checks import check_least
 
@@ -61,7 +61,7 @@ def sample_token(
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    logits_BV = at_least_single(logits_BV) / temperature
     if top_k is not None:
         likeliest, places = logits_BV.topk(min(top_k, logits_BV.shape[1]))  # of equal ones no more than k
         logits_BV = torch.full_like(logits_BV, -torch.inf).scatter(1, places, likeliest)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_memory.recurrence.calls import hooked
 from lit_memory.recurrence.protocol import SegmentRecurrent
+from lit_memory.recurrence.state import at_least_single
 
 BLOCK = 2**19
 """Logits of a block: 2 MB of fp32, which stay in the cache of a core."""
@@ -55,8 +56,7 @@ def rows_at_once(model: SegmentRecurrent) -> int:
 def logits_loss(logits_NV: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of target ids (N,) in at least single precision: in half precision a mean has three digits, and a
     sum of many overflows. ``reduction`` as in torch."""
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    return F.cross_entropy(logits_NV, targets_N, reduction=reduction)
+    return F.cross_entropy(at_least_single(logits_NV), targets_N, reduction=reduction)
 
 
 def cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N: Tensor, reduction: str = "mean") -> Tensor:
@@ -67,8 +67,8 @@ def cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N: Tensor,
     """
     count, rows = len(targets_N), rows_at_once(model)
     if reduction == "mean":
-        if count * logits_per_token(model) > BLOCK and plain_table(model, hidden_ND) is not None:
-            return weighted_cross_entropy(model, hidden_ND, targets_N, hidden_ND.new_ones(count)) / count
+        if count * logits_per_token(model) > BLOCK and (table_VD := plain_table(model, hidden_ND)) is not None:
+            return by_blocks(hidden_ND, table_VD, targets_N, hidden_ND.new_ones(count)) / count
         if count > rows:
             return cross_entropy(model, hidden_ND, targets_N, "none").sum() / count
         reduction = "mean" if count else "sum"
@@ -93,7 +93,7 @@ def weighted_cross_entropy(model: SegmentRecurrent, hidden_ND: Tensor, targets_N
     """Sum of weight * cross-entropy of target ids (N,), whose gradient passes to hidden states and head."""
     if (table_VD := plain_table(model, hidden_ND)) is None:
         return (cross_entropy(model, hidden_ND, targets_N, "none") * weight_N).sum()
-    return BlockedLoss.apply(hidden_ND, table_VD, targets_N, weight_N, torch.is_grad_enabled())
+    return by_blocks(hidden_ND, table_VD, targets_N, weight_N)
 
 
 def plain_table(model: SegmentRecurrent, hidden_ND: Tensor) -> Tensor | None:
@@ -107,6 +107,11 @@ def plain_table(model: SegmentRecurrent, hidden_ND: Tensor) -> Tensor | None:
     on_cpu = hidden_ND.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     exact = head.weight.dtype == hidden_ND.dtype in (torch.float32, torch.float64)
     return head.weight if on_cpu and exact and not hooked(head) else None
+
+
+def by_blocks(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor, weight_N: Tensor) -> Tensor:
+    """``BlockedLoss``, with gradients where torch wants some."""
+    return BlockedLoss.apply(hidden_ND, table_VD, targets_N, weight_N, torch.is_grad_enabled())
 
 
 class BlockedLoss(torch.autograd.Function):

@@ -60,6 +60,11 @@ def state_options(module: nn.Module, device: torch.device | None, dtype: torch.d
     return {"device": device or weight.device, "dtype": dtype or torch.promote_types(weight.dtype, torch.float32)}
 
 
+def at_least_single(x: Tensor) -> Tensor:
+    """``x`` in single precision where it has less."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def full_precision(device: torch.device) -> AbstractContextManager:
     """A context without autocast, for computations in the precision of a state.
 

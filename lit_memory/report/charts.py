@@ -55,10 +55,10 @@ def shown_series(plan: ReportPlan, series: Series, at: At) -> Chart:
     """One arm; what is no number is left out."""
     found, rows = [], []
     for (position, text), group, row in zip(at, series.groups, zip(*series.seeds, strict=True), strict=True):
-        if not math.isfinite(mean(group)):
+        if not math.isfinite(average := mean(group)):
             continue
         interval = mean_interval(plan.config.y, group) if len(group) >= LEAST_FOR_BAND else (math.nan, math.nan)
-        found.append([*map(rounded, (position, mean(group), std(group), *interval)), text])
+        found.append([*map(rounded, (position, average, std(group), *interval)), text])
         rows.append([*map(rounded, row)])
     seeds = [list(column) for column in zip(*rows, strict=True)]
     shown = {"name": series.name, "group": series.name, "look": shown_look(series.look), "line": len(at) > 1}

@@ -100,15 +100,12 @@ class Draws:
         return Generator(PCG64([GENERATOR, zlib.crc32(name.encode())])).standard_normal(self.turns)
 
     def mean(self, arm: str, metric: str | None, x: float) -> Any:
-        """(1 + count,): means over seeds, drawn once, as the conditions of a line name the same results."""
+        """(1 + count,): means over seeds, drawn once, as the conditions of a line name the same results. One seed after
+        the other is added, so that equal values have equal means."""
         if (arm, metric, x) not in self._means:
-            self._means[arm, metric, x] = self._mean(arm, metric, x)
+            values = self.seeds(arm, metric, x)
+            self._means[arm, metric, x] = sum(values) / len(values)
         return self._means[arm, metric, x]
-
-    def _mean(self, arm: str, metric: str | None, x: float) -> Any:
-        """One seed after the other, so that equal values have equal means."""
-        values = self.seeds(arm, metric, x)
-        return sum(values) / len(values)
 
     def std(self, arm: str, metric: str | None, x: float) -> Any:
         """(1 + count,): sample standard deviations over seeds."""

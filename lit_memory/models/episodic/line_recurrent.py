@@ -47,6 +47,7 @@ from lit_memory.recurrence import (
     SeparateWrite,
     SeveralLosses,
     append_samples,
+    at_least_single,
     map_state,
     select_state,
     state_options,
@@ -148,7 +149,7 @@ class LineRecurrent(GrowingState, SeparateWrite, SeveralLosses, Diagnosed):
     def lines(self, ids_BNT: Tensor, mask_BNT: Tensor) -> Tensor:
         """Entries of lines in the episode, (B, N, E), at least in fp32."""
         lines_XE = self.encode(ids_BNT.flatten(0, 1), mask_BNT.flatten(0, 1))
-        return lines_XE.to(torch.promote_types(lines_XE.dtype, torch.float32)).unflatten(0, ids_BNT.shape[:2])
+        return at_least_single(lines_XE).unflatten(0, ids_BNT.shape[:2])
 
     def decode_state(self, state: Episode, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
         """Hidden states (B, T, D) of a segment that comes after the lines of a state."""
